@@ -10,9 +10,9 @@ import numpy as np
 from attrs import field, frozen
 
 from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES
-from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS
+from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORMATS, PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.matmul import n_blocks
+from augury.backends.numba_cpu.kernels.matmul import activation_of, n_blocks
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.errors import ModelFileError
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LINE = 64
 _HUGE_PAGE = 1 << 21
+# Exponents of rows: where they bring the largest weights; weights below 2**-77 count as zeros, those from 2**69 on as infinite.
+_NEAR, _SMALLEST, _LARGEST_BOUND = 14, -63, 2.0**69
 _PANELS_AT_ONCE = 16  # what one task of a thread packs
 
 
@@ -50,12 +52,12 @@ class PackedMatrix:
     @property
     def activation(self) -> str:
         """The kind of activations that it is multiplied with."""
-        return FORMATS[self.kind].activation
+        return activation_of(self.kind)
 
     @property
     def address(self) -> int:
-        """Where the packed bytes lie."""
-        return int(self.data.ctypes.data)
+        """Where the first panel lies."""
+        return int(self.data.ctypes.data) + _exponent_bytes(FORMATS[self.kind], self.n_panels)
 
 
 def aligned(n_bytes: int) -> np.ndarray:
@@ -115,7 +117,33 @@ def rows_of(stored: np.ndarray, rows: Rows) -> np.ndarray:
 def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
     """How many bytes a matrix of (rows, columns) takes once it is packed."""
     fmt, (n_rows, n_cols) = packed_format(weight_type), shape
-    return -(-n_rows // PANEL_ROWS) * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
+    n_panels = -(-n_rows // PANEL_ROWS)
+    return _exponent_bytes(fmt, n_panels) + n_panels * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
+
+
+def _exponent_bytes(fmt: Format, n_panels: int) -> int:
+    """How many bytes lie in front of the panels."""
+    return 0 if fmt.float_bytes else EXPONENT_BYTES * n_panels
+
+
+def _row_exponents(fmt: Format, panels: np.ndarray) -> np.ndarray:
+    """Exponents of the rows of panels (n, units, bytes of a unit) uint8, as `format.py` describes them; (n, 32) float16."""
+    per_d, per_minimum = fmt.largest
+
+    def largest(first: int) -> np.ndarray:
+        numbers = np.ascontiguousarray(panels[:, :, first : first + 2 * PANEL_ROWS]).view(np.uint16)
+        return (numbers & 0x7FFF).max(axis=1).view(np.float16).astype(np.float64)
+
+    if fmt.coding == "float8":
+        bound = np.full((len(panels), PANEL_ROWS), per_d)
+    elif fmt.coding == "exponent":
+        bound = np.ldexp(per_d, panels[:, :, :PANEL_ROWS].max(axis=1).astype(np.int32) - 128)
+    else:
+        bound = per_d * largest(0)
+    if fmt.has_minimum:
+        bound = bound + per_minimum * largest(2 * PANEL_ROWS)
+    _, exponents = np.frexp(bound)
+    return np.where(bound < _LARGEST_BOUND, np.minimum(_NEAR - exponents, _NEAR - _SMALLEST), np.nan).astype(np.float16)
 
 
 def pack_tensor(tensor: Tensor, threads: int = 1, to: np.ndarray | None = None) -> PackedMatrix:
@@ -148,17 +176,24 @@ def pack(
         raise ModelFileError(msg)
     n_panels = -(-n_rows // PANEL_ROWS)
     n_bytes = packed_bytes(weight_type, shape)
-    matrix = PackedMatrix(FORMATS[name].kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
+    fmt = FORMATS[name]
+    matrix = PackedMatrix(fmt.kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
+    panels = matrix.data[_exponent_bytes(fmt, n_panels) :].reshape(n_panels, -1)
     if n_rows % PANEL_ROWS:
-        matrix.data[n_bytes - n_bytes // n_panels :] = 0
+        panels[-1] = 0
     if n_cols % BLOCK:
         matrix.data[:] = 0
+    if not fmt.float_bytes:
+        exponents = matrix.data[: _exponent_bytes(fmt, n_panels)].view(np.float16).reshape(n_panels, PANEL_ROWS)
+        units = panels.reshape(n_panels, -1, fmt.unit_bytes)
     repack, table = repack_kernel(name), _codebook(name).ctypes.data
     address(repack)  # compiled here, so that no two threads compile it
 
     def work(first: int) -> None:
         end = min(first + _PANELS_AT_ONCE, n_panels)
         repack(source.ctypes.data, matrix.address, n_rows, n_cols, first, end, table)
+        if not fmt.float_bytes:
+            exponents[n_panels - end : n_panels - first] = _row_exponents(fmt, units[first:end])[::-1]
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(0, n_panels, _PANELS_AT_ONCE)))

@@ -28,7 +28,11 @@ Scales by `coding`, each array of 32 rows (f16 or bytes):
 
 Highest bits that are shared come last: per pair of blocks a byte, 4 bits for the columns of each.
 
-Float weights have no scales: a unit is 32 columns x 32 rows of the numbers themselves.
+In front of the panels lies, for the panels from the last to the first, a float16 of each row: the exponent of the power of
+two that brings the row's largest weight near 2**13, for kernels that compute weights in float16. It is NaN where weights are
+not finite.
+
+Float weights have none of these, and no scales: a unit is 32 columns x 32 rows of the numbers themselves.
 """
 
 from __future__ import annotations
@@ -49,9 +53,14 @@ IQ3_S_VALUES = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 _NUMBER_BYTES = {"f16": 0, "six": 12, "six_signed": 12, "six_single": 6, "byte": 16, "nibble": 16, "odd": 8, "odd_single": 4}
 _ROW_BYTES = {"exponent": 1, "float8": 4} | {coding: 2 + n_bytes for coding, n_bytes in _NUMBER_BYTES.items()}
 
+# The largest number that a scale is, in units of d.
+_LARGEST_SCALES = {"f16": 1, "six": 63, "six_signed": 32, "six_single": 32, "byte": 128, "nibble": 15, "odd": 31}
+_LARGEST_SCALES |= {"odd_single": 31, "exponent": 1, "float8": 240}
+
 PANEL_ROWS = 32
 BLOCK = 32  # columns
 VECTOR = 64  # bytes
+EXPONENT_BYTES = 2 * PANEL_ROWS  # of a panel's rows
 
 
 @frozen
@@ -78,6 +87,13 @@ class Format:
     def bits(self) -> int:
         """Bits of the byte that a dot product takes for a weight."""
         return max(value + self.offset for value in self.values).bit_length() if self.values else self.low + self.high
+
+    @property
+    def largest(self) -> tuple[float, float]:
+        """What a weight's magnitude is at most, in units of d (of 1, where a coding has none), and of its minimum."""
+        numbers = self.values or (self.offset, (1 << self.bits) - 1 - self.offset)
+        scale = _LARGEST_SCALES[self.coding]
+        return max(map(abs, numbers)) * scale * self.factor, scale
 
     @property
     def halves(self) -> int:
@@ -145,6 +161,7 @@ FORMATS |= {kind: FORMATS[other] for kind, other in _SHARED.items()}  # by weigh
 # Activations, laid out [block][token]: a matrix kernel reads one block of all its tokens in a row.
 # q8_16: 32 signed bytes, then of each half of them: two i32 -sum | two f32 scale; last the f32 sum of all 32 activations.
 # A scale for each 16 columns nearly halves the rounding error of one for each 32: docs/benchmarks.md has the figures.
-ACTIVATION_BYTES = {"q8_16": 52, "f32": 4 * BLOCK}
+# bf16: 32 numbers, in the order that tiles of weights have columns in.
+ACTIVATION_BYTES = {"q8_16": 52, "bf16": 2 * BLOCK, "f32": 4 * BLOCK}
 HALVES = 2
 NEGATIVE_SUMS, SCALES, SUM = 32, 40, 48

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.amx import TILES
+from augury.backends.numba_cpu.kernels.amx_matmul import tile_matmul, tile_scratch_bytes
+from augury.backends.numba_cpu.kernels.amx_unpack import bfloat16_quantize
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.isa import choose_isa
@@ -29,7 +32,7 @@ _SUM_BYTES = 4 * PANEL_ROWS
 
 MAX_TOKENS = 512
 # Scratch memory that a matrix kernel needs, per thread; align it to 64.
-SCRATCH_BYTES = _SUMS + MAX_TOKENS * _SUM_BYTES
+SCRATCH_BYTES = max(_SUMS + MAX_TOKENS * _SUM_BYTES, tile_scratch_bytes(MAX_TOKENS))
 
 
 @helper
@@ -112,6 +115,12 @@ class MatmulKernel:
     embed: Any
 
 
+def activation_of(kind: str) -> str:
+    """Name the activations that packed weights are multiplied with."""
+    fmt = FORMATS[kind]
+    return "bf16" if choose_isa() in TILES and not fmt.float_bytes else fmt.activation
+
+
 def activation_bytes(activation: str, n: int, k: int) -> int:
     """Bytes that the activations of n tokens and k columns take as operands of a matrix kernel."""
     return n_blocks(k) * n * ACTIVATION_BYTES[activation]
@@ -132,4 +141,6 @@ def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
         return MatmulKernel(kind, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
+    if isa in TILES:
+        return MatmulKernel(kind, tile_matmul(fmt, isa), bfloat16_quantize(isa), quantised_embed(fmt))
     return MatmulKernel(kind, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt))

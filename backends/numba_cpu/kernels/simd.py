@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
+F16X32 = ir.VectorType(F16, 32)
 U8X64, I16X32, I32X16, F32X16 = ir.VectorType(I8, 64), ir.VectorType(I16, 32), ir.VectorType(I32, 16), ir.VectorType(F32, 16)
 
 

@@ -1,51 +1,12 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from oracles import weights
+from oracles.products import COLS, ROWS, activations, every_kind, multiply, quantised, random_matrix
 
-from augury.backends.numba_cpu.kernels import matmul as kernels
 from augury.backends.numba_cpu.kernels.isa import available_isas, choose_isa
-from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack
+from augury.backends.numba_cpu.packing import pack
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
-
-ROWS, COLS = 70, 768  # three panels, the last one partly filled; three units of the K types
-every_kind = pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
-
-
-def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarray:
-    n, k = x.shape
-    out = aligned(kernels.activation_bytes(matrix.activation, n, k))
-    n_items = kernels.n_blocks(k) * n
-    edges = np.linspace(0, n_items, ranges + 1).astype(int)
-    quantize = kernels.matmul_kernels([matrix.kind])[matrix.kind].quantize
-    for start, end in pairwise(edges):
-        quantize(x.ctypes.data, out.ctypes.data, n, k, start, end)
-    return out
-
-
-def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = ()) -> np.ndarray:
-    """Multiply panel range by panel range, cut at `panels`; (n, n_rows) float32."""
-    operand, scratch = quantised(matrix, x), aligned(kernels.SCRATCH_BYTES)
-    ldy = 32 * matrix.n_panels
-    y = np.full((len(x), ldy), np.nan, np.float32)
-    run = kernels.matmul_kernels([matrix.kind])[matrix.kind].matmul
-    edges = (0, *panels, matrix.n_panels)
-    for p0, p1 in pairwise(edges):
-        scratch[:] = 0xFF  # NaNs: nothing may be taken from an earlier call
-        run(matrix.address, operand.ctypes.data, y.ctypes.data, len(x), matrix.n_cols, p0, p1, ldy, scratch.ctypes.data)
-    assert not np.any(y[:, matrix.n_rows :])
-    return y[:, : matrix.n_rows]
-
-
-def activations(seed: int, n: int, k: int = COLS) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((n, k), dtype=np.float32)
-
-
-def random_matrix(kind: TensorType, seed: int, n_cols: int = COLS) -> tuple[PackedMatrix, np.ndarray]:
-    source = weights.random_weights(np.random.default_rng(seed), kind, ROWS, n_cols)
-    return pack(kind, (ROWS, n_cols), source), weights.dequantised(kind, source, ROWS).astype(np.float64)
 
 
 def assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, tolerance: float) -> None:

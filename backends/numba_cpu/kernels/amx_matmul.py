@@ -1,0 +1,177 @@
+"""Products of packed weights and activations by tiles of bfloat16, see `amx.py`.
+
+A block of 32 columns of a panel is unpacked to two tiles of weights, which multiply one tile of up to 16 tokens or two. Every
+sum takes the blocks in ascending order, whatever the number of tokens, so that a token's bits depend on nothing but the token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.amx import (
+    MEMORY_BYTES,
+    ROW_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    clear,
+    configure,
+    dot,
+    load_tile,
+    release,
+    save_tile,
+)
+from augury.backends.numba_cpu.kernels.amx_unpack import inverse, unpack_tiles
+from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cpu.kernels.format import Format
+
+_CHUNK = 8  # blocks whose tiles are kept where there are more tokens than two tiles have
+_PANELS = 8  # that take these blocks one after the other
+_AHEAD = 8  # blocks that are fetched before they are unpacked
+_PAIR = 2 * TILE_BYTES  # the tiles of a block's weights
+_SUM_BYTES = 4 * PANEL_ROWS
+# Offsets into scratch memory.
+_TILES = MEMORY_BYTES
+_SUMS = _TILES + _CHUNK * _PAIR
+
+
+def tile_scratch_bytes(max_tokens: int) -> int:
+    """Scratch memory that a kernel needs, per thread: tiles, weights of a chunk, sums."""
+    return _SUMS + _PANELS * max_tokens * _SUM_BYTES
+
+
+@helper
+def _clear(isa, scratch):
+    clear(isa, 0, scratch)
+    clear(isa, 1, scratch)
+    clear(isa, 2, scratch)
+    clear(isa, 3, scratch)
+
+
+@helper
+def _load(isa, scratch, sums, m):
+    load_tile(isa, 0, scratch, sums, ROW_BYTES)
+    load_tile(isa, 1, scratch, sums + m * ROW_BYTES, ROW_BYTES)
+    load_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
+    load_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
+
+
+@helper
+def _save(isa, scratch, sums, m):
+    save_tile(isa, 0, scratch, sums, ROW_BYTES)
+    save_tile(isa, 1, scratch, sums + m * ROW_BYTES, ROW_BYTES)
+    save_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
+    save_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
+
+
+@helper
+def _add_products(isa, scratch, weights, first, second, has_second):
+    """Add the products of a block's weights and the activations of one tile of tokens, or two."""
+    load_tile(isa, 6, scratch, weights, ROW_BYTES)
+    load_tile(isa, 4, scratch, first, ROW_BYTES)
+    dot(isa, 0, 4, 6, scratch)
+    load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
+    dot(isa, 1, 4, 7, scratch)
+    if has_second:
+        load_tile(isa, 5, scratch, second, ROW_BYTES)
+        dot(isa, 2, 5, 6, scratch)
+        dot(isa, 3, 5, 7, scratch)
+
+
+@helper
+def _write(sums, exponents, y, ldy, m):
+    """Write the sums of a tile of tokens, without their rows' powers of two."""
+    low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
+    for t in range(m):
+        simd.store_f32(y + t * 4 * ldy, simd.mul(simd.load_f32(sums + t * ROW_BYTES), low))
+        simd.store_f32(y + t * 4 * ldy + VECTOR, simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high))
+
+
+def tile_matmul(fmt: Format, isa: str) -> Any:
+    """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
+    kind, unit_bytes, unit_blocks = fmt.kind, fmt.unit_bytes, fmt.unit_blocks
+    block_bytes = unit_bytes // unit_blocks
+
+    @helper
+    def unpack(panels, p, k, n_blocks, to):
+        """Unpack block k of panel p."""
+        panel = panels + p * (n_blocks // unit_blocks) * unit_bytes
+        ahead = panel + (k + _AHEAD) * block_bytes
+        unpack_tiles(kind, isa, panel, k, panels - (p + 1) * EXPONENT_BYTES, to, ahead)
+
+    @helper
+    def few(w, x, y, n, n_blocks, p0, p1, ldy, scratch):
+        """Multiply what one tile of tokens holds, or two; the next block is unpacked while one is multiplied."""
+        tiles, sums = scratch + _TILES, scratch + _SUMS
+        has_second, second = n > TILE_ROWS, n // 2
+        m = n - second if has_second else n
+        this, other = tiles, tiles + _PAIR
+        unpack(w, p0, 0, n_blocks, this)
+        for p in range(p0, p1):
+            _clear(isa, scratch)
+            simd.prefetch(w - (p + 3) * EXPONENT_BYTES)
+            for k in range(n_blocks):
+                if k + 1 < n_blocks:
+                    unpack(w, p, k + 1, n_blocks, other)
+                elif p + 1 < p1:
+                    unpack(w, p + 1, 0, n_blocks, other)
+                columns = x + k * n * ROW_BYTES
+                _add_products(isa, scratch, this, columns, columns + second * ROW_BYTES, has_second)
+                this, other = other, this
+            exponents, to = w - (p + 1) * EXPONENT_BYTES, y + p * _SUM_BYTES
+            _save(isa, scratch, sums, m)
+            _write(sums, exponents, to, ldy, m)
+            if has_second:
+                _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
+
+    @helper
+    def many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m):
+        """Multiply any number of tokens, two tiles of m at a time; the last ones may be some of those before again.
+
+        Some panels at a time take the columns in turns, so that the nearer caches hold the activations of these columns.
+        """
+        tiles, n_pairs = scratch + _TILES, (n + 2 * m - 1) // (2 * m)
+        for p in range(p0, p1, _PANELS):
+            for k in range(0, n_blocks, _CHUNK):
+                count = min(_CHUNK, n_blocks - k)
+                for q in range(p, min(p + _PANELS, p1)):
+                    for i in range(count):
+                        unpack(w, q, k + i, n_blocks, tiles + i * _PAIR)
+                    exponents, to = w - (q + 1) * EXPONENT_BYTES, y + q * _SUM_BYTES
+                    for pair in range(n_pairs):
+                        first, second = min(pair * 2 * m, n - m), min(pair * 2 * m + m, n - m)
+                        sums = scratch + _SUMS + ((q - p) * n_pairs + pair) * 2 * m * _SUM_BYTES
+                        if k == 0:
+                            _clear(isa, scratch)
+                        else:
+                            _load(isa, scratch, sums, m)
+                        columns = x + k * n * ROW_BYTES
+                        for i in range(count):
+                            weights = tiles + i * _PAIR
+                            _add_products(
+                                isa, scratch, weights, columns + first * ROW_BYTES, columns + second * ROW_BYTES, True
+                            )
+                            columns += n * ROW_BYTES
+                        _save(isa, scratch, sums, m)
+                        if k + count == n_blocks:
+                            _write(sums, exponents, to + first * 4 * ldy, ldy, m)
+                            _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
+
+    def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
+        n_blocks = n_cols // BLOCK
+        n_tiles = 1
+        if n > TILE_ROWS:
+            n_tiles = 2 * ((n + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS))
+        m = (n + n_tiles - 1) // n_tiles
+        configure(isa, scratch, m)
+        if n_tiles <= 2:
+            few(w, x, y, n, n_blocks, p0, p1, ldy, scratch)
+        else:
+            many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m)
+        release(isa)
+
+    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa.replace('-', '_')}"
+    return kernel(matmul)

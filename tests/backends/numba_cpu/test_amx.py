@@ -1,0 +1,236 @@
+"""Tiles of bfloat16: the instructions, where this CPU has them, and the stand-in, beside the same in numpy."""
+
+import numpy as np
+import pytest
+from oracles import weights
+from oracles.products import activations, every_kind, multiply, random_matrix
+
+from augury.backends.numba_cpu.kernels import amx, isa, simd
+from augury.backends.numba_cpu.kernels.format import FORMATS
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.packing import aligned, pack
+from augury.errors import OptionError
+from augury.files.tensor_type import TensorType
+
+TILE_ISAS = [name for name in isa.available_isas() if name in amx.TILES]
+every_tile_isa = pytest.mark.parametrize("name", TILE_ISAS)
+SPECIAL = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x80, 0x8080, 0x7F7F, 0x7F80, 0xFF80, 0x7FC0, 0x3F80], np.uint16)
+
+
+def dot_kernel(name):
+    def products(memory, sums, tokens, matrix, n_tokens):
+        amx.configure(name, memory, n_tokens)
+        amx.load_tile(name, 0, memory, sums, 64)
+        amx.load_tile(name, 4, memory, tokens, 64)
+        amx.load_tile(name, 6, memory, matrix, 64)
+        amx.dot(name, 0, 4, 6, memory)
+        amx.save_tile(name, 0, memory, sums, 64)
+        amx.release(name)
+
+    products.__name__ = products.__qualname__ = f"products_{name.replace('-', '_')}"
+    return kernel(products)
+
+
+def flushed(x):
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
+
+
+def floats(bits):
+    return flushed((bits.astype(np.uint32) << 16).view(np.float32))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def expected_sums(sums, tokens, matrix):
+    """Sums as the manual has them: a float64 holds a product and a sum of float32 that is near it."""
+    parts = []
+    for parity in range(2):
+        x, w = floats(tokens[:, parity::2]), floats(matrix[:, parity::2])
+        part = np.zeros(sums.shape, np.float32)
+        for pair in range(16):
+            product = x[:, pair, None].astype(np.float64) * w[pair].astype(np.float64)
+            part = flushed((part.astype(np.float64) + product).astype(np.float32))
+        parts.append(part)
+    return flushed(flushed(sums) + flushed(parts[0] + parts[1]))
+
+
+def same(x, y):
+    return np.array_equal(
+        np.where(np.isnan(x), np.float32(1), x).view(np.uint32), np.where(np.isnan(y), 1, y).astype(np.float32).view(np.uint32)
+    )
+
+
+@every_tile_isa
+@pytest.mark.parametrize("case", ["ordinary", "small", "special"])
+@pytest.mark.parametrize("n_tokens", [1, 7, 16])
+def test_products_of_tiles_are_those_of_the_manual(name, case, n_tokens):
+    rng, run, memory = np.random.default_rng(n_tokens), dot_kernel(name), aligned(amx.MEMORY_BYTES)
+    for _ in range(20):
+        first, count = {"ordinary": (118, 20), "small": (50, 20), "special": (118, 20)}[case]
+        tokens, matrix = (
+            (rng.integers(0, 1 << 16, (16, 32)) & 0x807F | rng.integers(first, first + count, (16, 32)) << 7).astype(np.uint16)
+            for _ in range(2)
+        )
+        sums = rng.standard_normal((16, 16), dtype=np.float32)
+        if case == "small":
+            sums *= np.float32(1e-38)
+        if case == "special":
+            for bits in (tokens, matrix):
+                bits[rng.random(bits.shape) < 0.01] = rng.choice(SPECIAL)
+        found = sums.copy()
+        run(*(each.ctypes.data for each in (memory, found, tokens, matrix)), n_tokens)
+        assert same(found[:n_tokens], expected_sums(sums, tokens, matrix)[:n_tokens])
+        assert np.array_equal(found[n_tokens:], sums[n_tokens:])
+
+
+def vector_kernel(name, what, emit, n_vectors):
+    """A kernel that gives 64 bytes for some times 64 bytes."""
+
+    def generate(b, *addresses):
+        *vectors, out = addresses
+        simd.store(b, out, emit(amx.TILES[name], b, *vectors))
+
+    operation = simd.operation(what, simd.void, (simd.i64,) * (n_vectors + 1), generate)
+    if n_vectors == 2:
+
+        def run(x, y, out):
+            operation(x, y, out)
+    else:
+
+        def run(x, y, z, out):
+            operation(x, y, z, out)
+
+    run.__name__ = run.__qualname__ = f"{what}_{name.replace('-', '_')}"
+    return kernel(run)
+
+
+def bits_of(rng, kind, n):
+    """Numbers of any bits, special ones among them."""
+    found = rng.integers(0, 1 << 8 * kind().itemsize, n, np.uint64).astype(f"u{kind().itemsize}")
+    found[:: n // 8] = 0
+    return found.view(kind)
+
+
+@every_tile_isa
+def test_float32_is_rounded_to_bfloat16_as_the_instruction_does(name):
+    run = vector_kernel(
+        name, "rounded", lambda tiles, b, x, y: tiles.round(b, *(simd.load(b, p, simd.F32X16) for p in (x, y))), 2
+    )
+    rng, out = np.random.default_rng(1), np.zeros(32, np.uint16)
+    for _ in range(300):
+        x = bits_of(rng, np.float32, 32)
+        x[5], x[6] = np.uint32([0x3F808000, 0x3F818000]).view(np.float32)  # ties
+        run(x.ctypes.data, x[16:].ctypes.data, out.ctypes.data)
+        bits = x.view(np.uint32).astype(np.int64)
+        expected = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+        expected = np.where(bits >> 23 & 0xFF, expected, bits >> 16 & 0x8000)
+        assert np.array_equal(out, np.where(np.isnan(x), bits >> 16 | 0x40, expected))
+
+
+@every_tile_isa
+@np.errstate(all="ignore")
+def test_float16_is_multiplied_and_added_with_one_rounding(name):
+    run = vector_kernel(
+        name, "fused", lambda tiles, b, *places: tiles.fma(b, *(simd.load(b, p, simd.F16X32) for p in places)), 3
+    )
+    rng, out = np.random.default_rng(2), np.zeros(32, np.float16)
+    for _ in range(300):
+        x, y, z = (bits_of(rng, np.float16, 32) for _ in range(3))
+        x[::2] = rng.integers(-31, 32, 16)
+        run(*(each.ctypes.data for each in (x, y, z, out)))
+        expected = (x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(np.float16)
+        is_number = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
+        assert np.array_equal(out.view(np.uint16)[is_number], expected.view(np.uint16)[is_number])
+
+
+@every_tile_isa
+@np.errstate(all="ignore")
+def test_float16_is_multiplied_with_powers_of_two_and_made_bfloat16(name):
+    def emit(tiles, b, x, y):
+        return tiles.shrink(b, tiles.scale(b, *(simd.load(b, p, simd.F16X32) for p in (x, y))))
+
+    run, rng, out = vector_kernel(name, "shrunk", emit, 2), np.random.default_rng(3), np.zeros(32, np.uint16)
+    for _ in range(300):
+        x, y = bits_of(rng, np.float16, 32), rng.integers(-60, 60, 32).astype(np.float16)
+        x[~np.isfinite(x)] = 3
+        run(x.ctypes.data, y.ctypes.data, out.ctypes.data)
+        scaled = np.ldexp(x.astype(np.float64), y.astype(int)).astype(np.float16)
+        magnitude = scaled.view(np.uint16) & 0x7FFF
+        is_number = np.isfinite(scaled)
+        assert np.array_equal(out[is_number], ((magnitude + 4 >> 3) | scaled.view(np.uint16) & 0x8000)[is_number])
+
+
+@pytest.mark.sample(2)
+@every_tile_isa
+@every_kind
+def test_products_by_tiles_are_nearer_than_those_of_rounded_bytes(name, kind, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    matrix, w = random_matrix(kind, 3)
+    x = activations(4, 40)
+    expected = x @ w.T
+    assert np.linalg.norm(multiply(matrix, x) - expected) / np.linalg.norm(expected) < 0.0033
+
+
+@pytest.mark.sample(1)
+@every_tile_isa
+@every_kind
+def test_tiles_give_a_token_the_same_bits_among_any_others(name, kind, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    matrix, _ = random_matrix(kind, 5)
+    x = activations(6, 70)
+    expected = np.concatenate([multiply(matrix, row[None]) for row in x])
+    for n in (2, 15, 16, 17, 31, 32, 33, 49, 64, 65, 70):
+        assert np.array_equal(multiply(matrix, x[70 - n :], panels=(1 + n % 2,)), expected[70 - n :]), n
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+def test_the_stand_in_has_the_bits_of_the_instructions(kind, monkeypatch):
+    found = []
+    for name in TILE_ISAS:
+        monkeypatch.setenv("AUGURY_CPU_ISA", name)
+        matrix, _ = random_matrix(kind, 7)
+        found.append(multiply(matrix, activations(8, 35)))
+    assert all(np.array_equal(each, found[0]) for each in found)
+
+
+@every_tile_isa
+@np.errstate(invalid="ignore")
+def test_large_and_small_rows_keep_their_accuracy_and_a_row_that_is_not_finite_is_not_a_number(name, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    rng, n_cols = np.random.default_rng(9), 256
+    blocks = weights.random_blocks(rng, TensorType.Q4_0, 32, n_cols).reshape(32, n_cols // 32, -1)
+    d = np.ldexp(rng.uniform(0.5, 1, (32, n_cols // 32)), rng.integers(-23, 15, (32, 1))).astype(np.float16)
+    d[3], d[4, 2], d[5, 0] = 0, np.inf, np.nan
+    blocks[:, :, :2] = d[:, :, None].view(np.uint8)
+    matrix = pack(TensorType.Q4_0, (32, n_cols), blocks.reshape(-1))
+    x = activations(10, 3, n_cols)
+    y = multiply(matrix, x)
+    assert np.all(np.isnan(y[:, 4:6]))
+    finite = np.delete(np.arange(32), (4, 5))
+    w = weights.dequantised(TensorType.Q4_0, blocks.reshape(-1), 32).astype(np.float64)[finite]
+    error = np.abs(y[:, finite] - x @ w.T) / (np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1) + 1e-30)
+    assert np.all(error < 0.001)
+
+
+def test_every_format_says_what_its_largest_weight_is():
+    for kind in weights.QUANTISED:
+        fmt, blocks = FORMATS[kind.name.lower()], weights.random_blocks(np.random.default_rng(11), kind, 32, 512)
+        largest = np.abs(weights.dequantised(kind, blocks.reshape(-1), 32)).max(axis=1)
+        matrix = pack(kind, (32, 512), blocks.reshape(-1))
+        exponents = matrix.data[:64].view(np.float16).astype(np.float64)
+        assert np.all(largest * 2.0**exponents < 2**14 * 1.01), kind
+        assert fmt.largest[0] > 0
+
+
+def test_refused_tiles_are_named_with_their_reason(monkeypatch):
+    monkeypatch.setattr(isa, "host_features", lambda: isa.ISAS["amx"].needed)
+    monkeypatch.setattr(isa, "permission", lambda: "not today")
+    assert "amx" not in isa.available_isas()
+    monkeypatch.setenv("AUGURY_CPU_ISA", "amx")
+    with pytest.raises(OptionError, match="not today"):
+        isa.choose_isa()
+
+
+def test_tiles_are_used_where_they_are_asked_for_alone(monkeypatch):
+    monkeypatch.delenv("AUGURY_CPU_ISA", raising=False)
+    assert isa.choose_isa() not in amx.TILES
