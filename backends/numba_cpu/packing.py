@@ -59,6 +59,11 @@ class PackedMatrix:
         """Where the first panel lies."""
         return int(self.data.ctypes.data) + _exponent_bytes(FORMATS[self.kind], self.n_panels)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the panels, which is what a product reads."""
+        return self.data.nbytes - _exponent_bytes(FORMATS[self.kind], self.n_panels)
+
 
 def aligned(n_bytes: int) -> np.ndarray:
     """Allocate (n_bytes,) uint8, aligned to a cache line, or to a huge page where several are filled."""

@@ -39,7 +39,7 @@ class Work:
         """Products with matrices."""
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
         n_multiply_adds = sum(matrix.n_rows * matrix.n_cols for matrix in matrices)
-        return cls(f"{name} ({kinds})", sum(each.data.nbytes for each in matrices), n_multiply_adds, is_output=is_output)
+        return cls(f"{name} ({kinds})", sum(each.n_bytes for each in matrices), n_multiply_adds, is_output=is_output)
 
     def time(self, seconds: float, positions: np.ndarray, n_rows: int) -> KernelTime:
         """What it took in a pass over tokens of one slot at `positions` (n,)."""

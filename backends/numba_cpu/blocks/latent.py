@@ -243,7 +243,7 @@ def quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: tuple[int, int, 
 def multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
     """Write the products of heads with their matrices."""
     matrix = tape.weights.matrix(part)
-    n_bytes = matrix.data.nbytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
+    n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
     tape.add(Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in), latent.multiply_heads, place)
 
 

@@ -255,8 +255,7 @@ class MixtureEmitter(Emitter):
         n_used, matrices = self.block.router.n_used, [tape.weights.matrix(part) for part in parts]
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
         sizes = [
-            (matrix.data.nbytes * part.n_out) // (part.n * _n_stored(part))
-            for matrix, part in zip(matrices, parts, strict=True)
+            (matrix.n_bytes * part.n_out) // (part.n * _n_stored(part)) for matrix, part in zip(matrices, parts, strict=True)
         ]
         return Work(f"{name} ({kinds})", n_used * sum(sizes), n_used * sum(part.n_out * part.n_in for part in parts))
 
