@@ -45,9 +45,8 @@ TILE_BYTES = TILE_ROWS * ROW_BYTES
 N_TILES = 8
 MEMORY_BYTES = ROW_BYTES + N_TILES * TILE_BYTES
 
-# What each tile is there for: sums of the tokens of two tiles by two groups of 16 weight rows, activations, weights.
-SUMS, TOKENS, WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)
-_FIRST_WEIGHTS = WEIGHTS[0]
+# Tiles 0 to 3 hold sums, 4 and 5 activations, the others weights.
+_OF_TOKENS, _OF_WEIGHTS = range(6), range(6, N_TILES)
 
 _SHRUNK = 0x8FFF  # the bits of a number that was shrunk
 
@@ -97,8 +96,8 @@ class AmxTiles:
         palette, row_bytes = [1] + [0] * 15, [ROW_BYTES, 0] * N_TILES
         head = ir.Constant(ir.VectorType(I8, ROW_BYTES), palette + row_bytes + [0] * 32)
         store(b, memory, head)
-        of_tokens = ir.Constant(I64, sum(1 << 8 * tile for tile in range(_FIRST_WEIGHTS)))
-        of_weights = ir.Constant(I64, sum(TILE_ROWS << 8 * tile for tile in WEIGHTS))
+        of_tokens = ir.Constant(I64, sum(1 << 8 * tile for tile in _OF_TOKENS))
+        of_weights = ir.Constant(I64, sum(TILE_ROWS << 8 * tile for tile in _OF_WEIGHTS))
         store(b, b.add(memory, ir.Constant(I64, 48)), b.add(b.mul(n_tokens, of_tokens), of_weights))
         call(b, "llvm.x86.ldtilecfg", ir.VoidType(), simd.pointer(b, memory, I8))
 
@@ -254,7 +253,7 @@ def _place(b: ir.IRBuilder, memory: ir.Value, tile: int) -> ir.Value:
 
 
 def _n_rows(b: ir.IRBuilder, memory: ir.Value, tile: int) -> ir.Value:
-    return ir.Constant(I64, TILE_ROWS) if tile in WEIGHTS else load(b, memory, I64)
+    return ir.Constant(I64, TILE_ROWS) if tile in _OF_WEIGHTS else load(b, memory, I64)
 
 
 def _is_denormal(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:

@@ -43,6 +43,7 @@ def tile_scratch_bytes(max_tokens: int) -> int:
     return _SUMS + _PANELS * max_tokens * _SUM_BYTES
 
 
+# Four tiles of sums: of the first m tokens by the first 16 rows, by the others, then of the second m tokens.
 @helper
 def _clear(isa, scratch):
     clear(isa, 0, scratch)
@@ -60,11 +61,12 @@ def _load(isa, scratch, sums, m):
 
 
 @helper
-def _save(isa, scratch, sums, m):
+def _save(isa, scratch, sums, m, has_second):
     save_tile(isa, 0, scratch, sums, ROW_BYTES)
     save_tile(isa, 1, scratch, sums + m * ROW_BYTES, ROW_BYTES)
-    save_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
-    save_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
+    if has_second:
+        save_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
+        save_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
 
 
 @helper
@@ -122,7 +124,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                 _add_products(isa, scratch, this, columns, columns + second * ROW_BYTES, has_second)
                 this, other = other, this
             exponents, to = w - (p + 1) * EXPONENT_BYTES, y + p * _SUM_BYTES
-            _save(isa, scratch, sums, m)
+            _save(isa, scratch, sums, m, has_second)
             _write(sums, exponents, to, ldy, m)
             if has_second:
                 _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
@@ -155,7 +157,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                                 isa, scratch, weights, columns + first * ROW_BYTES, columns + second * ROW_BYTES, True
                             )
                             columns += n * ROW_BYTES
-                        _save(isa, scratch, sums, m)
+                        _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
                             _write(sums, exponents, to + first * 4 * ldy, ldy, m)
                             _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
