@@ -386,7 +386,7 @@ class Dividing(Honest):
         ("remembers no longer than its scope", Remembering, "scope is “request”, but after another request drafts are others"),
         ("remembers no longer than its scope", Scopeless, "'always'"),
         ("drafts beside other slots as alone", SharedPool, "beside other slots"),
-        (ANY_SCRIPT, Satiated, "MemoryError: full, after: feed of"),
+        (ANY_SCRIPT, Satiated, "MemoryError: full, after: "),
         (ANY_SCRIPT, Boasting, "`n_held` returns how many of the first tokens it can do without, 0 to all. Seen: "),
         (ANY_SCRIPT, Endless, "that comes to an end. Seen: PluginError: takes more than 1002 steps for a text of 2 tokens"),
         (ANY_SCRIPT, Listed, "Seen: a list"),
