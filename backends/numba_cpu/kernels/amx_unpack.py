@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _HALVES, _BYTES = ir.VectorType(F16, 16), ir.VectorType(I8, 32)
 _NUMBERS = 2 * PANEL_ROWS  # bytes of a float16 of each row
-_FRACTION_BITS = 4
-_TABLE_BITS = 5  # numbers of up to so many bits are looked up otherwise
+_FRACTIONS = {4, 5}  # bits of numbers that are fastest put below the one of a float16
+_TABLE_BITS = 3  # numbers of up to so many bits are looked up
 _MANTISSA = 10  # bits of a float16
 _LARGE = 1024  # from here on to twice as much a float16 has the bits of a whole number
 _UNSHRINK = 112
@@ -140,8 +140,8 @@ class _Weights:
         """Take the group's part of the scales."""
         self.fmt, self.tiles, self.planes, self.g = scales.fmt, scales.tiles, planes, g
         self._loaded: dict[int, ir.Value] = {}
-        # numbers of four bits are put below the one of a float16, which is faster than a table: q comes as 1 + q / size
-        self._size = 1 << _FRACTION_BITS if not self.fmt.values and self.fmt.bits == _FRACTION_BITS else 0
+        # q comes as 1 + q / size where it is put below the one
+        self._size = 1 << self.fmt.bits if not self.fmt.values and self.fmt.bits in _FRACTIONS else 0
         self._scales = [[_for_pairs(b, each, g) for each in self._factors(b, scales, half)] for half in range(self.fmt.halves)]
         self._shared: ir.Value | None = None
         if self.fmt.is_shared:
@@ -230,7 +230,7 @@ def _unpack(_: Any, kind: Any, isa: Any, w: Any, index: Any, exponents: Any, out
                     store(b, at(b, out, g * TILE_BYTES + pair * ROW_BYTES), weights.pair(b, v, d))
                     # one after the other: many at once would wait for each other
                     if (g * TILE_ROWS + pair) * n_lines % n_pairs < n_lines:
-                        emit_prefetch(b, at(b, ahead, VECTOR * next(lines)), 3)
+                        emit_prefetch(b, at(b, ahead, VECTOR * next(lines)), 2)
         return context.get_dummy_value()
 
     return types.void(kind, isa, *[types.int64] * 5), generate
