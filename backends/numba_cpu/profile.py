@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.team import Team
 
 _READ_BYTES = 256 << 20  # more than caches hold
-_ROUNDS = 200_000  # some milliseconds
+_MULTIPLY_ADDS = 1 << 29  # of a thread: some milliseconds
 _REPETITIONS = 3
 
 
@@ -52,14 +52,15 @@ class Work:
 def limits(team: Team) -> Limits:
     """Probe what a team's threads can do; each limit is the best of a few tries."""
     isa, n_threads = choose_isa(), team.n_threads
-    memory, scratch = aligned(_READ_BYTES), np.ones(n_threads * probe.SCRATCH_BYTES, np.uint8)
-    memory[:] = 1  # or its pages would all be the same page of zeros
+    memory, scratch = aligned(_READ_BYTES), aligned(n_threads * probe.SCRATCH_BYTES)
+    memory[:] = scratch[:] = 1  # or the memory's pages would all be the same page of zeros
     # the last step would look ahead beyond the end
     n_read = _READ_BYTES - probe.READ_STEP
     reading = _record(address(probe.read), memory.ctypes.data, n_read, scratch.ctypes.data)
-    multiplying = _record(address(probe.multiply_kernel(isa)), _ROUNDS, scratch.ctypes.data)
+    n_rounds = _MULTIPLY_ADDS // probe.multiply_adds(isa)
+    multiplying = _record(address(probe.multiply_kernel(isa)), n_rounds, scratch.ctypes.data)
     read_s, multiply_s = (min(_seconds(team, tape) for _ in range(_REPETITIONS)) for tape in (reading, multiplying))
-    return Limits(n_read / read_s, n_threads * _ROUNDS * probe.MULTIPLY_ADDS / multiply_s)
+    return Limits(n_read / read_s, n_threads * _MULTIPLY_ADDS / multiply_s)
 
 
 def _record(*fields: int) -> np.ndarray:

@@ -9,6 +9,15 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from augury.backends.numba_cpu.kernels.amx import (
+    MEMORY_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILES,
+    configure,
+    dot,
+    release,
+)
 from augury.backends.numba_cpu.kernels.format import VECTOR
 from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.jit import kernel
@@ -32,14 +41,14 @@ from augury.backends.numba_cpu.kernels.team import CLAIMED
 from augury.backends.numba_cpu.kernels.unpack import at
 
 READ_STEP = 1 << 20  # bytes that a thread claims: about what it claims of a large matrix
-SCRATCH_BYTES = 2048  # of `multiply`, per thread: weights, columns, sums
+SCRATCH_BYTES = MEMORY_BYTES  # of `multiply`, per thread: weights, columns, sums; or tiles
 
 _LINES = 4
 _AHEAD = 1024
 _BITS = 4  # of the weights
 _N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products after each other
-
-MULTIPLY_ADDS = _N_SUMS * _N_ADDS * VECTOR  # of one round of `multiply`
+# Of one round of `multiply`.
+_OF_BYTES, _OF_TILES = _N_SUMS * _N_ADDS * VECTOR, 4 * TILE_ROWS * TILE_BYTES // 2
 
 
 @kernel
@@ -92,9 +101,25 @@ _multiply = intrinsic(prefer_literal=True)(_multiply_round)
 def multiply_kernel(isa: str) -> Any:
     """Make the kernel that multiplies what lies in registers. Operands: rounds, SCRATCH_BYTES per thread."""
 
-    def multiply(record, state, thread, n_threads):
+    def of_bytes(record, state, thread, n_threads):
         place = get_i64(record + 24) + SCRATCH_BYTES * thread
         _multiply(isa, place, place + 2 * VECTOR, place + 1024, get_i64(record + 16))
 
-    multiply.__name__ = multiply.__qualname__ = f"multiply_{isa}"
+    def of_tiles(record, state, thread, n_threads):
+        place = get_i64(record + 24) + SCRATCH_BYTES * thread
+        configure(isa, place, TILE_ROWS)
+        for _ in range(get_i64(record + 16)):
+            dot(isa, 0, 4, 6, place)
+            dot(isa, 1, 4, 7, place)
+            dot(isa, 2, 5, 6, place)
+            dot(isa, 3, 5, 7, place)
+        release(isa)
+
+    multiply = of_tiles if isa in TILES else of_bytes
+    multiply.__name__ = multiply.__qualname__ = f"multiply_{isa.replace('-', '_')}"
     return kernel(multiply)
+
+
+def multiply_adds(isa: str) -> int:
+    """Products that one round of `multiply` adds up."""
+    return _OF_TILES if isa in TILES else _OF_BYTES

@@ -4,6 +4,9 @@ from oracles.models import tiny_file
 from oracles.passes import run_of
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
+from augury.backends.numba_cpu.kernels.isa import available_isas
+from augury.backends.numba_cpu.profile import limits
+from augury.backends.numba_cpu.team import Team
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.bench.model_runner import ModelRunner
@@ -47,3 +50,16 @@ def test_a_roofline_sums_the_steps_of_one_name(model):
     assert attention.n_bytes > 0
     assert roofline.limits.bytes_per_s > 1e8
     assert roofline.limits.multiply_adds_per_s > 1e8
+
+
+def test_the_limit_of_an_instruction_set_with_tiles_is_that_of_tiles(monkeypatch):
+    found = {}
+    for isa in available_isas():
+        monkeypatch.setenv("AUGURY_CPU_ISA", isa)
+        team = Team(1)
+        found[isa] = limits(team).multiply_adds_per_s
+        team.close()
+
+    assert all(each > 1e7 for each in found.values())
+    if "amx" in found:
+        assert found["amx"] > 2 * found["avx512vnni"]
