@@ -26,17 +26,20 @@ def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarra
     return out
 
 
-def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = ()) -> np.ndarray:
-    """Multiply panel range by panel range, cut at `panels`; (n, n_rows) float32."""
+def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = (), ldy: int = 0) -> np.ndarray:
+    """Multiply panel range by panel range, cut at `panels`, into rows of at least `ldy`; (n, n_rows) float32."""
     operand, scratch = quantised(matrix, x), aligned(kernels.SCRATCH_BYTES)
-    ldy = 32 * matrix.n_panels
-    y = np.full((len(x), ldy), np.nan, np.float32)
+    n_written = 32 * matrix.n_panels
+    ldy = max(ldy, n_written)
+    y = aligned(4 * len(x) * ldy).view(np.float32).reshape(len(x), ldy)
+    y[:] = np.nan
     run = kernels.matmul_kernels([matrix.kind])[matrix.kind].matmul
     edges = (0, *panels, matrix.n_panels)
     for p0, p1 in pairwise(edges):
         scratch[:] = 0xFF  # NaNs: nothing may be taken from an earlier call
         run(matrix.address, operand.ctypes.data, y.ctypes.data, len(x), matrix.n_cols, p0, p1, ldy, scratch.ctypes.data)
-    assert not np.any(y[:, matrix.n_rows :])
+    assert not np.any(y[:, matrix.n_rows : n_written])
+    assert np.all(np.isnan(y[:, n_written:]))
     return y[:, : matrix.n_rows]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CHUNK = 8  # blocks whose tiles are kept where there are more tokens than two tiles have
 _PANELS = 8  # that take these blocks one after the other
 _AHEAD = 8  # blocks that are fetched before they are unpacked
+_LARGE = 16 << 20  # bytes of products that have left the caches before they are read
 _PAIR = 2 * TILE_BYTES  # the tiles of a block's weights
 _SUM_BYTES = 4 * PANEL_ROWS
 # Offsets into scratch memory.
@@ -84,12 +85,19 @@ def _add_products(isa, scratch, weights, first, second, has_second):
 
 
 @helper
-def _write(sums, exponents, y, ldy, m):
-    """Write the sums of a tile of tokens, without their rows' powers of two."""
+def _write(sums, exponents, y, ldy, m, is_large):
+    """Write the sums of a tile of tokens, without their rows' powers of two; past the caches where there are too many."""
     low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
     for t in range(m):
-        simd.store_f32(y + t * 4 * ldy, simd.mul(simd.load_f32(sums + t * ROW_BYTES), low))
-        simd.store_f32(y + t * 4 * ldy + VECTOR, simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high))
+        first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
+        second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
+        place = y + t * 4 * ldy
+        if is_large:
+            simd.stream_f32(place, first)
+            simd.stream_f32(place + VECTOR, second)
+        else:
+            simd.store_f32(place, first)
+            simd.store_f32(place + VECTOR, second)
 
 
 def tile_matmul(fmt: Format, isa: str) -> Any:
@@ -125,9 +133,9 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                 this, other = other, this
             exponents, to = w - (p + 1) * EXPONENT_BYTES, y + p * _SUM_BYTES
             _save(isa, scratch, sums, m, has_second)
-            _write(sums, exponents, to, ldy, m)
+            _write(sums, exponents, to, ldy, m, False)
             if has_second:
-                _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
+                _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m, False)
 
     @helper
     def many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m):
@@ -136,6 +144,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         Some panels at a time take the columns in turns, so that the nearer caches hold the activations of these columns.
         """
         tiles, n_pairs = scratch + _TILES, (n + 2 * m - 1) // (2 * m)
+        is_large = 4 * n * ldy >= _LARGE and (y | 4 * ldy) % VECTOR == 0
         for p in range(p0, p1, _PANELS):
             for k in range(0, n_blocks, _CHUNK):
                 count = min(_CHUNK, n_blocks - k)
@@ -159,8 +168,8 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                             columns += n * ROW_BYTES
                         _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
-                            _write(sums, exponents, to + first * 4 * ldy, ldy, m)
-                            _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m)
+                            _write(sums, exponents, to + first * 4 * ldy, ldy, m, is_large)
+                            _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m, is_large)
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = n_cols // BLOCK

@@ -182,6 +182,14 @@ def test_tiles_give_a_token_the_same_bits_among_any_others(name, kind, monkeypat
         assert np.array_equal(multiply(matrix, x[70 - n :], panels=(1 + n % 2,)), expected[70 - n :]), n
 
 
+@every_tile_isa
+def test_products_that_no_cache_holds_are_written_likewise(name, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    matrix, _ = random_matrix(TensorType.Q4_K, 5)
+    x = activations(6, 64)
+    assert np.array_equal(multiply(matrix, x, ldy=1 << 16), multiply(matrix, x))
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
 def test_the_stand_in_has_the_bits_of_the_instructions(kind, monkeypatch):
