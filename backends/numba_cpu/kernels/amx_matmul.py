@@ -21,7 +21,7 @@ from augury.backends.numba_cpu.kernels.amx import (
     release,
     save_tile,
 )
-from augury.backends.numba_cpu.kernels.amx_unpack import inverse, unpack_tiles
+from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 
@@ -35,7 +35,8 @@ _LARGE = 16 << 20  # bytes of products that have left the caches before they are
 _PAIR = 2 * TILE_BYTES  # the tiles of a block's weights
 _SUM_BYTES = 4 * PANEL_ROWS
 # Offsets into scratch memory.
-_TILES = MEMORY_BYTES
+_FACTORS = MEMORY_BYTES
+_TILES = _FACTORS + 2 * FACTOR_BYTES
 _SUMS = _TILES + _CHUNK * _PAIR
 
 
@@ -106,28 +107,49 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
     block_bytes = unit_bytes // unit_blocks
 
     @helper
-    def unpack(panels, p, k, n_blocks, to):
+    def prepare(panels, p, k, n_blocks, to):
+        """Make the factors of block k of panel p."""
+        panel = panels + p * (n_blocks // unit_blocks) * unit_bytes
+        unpack_factors(kind, isa, panel, k, panels - (p + 1) * EXPONENT_BYTES, to)
+
+    @helper
+    def unpack(panels, p, k, n_blocks, factors, to):
         """Unpack block k of panel p."""
         panel = panels + p * (n_blocks // unit_blocks) * unit_bytes
-        ahead = panel + (k + _AHEAD) * block_bytes
-        unpack_tiles(kind, isa, panel, k, panels - (p + 1) * EXPONENT_BYTES, to, ahead)
+        unpack_tiles(kind, isa, panel, k, factors, to, panel + (k + _AHEAD) * block_bytes)
 
     @helper
     def few(w, x, y, n, n_blocks, p0, p1, ldy, scratch):
-        """Multiply what one tile of tokens holds, or two; the next block is unpacked while one is multiplied."""
+        """Multiply what one tile of tokens holds, or two; the next block is unpacked while one is multiplied.
+
+        The factors of the block after that are made before: all of a block waits for its scales, which come from memory.
+        """
         tiles, sums = scratch + _TILES, scratch + _SUMS
         has_second, second = n > TILE_ROWS, n // 2
         m = n - second if has_second else n
         this, other = tiles, tiles + _PAIR
-        unpack(w, p0, 0, n_blocks, this)
+        now, then = scratch + _FACTORS, scratch + _FACTORS + FACTOR_BYTES
+        prepare(w, p0, 0, n_blocks, now)
+        q, j = p0, 1  # the block whose factors come next
+        if j == n_blocks:
+            q, j = q + 1, 0
+        if q < p1:
+            prepare(w, q, j, n_blocks, then)
+        unpack(w, p0, 0, n_blocks, now, this)
         for p in range(p0, p1):
             _clear(isa, scratch)
             simd.prefetch(w - (p + 3) * EXPONENT_BYTES)
             for k in range(n_blocks):
+                j += 1
+                if j == n_blocks:
+                    q, j = q + 1, 0
+                if q < p1:
+                    prepare(w, q, j, n_blocks, now)
                 if k + 1 < n_blocks:
-                    unpack(w, p, k + 1, n_blocks, other)
+                    unpack(w, p, k + 1, n_blocks, then, other)
                 elif p + 1 < p1:
-                    unpack(w, p + 1, 0, n_blocks, other)
+                    unpack(w, p + 1, 0, n_blocks, then, other)
+                now, then = then, now
                 columns = x + k * n * ROW_BYTES
                 _add_products(isa, scratch, this, columns, columns + second * ROW_BYTES, has_second)
                 this, other = other, this
@@ -150,7 +172,8 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                 count = min(_CHUNK, n_blocks - k)
                 for q in range(p, min(p + _PANELS, p1)):
                     for i in range(count):
-                        unpack(w, q, k + i, n_blocks, tiles + i * _PAIR)
+                        prepare(w, q, k + i, n_blocks, scratch + _FACTORS)
+                        unpack(w, q, k + i, n_blocks, scratch + _FACTORS, tiles + i * _PAIR)
                     exponents, to = w - (q + 1) * EXPONENT_BYTES, y + q * _SUM_BYTES
                     for pair in range(n_pairs):
                         first, second = min(pair * 2 * m, n - m), min(pair * 2 * m + m, n - m)

@@ -49,6 +49,8 @@ _TABLE_BITS = 3  # numbers of up to so many bits are looked up
 _MANTISSA = 10  # bits of a float16
 _LARGE = 1024  # from here on to twice as much a float16 has the bits of a whole number
 _UNSHRINK = 112
+_FACTORS = 2  # of a half of a group: what numbers are multiplied with, and what is added or which bits columns share
+FACTOR_BYTES = 2 * len(GROUPS) * _FACTORS * VECTOR
 SHIFT = 40  # of activations' exponents
 # Columns of four, as pairs have them.
 PAIRED = (0, 2, 1, 3)
@@ -133,35 +135,65 @@ class _Scales:
         return self._word
 
 
+def _fraction_size(fmt: Format) -> int:
+    """Return the size if numbers q come as 1 + q / size, or else 0."""
+    return 1 << fmt.bits if not fmt.values and fmt.bits in _FRACTIONS else 0
+
+
+class _Factors:
+    """What the numbers of a block are multiplied with and, where there is anything, what is added, in memory at an address."""
+
+    def __init__(self, fmt: Format, address: ir.Value) -> None:
+        self.fmt, self.address = fmt, address
+        self.n = 1 + (fmt.has_minimum or _fraction_size(fmt) > 0)
+
+    def fill(self, b: ir.IRBuilder, scales: _Scales) -> None:
+        """Store what the scales come to."""
+        for half in range(self.fmt.halves):
+            for i, of_rows in enumerate(self._of(b, scales, half)):
+                for g in GROUPS:
+                    store(b, self._place(b, g, half, i), _for_pairs(b, of_rows, g))
+        if self.fmt.is_shared:
+            nibbles = scales.nibbles(b, self.fmt.scale_bytes - PANEL_ROWS * self.fmt.shared_bytes)
+            for g in GROUPS:
+                store(b, self._place(b, g, 0, self.n), _for_pairs(b, nibbles, g))
+
+    def _of(self, b: ir.IRBuilder, scales: _Scales, half: int) -> list[ir.Value]:
+        scale, *minimum = scales.of(b, half)
+        if not (size := _fraction_size(self.fmt)):
+            return [scale, *minimum]
+        taken = constant(F16X32, -float(size + self.fmt.offset))
+        added = scales.tiles.fma(b, scale, taken, *minimum) if minimum else b.fmul(scale, taken)
+        return [b.fmul(scale, constant(F16X32, float(size))), added]
+
+    def load(self, b: ir.IRBuilder, g: int, half: int) -> list[ir.Value]:
+        """Load what a half's numbers of a group of rows are multiplied with, and what is added."""
+        return [load(b, self._place(b, g, half, i), F16X32) for i in range(self.n)]
+
+    def shared(self, b: ir.IRBuilder, g: int) -> ir.Value:
+        """Load the bits that columns share."""
+        return load(b, self._place(b, g, 0, self.n), I16X32)
+
+    def _place(self, b: ir.IRBuilder, g: int, half: int, i: int) -> ir.Value:
+        return at(b, self.address, ((2 * g + half) * _FACTORS + i) * VECTOR)
+
+
 class _Weights:
     """What the weights of a group of rows of a block are, as pairs of columns of 16 rows."""
 
-    def __init__(self, b: ir.IRBuilder, scales: _Scales, planes: ir.Value, g: int) -> None:
-        """Take the group's part of the scales."""
-        self.fmt, self.tiles, self.planes, self.g = scales.fmt, scales.tiles, planes, g
+    def __init__(self, b: ir.IRBuilder, factors: _Factors, tiles: Tiles, planes: ir.Value, g: int) -> None:
+        """Take the group's part of the factors."""
+        self.fmt, self.tiles, self.planes, self.g = factors.fmt, tiles, planes, g
         self._loaded: dict[int, ir.Value] = {}
-        # q comes as 1 + q / size where it is put below the one
-        self._size = 1 << self.fmt.bits if not self.fmt.values and self.fmt.bits in _FRACTIONS else 0
-        self._scales = [[_for_pairs(b, each, g) for each in self._factors(b, scales, half)] for half in range(self.fmt.halves)]
-        self._shared: ir.Value | None = None
-        if self.fmt.is_shared:
-            start = self.fmt.scale_bytes - PANEL_ROWS * self.fmt.shared_bytes
-            self._shared = _for_pairs(b, scales.nibbles(b, start), g)
-
-    def _factors(self, b: ir.IRBuilder, scales: _Scales, half: int) -> list[ir.Value]:
-        """Return what a number is multiplied with and, where there is anything, what is added."""
-        scale, *minimum = scales.of(b, half)
-        if not self._size:
-            return [scale, *minimum]
-        taken = constant(F16X32, -float(self._size + self.fmt.offset))
-        added = self.tiles.fma(b, scale, taken, *minimum) if minimum else b.fmul(scale, taken)
-        return [b.fmul(scale, constant(F16X32, float(self._size))), added]
+        self._size = _fraction_size(self.fmt)
+        self._factors = [factors.load(b, g, half) for half in range(self.fmt.halves)]
+        self._shared = factors.shared(b, g) if self.fmt.is_shared else None
 
     def pair(self, b: ir.IRBuilder, v: int, d: int) -> ir.Value:
         """Return columns 4 * v + d and 4 * v + d + 2, i16x32."""
-        scale, *minimum = self._scales[v * self.fmt.halves // LOGICAL]
+        scale, *added = self._factors[v * self.fmt.halves // LOGICAL]
         number = self._number(b, v, d)
-        return self.tiles.shrink(b, self.tiles.fma(b, number, scale, *minimum) if minimum else b.fmul(number, scale))
+        return self.tiles.shrink(b, self.tiles.fma(b, number, scale, *added) if added else b.fmul(number, scale))
 
     def _number(self, b: ir.IRBuilder, v: int, d: int) -> ir.Value:
         """Return the numbers that are to be scaled, float16."""
@@ -210,20 +242,36 @@ def _for_pairs(b: ir.IRBuilder, of_rows: ir.Value, g: int) -> ir.Value:
     return b.shuffle_vector(of_rows, of_rows, lanes)
 
 
-def _unpack(_: Any, kind: Any, isa: Any, w: Any, index: Any, exponents: Any, out: Any, ahead: Any) -> Any:
+def _block_of(b: ir.IRBuilder, fmt: Format, w: ir.Value, index: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return the unit that has a block, and which of its blocks that is."""
+    n_blocks = ir.Constant(I64, fmt.unit_blocks)
+    return b.add(w, b.mul(b.udiv(index, n_blocks), ir.Constant(I64, fmt.unit_bytes))), b.urem(index, n_blocks)
+
+
+def _unpack_factors(_: Any, kind: Any, isa: Any, w: Any, index: Any, exponents: Any, out: Any) -> Any:
+    fmt, tiles = FORMATS[kind.literal_value], TILES[isa.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        w, index, exponents, out = args[2:]
+        scales = _Scales(fmt, tiles, *_block_of(b, fmt, w, index), load(b, exponents, F16X32))
+        _Factors(fmt, out).fill(b, scales)
+        return context.get_dummy_value()
+
+    return types.void(kind, isa, *[types.int64] * 4), generate
+
+
+def _unpack(_: Any, kind: Any, isa: Any, w: Any, index: Any, factors: Any, out: Any, ahead: Any) -> Any:
     fmt, tiles = FORMATS[kind.literal_value], TILES[isa.literal_value]
     n_lines = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR))
     n_pairs = len(GROUPS) * LOGICAL * 2
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, index, exponents, out, ahead = args[2:]
-        n_blocks = ir.Constant(I64, fmt.unit_blocks)
-        unit, index = b.add(w, b.mul(b.udiv(index, n_blocks), ir.Constant(I64, fmt.unit_bytes))), b.urem(index, n_blocks)
+        w, index, factors, out, ahead = args[2:]
+        unit, index = _block_of(b, fmt, w, index)
         planes = b.add(at(b, unit, fmt.scale_bytes), b.mul(index, ir.Constant(I64, fmt.block_bytes)))
-        scales = _Scales(fmt, tiles, unit, index, load(b, exponents, F16X32))
         lines = iter(range(n_lines))
         for g in GROUPS:
-            weights = _Weights(b, scales, planes, g)
+            weights = _Weights(b, _Factors(fmt, factors), tiles, planes, g)
             for v in range(LOGICAL):
                 for d in range(2):
                     pair = 2 * v + d
@@ -245,8 +293,10 @@ def _inverse(b: ir.IRBuilder, exponents: ir.Value) -> ir.Value:
 
 
 inverse = simd.operation("inverse", simd.f32x16, (simd.i64,), _inverse)
-# unpack_tiles(kind, isa, weights, index, exponents, out, ahead): block `index` of those from `weights` on, to two tiles, one
-# for each group of rows. As many bytes as a block has are fetched from `ahead` on.
+# unpack_factors(kind, isa, weights, index, exponents, out): what `unpack_tiles` needs of a block's scales, FACTOR_BYTES.
+unpack_factors = intrinsic(prefer_literal=True)(_unpack_factors)
+# unpack_tiles(kind, isa, weights, index, factors, out, ahead): block `index` of those from `weights` on, to two tiles, one for
+# each group of rows. As many bytes as a block has are fetched from `ahead` on.
 unpack_tiles = intrinsic(prefer_literal=True)(_unpack)
 
 
