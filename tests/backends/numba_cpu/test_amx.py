@@ -183,6 +183,18 @@ def test_tiles_give_a_token_the_same_bits_among_any_others(name, kind, monkeypat
 
 
 @every_tile_isa
+@pytest.mark.parametrize("n_cols", [32, 64, 96, 288])
+def test_matrices_of_few_columns_are_multiplied_by_tiles(name, n_cols, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    matrix, w = random_matrix(TensorType.Q4_0, 5, n_cols)
+    x = activations(6, 40, n_cols)
+    expected = x @ w.T
+    for n in (1, 17, 40):
+        found = multiply(matrix, x[:n])
+        assert np.linalg.norm(found - expected[:n]) / np.linalg.norm(expected[:n]) < 0.004
+
+
+@every_tile_isa
 def test_products_that_no_cache_holds_are_written_likewise(name, monkeypatch):
     monkeypatch.setenv("AUGURY_CPU_ISA", name)
     matrix, _ = random_matrix(TensorType.Q4_K, 5)
