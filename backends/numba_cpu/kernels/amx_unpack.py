@@ -49,8 +49,8 @@ _TABLE_BITS = 3  # numbers of up to so many bits are looked up
 _MANTISSA = 10  # bits of a float16
 _LARGE = 1024  # from here on to twice as much a float16 has the bits of a whole number
 _UNSHRINK = 112
-_FACTORS = 2  # of a half of a group: what numbers are multiplied with, and what is added or which bits columns share
-FACTOR_BYTES = 2 * len(GROUPS) * _FACTORS * VECTOR
+_N_FACTORS = 2  # of a half of a group: what numbers are multiplied with, and what is added or which bits columns share
+FACTOR_BYTES = 2 * len(GROUPS) * _N_FACTORS * VECTOR
 SHIFT = 40  # of activations' exponents
 # Columns of four, as pairs have them.
 PAIRED = (0, 2, 1, 3)
@@ -175,7 +175,7 @@ class _Factors:
         return load(b, self._place(b, g, 0, self.n), I16X32)
 
     def _place(self, b: ir.IRBuilder, g: int, half: int, i: int) -> ir.Value:
-        return at(b, self.address, ((2 * g + half) * _FACTORS + i) * VECTOR)
+        return at(b, self.address, ((2 * g + half) * _N_FACTORS + i) * VECTOR)
 
 
 class _Weights:
