@@ -103,20 +103,18 @@ def _write(sums, exponents, y, ldy, m, is_large):
 
 def tile_matmul(fmt: Format, isa: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
-    kind, unit_bytes, unit_blocks = fmt.kind, fmt.unit_bytes, fmt.unit_blocks
-    block_bytes = unit_bytes // unit_blocks
+    kind, block_bytes = fmt.kind, fmt.unit_bytes // fmt.unit_blocks
+
+    # Blocks are counted on from panel to panel.
+    @helper
+    def prepare(w, block, n_blocks, to):
+        """Make the factors of a block."""
+        unpack_factors(kind, isa, w, block, w - (block // n_blocks + 1) * EXPONENT_BYTES, to)
 
     @helper
-    def prepare(panels, p, k, n_blocks, to):
-        """Make the factors of block k of panel p."""
-        panel = panels + p * (n_blocks // unit_blocks) * unit_bytes
-        unpack_factors(kind, isa, panel, k, panels - (p + 1) * EXPONENT_BYTES, to)
-
-    @helper
-    def unpack(panels, p, k, n_blocks, factors, to):
-        """Unpack block k of panel p."""
-        panel = panels + p * (n_blocks // unit_blocks) * unit_bytes
-        unpack_tiles(kind, isa, panel, k, factors, to, panel + (k + _AHEAD) * block_bytes)
+    def unpack(w, block, factors, to):
+        """Unpack a block, and fetch a later one."""
+        unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
     def few(w, x, y, n, n_blocks, p0, p1, ldy, scratch):
@@ -129,26 +127,20 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         m = n - second if has_second else n
         this, other = tiles, tiles + _PAIR
         now, then = scratch + _FACTORS, scratch + _FACTORS + FACTOR_BYTES
-        prepare(w, p0, 0, n_blocks, now)
-        q, j = p0, 1  # the block whose factors come next
-        if j == n_blocks:
-            q, j = q + 1, 0
-        if q < p1:
-            prepare(w, q, j, n_blocks, then)
-        unpack(w, p0, 0, n_blocks, now, this)
+        block, end = p0 * n_blocks, p1 * n_blocks
+        prepare(w, block, n_blocks, now)
+        if block + 1 < end:
+            prepare(w, block + 1, n_blocks, then)
+        unpack(w, block, now, this)
         for p in range(p0, p1):
             _clear(isa, scratch)
             simd.prefetch(w - (p + 3) * EXPONENT_BYTES)
             for k in range(n_blocks):
-                j += 1
-                if j == n_blocks:
-                    q, j = q + 1, 0
-                if q < p1:
-                    prepare(w, q, j, n_blocks, now)
-                if k + 1 < n_blocks:
-                    unpack(w, p, k + 1, n_blocks, then, other)
-                elif p + 1 < p1:
-                    unpack(w, p + 1, 0, n_blocks, then, other)
+                if block + 2 < end:
+                    prepare(w, block + 2, n_blocks, now)
+                if block + 1 < end:
+                    unpack(w, block + 1, then, other)
+                block += 1
                 now, then = then, now
                 columns = x + k * n * ROW_BYTES
                 _add_products(isa, scratch, this, columns, columns + second * ROW_BYTES, has_second)
@@ -172,8 +164,8 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                 count = min(_CHUNK, n_blocks - k)
                 for q in range(p, min(p + _PANELS, p1)):
                     for i in range(count):
-                        prepare(w, q, k + i, n_blocks, scratch + _FACTORS)
-                        unpack(w, q, k + i, n_blocks, scratch + _FACTORS, tiles + i * _PAIR)
+                        prepare(w, q * n_blocks + k + i, n_blocks, scratch + _FACTORS)
+                        unpack(w, q * n_blocks + k + i, scratch + _FACTORS, tiles + i * _PAIR)
                     exponents, to = w - (q + 1) * EXPONENT_BYTES, y + q * _SUM_BYTES
                     for pair in range(n_pairs):
                         first, second = min(pair * 2 * m, n - m), min(pair * 2 * m + m, n - m)

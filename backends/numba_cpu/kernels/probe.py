@@ -9,15 +9,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from augury.backends.numba_cpu.kernels.amx import (
-    MEMORY_BYTES,
-    TILE_BYTES,
-    TILE_ROWS,
-    TILES,
-    configure,
-    dot,
-    release,
-)
+from augury.backends.numba_cpu.kernels.amx import MEMORY_BYTES, TILE_BYTES, TILE_ROWS, TILES, configure, dot, release
 from augury.backends.numba_cpu.kernels.format import VECTOR
 from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.jit import kernel
@@ -47,7 +39,7 @@ _LINES = 4
 _AHEAD = 1024
 _BITS = 4  # of the weights
 _N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products after each other
-# Of one round of `multiply`.
+# Products of one round of `multiply`, by bytes and by tiles of bfloat16.
 _OF_BYTES, _OF_TILES = _N_SUMS * _N_ADDS * VECTOR, 4 * TILE_ROWS * TILE_BYTES // 2
 
 
