@@ -273,6 +273,11 @@ class Drafter(Plugin, ABC):
     is_certain: bool = False
     """Whether what it drafts is right, as far as anybody can know. No patience is needed to find out whether that pays."""
 
+    evidence_chances: Sequence[float] = ()
+    """What tokens are worth by `Draft.evidence`, before any was seen: [e] is the chance that a token proposed on ground e is
+    right where its parent is. The engine goes on from there by what it sees, of each ground apart, in all requests and in each.
+    Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row."""
+
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""

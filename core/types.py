@@ -164,68 +164,68 @@ class Draft:
 
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
-    # (k, V) float32: what each token was drawn from; None: it was certain
+    # (k, V) float32: what each token was drawn from; None, or a row of zeros: it was certain
     probabilities: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
     # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
     confidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
+    # (k,) int32: the ground on which it proposes each token, a place in `Drafter.evidence_chances`
+    evidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
+    def above(self) -> np.ndarray:
+        """`parents`, of a chain as well."""
+        return np.arange(-1, len(self) - 1, dtype=np.int32) if self.parents is None else self.parents
+
+    @property
     def depth(self) -> int:
         """How many of the tokens can be accepted at most; of a chain all."""
-        if self.parents is None:
-            return len(self)
         depths = [0]  # of the history, then of each token
-        for parent in self.parents.tolist():
+        for parent in self.above.tolist():
             depths.append(depths[parent + 1] + 1)
         return max(depths)
 
     def trunk(self) -> tuple[Draft, np.ndarray]:
         """Of a tree its first path, as a chain, and the places (m,) of these tokens in the tree, rising."""
-        if self.parents is None:
-            return self, np.arange(len(self))
         path: list[int] = []
-        for i, parent in enumerate(self.parents.tolist()):
+        for i, parent in enumerate(self.above.tolist()):
             if parent == (path[-1] if path else -1):
                 path.append(i)
-        arrays = self.tokens, None, self.probabilities, self.confidence
-        return Draft(*(None if array is None else array[path] for array in arrays)), np.array(path)
+        return self._at(np.array(path, np.int64), None), np.array(path, np.int64)
 
     def only(self, nodes: np.ndarray) -> Draft:
         """These tokens of it alone, rising; of a tree those that they follow are among them, of a chain they are the first."""
-        if self.parents is None:
-            return self.cut(len(nodes))
-        before = self.parents[nodes]
+        before = self.above[nodes]
         parents = np.where(before < 0, -1, np.searchsorted(nodes, before))
-        others = (self.probabilities, self.confidence)
-        return Draft(self.tokens[nodes], parents, *(None if array is None else array[nodes] for array in others))
+        return self._at(nodes, None if self.parents is None else parents)
 
     def cut(self, k: int) -> Draft:
         """The first k tokens of it."""
-        if k >= len(self):
-            return self
-        arrays = self.tokens, self.parents, self.probabilities, self.confidence
-        return Draft(*(None if array is None else array[:k] for array in arrays))
+        return self if k >= len(self) else self._at(slice(k), None if self.parents is None else self.parents[:k])
+
+    def _at(self, places: np.ndarray | slice, parents: np.ndarray | None) -> Draft:
+        others = (self.probabilities, self.confidence, self.evidence)
+        return Draft(self.tokens[places], parents, *(None if array is None else array[places] for array in others))
 
 
 @frozen
 class Verdict:
-    """What became of a draft in a round.
+    """What became of a drafter's proposal in a round, of which those tokens were verified that promised to pay.
 
-    A proposal that was not used, because another drafter's was or because a pass over it would not have paid, is no rejection;
-    nor is the rest of one that was cut short, be it by a stop.
+    A token that was not verified is not rejected, nor is what a stop cut short. What several proposed counts for each.
 
     Attributes:
-        n_offered: Tokens of the draft that were verified, after trimming to limits; 0 where it was empty or not used.
+        n_offered: Tokens of this drafter's proposal that were verified; 0 where it proposed nothing or none was chosen.
         n_accepted: How many of them the target agreed with and emitted.
         n_emitted: Tokens that the round added to the history: accepted ones and the target's own.
-        is_used: Whether this drafter's proposal was verified; false where there was none.
+        is_used: Whether any of this drafter's tokens was verified.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Which of the proposed tokens were accepted, rising; of a chain the first `n_accepted`.
-        top_after: (m,) int32, what was the history's last token, then the tokens of the draft that was verified, right or
-            wrong, whoever drafted it. None unless the drafter has an `n_top`; so are the next two.
+        top_after: (m,) int32, what was the history's last token, then all tokens that were verified, right or wrong, whoever
+            drafted them. None unless the drafter has an `n_top`; so are the next three.
+        top_parents: (m,) int32, which of `top_after` each of them follows; -1 of the first.
         top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
     """
 
@@ -236,6 +236,7 @@ class Verdict:
     n_proposed: int = field(default=Factory(lambda self: self.n_offered, takes_self=True))
     path: Sequence[int] = field(default=Factory(lambda self: range(self.n_accepted), takes_self=True))
     top_after: np.ndarray | None = field(default=None, eq=False)
+    top_parents: np.ndarray | None = field(default=None, eq=False)
     top_ids: np.ndarray | None = field(default=None, eq=False)
     top_logits: np.ndarray | None = field(default=None, eq=False)
 

@@ -13,6 +13,8 @@ from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation
+from augury.speculation.drafts import DrafterProfile
+from augury.speculation.planner import DraftPlanner
 from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -119,6 +121,8 @@ def toy_engine(
     makers = [drafter] if callable(drafter) else drafter or []
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
+    for profile, each in zip(planner.profiles, chains[0], strict=True) if planner else ():
+        profile.name, profile.n_top, profile.features = each.name, each.n_top, tuple(each.features)
     return kind(
         EngineContext(toy, memory(NoOptions(), toy.state_spec, toy)),
         chains,
@@ -139,3 +143,9 @@ def toy_engine(
         observers=observers,
         max_queue=max_queue,
     )
+
+
+def planner_of(costs, *is_costly, is_certain=(), kind=DraftPlanner, **how):
+    """A planner for drafters of these kinds, whose names `toy_engine` adds."""
+    certain = is_certain or [False] * len(is_costly)
+    return kind(costs, [DrafterProfile("", *facts) for facts in zip(is_costly, certain, strict=True)], **how)

@@ -29,8 +29,8 @@ from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.draft_log import log_draft
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import SlotDraft
-from augury.types import Round, Verdict, read_only
+from augury.speculation.drafts import Choice, Outcome
+from augury.types import Round, read_only
 
 __all__ = ["Loop"]
 
@@ -105,35 +105,36 @@ class Loop:
             return
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
         for share in shares:
-            if share.drafted is None and not share.sequence.n_emitted:
+            if share.choice is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
                 share.sequence.counter.chunk(n, done.seconds * n / n_tokens)
-        settled: list[tuple[Share, Verdict, int]] = []
+        settled: list[tuple[Share, Outcome, int]] = []
         row = first = 0
         for share in shares:
-            if (verdict := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
-                settled.append((share, verdict, first))
+            if (outcome := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
+                settled.append((share, outcome, first))
             row, first = row + share.feed.n_rows, first + share.feed.n_tokens
-        for share, verdict, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
+        for share, outcome, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
             if done.features:
-                self._attempt([share.sequence], self._feed_drafters, share, verdict, done.features, first)
-            if share.drafted is not None:
-                self._attempt([share.sequence], self._drafting.settle, share.drafted, verdict)
-        drafted = [share.drafted for share, _, _ in settled if share.drafted is not None]
-        n_beside = n_tokens - sum(1 + len(each.draft) for each in drafted)
-        guarded(self._drafting.observe_round, drafted, n_beside, done.seconds)
-        verdicts = [verdict for _, verdict, _ in settled]
+                self._attempt([share.sequence], self._feed_drafters, share, outcome, done.features, first)
+            if share.choice is not None:
+                self._attempt([share.sequence], self._drafting.settle, share.choice, outcome)
+        outcomes = [outcome for _, outcome, _ in settled]
+        decoded = [(share.choice, outcome) for share, outcome, _ in settled if share.choice is not None]
+        n_drafted = sum(len(choice.draft) for choice, _ in decoded)
+        n_beside = n_tokens - len(decoded) - n_drafted
+        guarded(self._drafting.observe_round, decoded, n_beside, done.seconds)
         seen = Round(
             n_sequences=len(shares),
             n_tokens=n_tokens,
-            n_drafted=sum(verdict.n_offered for verdict in verdicts),
-            n_accepted=sum(verdict.n_accepted for verdict in verdicts),
-            n_emitted=sum(verdict.n_emitted for verdict in verdicts),
+            n_drafted=n_drafted,
+            n_accepted=sum(len(each.path) for each in outcomes),
+            n_emitted=sum(each.n_emitted for each in outcomes),
             draft_s=draft_s + done.late_s,
             forward_s=done.seconds,
             ids=tuple(share.sequence.request.id for share in shares),
         )
-        self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
+        self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.choice is None))
         self._publish()
         for sequence in tuple(self._running):
             self._conclude(sequence)
@@ -265,9 +266,9 @@ class Loop:
         n_beside = sum(len(share.feed.tokens) for share in chunks)
         limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
         limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
-        drafted = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
+        choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
         shares = []
-        for each in drafted:
+        for each in choices:
             tokens = each.sequence.history[-1:]
             shares.append(self._attempt([each.sequence], self._share, each.sequence, tokens, 1 + len(each.draft), each))
         return [share for share in shares if share is not None] + chunks
@@ -287,9 +288,9 @@ class Loop:
                     shares.append(share)
         return shares
 
-    def _share(self, sequence: Sequence, tokens: np.ndarray, rows: int, drafted: SlotDraft | None = None) -> Share:
-        feed = self._context.feed(sequence.slot, tokens, rows, None if drafted is None else drafted.draft)
-        return Share(sequence, feed, drafted)
+    def _share(self, sequence: Sequence, tokens: np.ndarray, rows: int, choice: Choice | None = None) -> Share:
+        feed = self._context.feed(sequence.slot, tokens, rows, None if choice is None else choice.draft)
+        return Share(sequence, feed, choice)
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
@@ -298,38 +299,37 @@ class Loop:
     def _forward(self, shares: Items[Share]) -> RoundPass:
         return RoundPass.compute(self._context, self._drafting, shares, self._n_vocab)
 
-    def _emit(self, share: Share, done: RoundPass, row: int) -> Verdict | None:
+    def _emit(self, share: Share, done: RoundPass, row: int) -> Outcome | None:
         """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
-        sequence, passed = share.sequence, done.passed
+        sequence, choice, passed = share.sequence, share.choice, done.passed
         if not share.feed.n_rows:
             self._keep(share)
-            return Verdict(n_offered=0, n_accepted=0, n_emitted=0, is_used=False)
-        draft = share.feed.draft
+            return Outcome((), n_emitted=0)
+        draft, names = share.feed.draft, () if choice is None else choice.names
         accepted = sequence.verify(draft, passed, row, done.argmax)
-        name = None if share.drafted is None else self._drafting.name(share.drafted)
-        n_emitted = sequence.emit(accepted, passed, row, name, len(draft))
+        n_emitted = sequence.emit(accepted, passed, row, names)
         if not n_emitted:  # what its slot holds is as before the pass
             return None
-        if share.drafted is None:
+        if choice is None:
             self._keep(share)
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
             sequence.counter.prefilled()
-            return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
+            return Outcome((), n_emitted)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, name)
-        if n_top := self._drafting.n_top(share.drafted):
-            best = passed.top_k(np.arange(row, row + share.feed.n_rows, dtype=np.int32), n_top)
+            guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
+        top = None
+        if n_top := self._drafting.n_top(choice):
+            rows = np.arange(row, row + share.feed.n_rows, dtype=np.int32)
             after = np.concatenate([share.feed.tokens, draft.tokens])
-            share.drafted.top = (read_only(after), read_only(best[0]), read_only(best[1]))
+            top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *passed.top_k(rows, n_top))))
         path = tuple(accepted.path[: n_emitted - 1])
-        share.drafted.is_stopped = len(path) < len(accepted.path)
         self._keep(share, path)
-        return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
+        return Outcome(path, n_emitted, is_stopped=len(path) < len(accepted.path), top=top)
 
-    def _feed_drafters(self, share: Share, verdict: Verdict, features: Mapping[str, np.ndarray], first: int) -> None:
+    def _feed_drafters(self, share: Share, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
         """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
-        feed, path = share.feed, list(verdict.path)
+        feed, path = share.feed, list(outcome.path)
         tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
         places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.step.replay) :]
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])

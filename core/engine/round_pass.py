@@ -14,18 +14,18 @@ from augury.engine.sequence import Sequence
 from augury.passes import Pass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import SlotDraft
+from augury.speculation.drafts import Choice
 
 __all__ = ["RoundPass", "Share"]
 
 
 @frozen(eq=False)
 class Share:
-    """A sequence's share of a pass, and what it drafted; None while its prompt is processed."""
+    """A sequence's share of a pass, and what is verified in it; None while its prompt is processed."""
 
     sequence: Sequence
     feed: Feed
-    drafted: SlotDraft | None = None
+    choice: Choice | None = None
 
 
 @frozen(eq=False)
@@ -45,19 +45,19 @@ class RoundPass:
         start = perf_counter()
         passed = context.forward([share.feed for share in shares], wanted)
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
-        slots = [share.drafted for share in shares if share.drafted is not None] if context.is_asynchronous else []
-        if slots:
-            n_beside = sum(len(share.feed.tokens) for share in shares if share.drafted is None)
+        choices = [share.choice for share in shares if share.choice is not None] if context.is_asynchronous else []
+        if choices:
+            n_beside = sum(len(share.feed.tokens) for share in shares if share.choice is None)
             context.is_busy = True
             try:
-                ahead_s = drafting.draft_ahead(slots, n_beside, forward_s)
+                ahead_s = drafting.draft_ahead(choices, n_beside, forward_s)
             finally:
                 context.is_busy = False
         device_s = passed.wait()
         seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
         if ahead_s:
             late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
-            settle_ahead(slots, late_s / ahead_s)
+            settle_ahead(choices, late_s / ahead_s)
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
         has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)

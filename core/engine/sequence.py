@@ -183,27 +183,34 @@ class Sequence:
             first_row: The row after the history; the next k are those after the draft's tokens.
             argmax: Of all rows; may be empty unless `is_plain_argmax`.
         """
-        tokens = draft.tokens.tolist()
-        if draft.parents is not None:
-            return match_tree(tokens, draft.parents.tolist(), self._tree_chooser(tokens, logits, first_row, argmax))
-        sampler, n, n_emitted = self.sampler, self._n, self.n_emitted
-        self._buffer[n : n + len(tokens)] = tokens
-        choose: Callable[[int], int] = (
-            argmax[first_row : first_row + len(tokens) + 1].__getitem__
-            if self.is_plain_argmax
-            else lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i)
-        )
+        tokens, sampler, n_emitted, is_plain = draft.tokens.tolist(), self.sampler, self.n_emitted, self.is_plain_argmax
+        parents = None if draft.parents is None else draft.parents.tolist()
+
+        def text(node: int, depth: int) -> np.ndarray:
+            """The text up to a node of the draft, whose ancestors were asked for before."""
+            if node >= 0:
+                self._buffer[self._n + depth - 1] = tokens[node]
+            return self._view[: self._n + depth]
+
+        def choose(node: int, depth: int) -> int:
+            row = first_row + 1 + node
+            return argmax[row] if is_plain else sampler.choose(logits, row, text(node, depth), n_emitted + depth)
+
         speculation = self.request.speculation
-        if speculation.synthetic:
-            return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), choose)
-        if speculation.verify == "rejection" and not self.is_plain_argmax:
+        if speculation.synthetic and parents is None:
+            self._buffer[self._n : self._n + len(tokens)] = tokens
+            return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), lambda i: choose(i - 1, i))
+        if speculation.verify == "rejection" and not is_plain:
             return reject(
                 tokens,
+                range(-1, len(tokens) - 1) if parents is None else parents,
                 draft.probabilities,
-                lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i], n_emitted + i),
-                lambda i: sampler.uniforms(n_emitted + i),
+                lambda node, depth: sampler.distribution(logits, first_row + 1 + node, text(node, depth), n_emitted + depth),
+                lambda depth: sampler.uniforms(n_emitted + depth),
             )
-        return match(tokens, choose)
+        if parents is None:
+            return match(tokens, lambda i: choose(i - 1, i))
+        return match_tree(tokens, parents, choose)
 
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
         """What a proposal is judged by that was made before the last `n_emitted` tokens: by these.
@@ -222,28 +229,14 @@ class Sequence:
         """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
         return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
-    def _tree_chooser(self, draft: Tokens[int], logits: Pass, first_row: int, argmax: Tokens[int]) -> Callable[[int, int], int]:
-        """The target's own choice after a node, whose ancestors were chosen before."""
-
-        def choose(node: int, depth: int) -> int:
-            row = first_row + 1 + node
-            if self.is_plain_argmax:
-                return argmax[row]
-            if node >= 0:
-                self._buffer[self._n + depth - 1] = draft[node]
-            return self.sampler.choose(logits, row, self._view[: self._n + depth], self.n_emitted + depth)
-
-        return choose
-
-    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafter: str | None, n_drafted: int) -> int:
+    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Tokens[str]) -> int:
         """Append what a round emits, up to where the request ends, and deliver it.
 
         Args:
             accepted: What `verify` gave.
             logits: Of the pass, for log-probabilities.
             first_row: The row after the history.
-            drafter: The name of the drafter that proposed all but the last token, or None.
-            n_drafted: How many tokens of the draft the round verified.
+            drafters: (k,) the names of those who proposed the tokens of the draft.
 
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
@@ -268,8 +261,8 @@ class Sequence:
                 break
         logprobs = self._logprobs(logits, rows[: len(emitted)], [token for token, _ in emitted])
         for i, (token, text) in enumerate(emitted):
-            is_drafted = i < len(emitted) - 1
-            origin = (drafter if is_drafted else None, None if i else n_drafted)
+            drafter = drafters[accepted.path[i]] if i < len(emitted) - 1 else None
+            origin = (drafter, None if i else len(drafters))
             self.pieces.append(Token(token, text, *origin, *logprobs[i]))
         self.channel.deliver(self.pieces[len(self.pieces) - len(emitted) :])
         return len(emitted)

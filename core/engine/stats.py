@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
-from itertools import zip_longest
+from collections.abc import Collection, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from attrs import frozen
 from augury.engine.guard import guarded
 from augury.engine.request import Request
 from augury.log import get_logger
-from augury.types import DrafterStats, Round, Summary, Timings, TokenLogprob, Verdict
+from augury.types import DrafterStats, Round, Summary, Timings, TokenLogprob
 
 __all__ = [
     "Counts",
@@ -75,6 +74,7 @@ class RequestCounter:
         }
         self._draft_lengths: list[int] = []
         self._n_drafted = self._n_accepted = 0
+        self._accepted_by_position: list[int] = []
         self._slot: int | None = None
         self._last_drafter: str | None = None
         self._n_processed = 0
@@ -116,7 +116,7 @@ class RequestCounter:
     def prefilled(self) -> None:
         """The prompt, or a text that was cut, is processed and its token emitted: its last pass is a round."""
         if self._n_emitted:
-            self.round(0, 1)
+            self.round((), 0, 0, 1)
             return
         self._n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
@@ -144,24 +144,34 @@ class RequestCounter:
         counts["draft_s"] += late_s
         counts["hidden_s"] += hidden_s
 
-    def round(self, n_offered: int, n_emitted: int) -> None:
-        """A round is over, in which `n_offered` drafted tokens were verified."""
+    def round(self, drafters: Sequence[str], depth: int, n_accepted: int, n_emitted: int) -> None:
+        """A round is over.
+
+        Args:
+            drafters: (k,) who proposed the drafted tokens that were verified.
+            depth: How many of them could be accepted.
+            n_accepted: How many were.
+            n_emitted: Tokens emitted.
+        """
         self._n_emitted += n_emitted
-        self._draft_lengths.append(n_offered)
+        self._n_drafted += len(drafters)
+        self._n_accepted += n_accepted
+        self._draft_lengths.append(len(drafters))
+        self._accepted_by_position.extend([0] * (depth - len(self._accepted_by_position)))
+        for position in range(n_accepted):
+            self._accepted_by_position[position] += 1
+        self._last_drafter = drafters[0] if drafters else self._last_drafter
         self._last_token_at = perf_counter()
 
-    def verified(self, drafter: str, verdict: Verdict, depth: int, *, is_ahead: bool = False) -> None:
-        """A drafter's proposal, `depth` tokens deep and perhaps made ahead, was verified."""
-        self._n_drafted += verdict.n_offered
-        self._n_accepted += verdict.n_accepted
-        self._last_drafter = drafter
+    def verified(self, drafter: str, n_offered: int, n_accepted: int, depth: int, *, is_ahead: bool = False) -> None:
+        """So many tokens of a drafter's proposal, `depth` deep and perhaps made ahead, were verified and accepted."""
         counts = self._counts[drafter]
         counts["used"] += 1
-        counts["drafted"] += verdict.n_offered
-        counts["accepted"] += verdict.n_accepted
+        counts["drafted"] += n_offered
+        counts["accepted"] += n_accepted
         if is_ahead:
-            counts["ahead_used"] += verdict.n_offered
-        for name, n in zip(_BY_POSITION, (depth, verdict.n_accepted), strict=True):
+            counts["ahead_used"] += n_offered
+        for name, n in zip(_BY_POSITION, (depth, n_accepted), strict=True):
             places = counts[name]
             places.extend([0] * (depth - len(places)))
             for position in range(n):
@@ -181,7 +191,6 @@ class RequestCounter:
             drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
             for drafter, counts in self._counts.items()
         }
-        by_position = zip_longest(*(each.accepted_by_position for each in drafters.values()), fillvalue=0)
         return Summary(
             id=self._request.id,
             slot=self._slot,
@@ -196,7 +205,7 @@ class RequestCounter:
             n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
             n_drafted=self._n_drafted,
             n_accepted=self._n_accepted,
-            accepted_by_position=tuple(map(sum, by_position)),
+            accepted_by_position=tuple(self._accepted_by_position),
             draft_lengths=tuple(self._draft_lengths),
             drafters=drafters,
             timings=Timings(

@@ -80,37 +80,49 @@ def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[i
 
 def reject(
     draft: Sequence[int],
+    parents: Sequence[int],
     probabilities: np.ndarray | None,
-    target: Callable[[int], Distribution],
+    target: Callable[[int, int], Distribution],
     uniform: Callable[[int], tuple[float, float]],
 ) -> Accepted:
-    """Accept a drafted token with probability min(1, p/q), and draw from what is left of p where it is refused.
+    """Accept a drawn token with probability min(1, p/q); draw from what is left of p where it is refused.
 
-    What is emitted is distributed as by the target alone, but not token by token the same.
+    Where the token drawn from that is another one of the draft in the same place, it is accepted as well. What is emitted is
+    distributed as by the target alone, but not token by token the same.
 
     Args:
         draft: k proposed tokens.
-        probabilities: (k, V), q: what each was drawn from. None: the drafter was certain, q is 1 for its token.
-        target: target(i) is p, the target's distribution after the first i draft tokens; called in order.
-        uniform: uniform(i) gives two numbers in [0, 1) for position i: one to accept by, one to draw by.
+        parents: (k,), parents[i] < i is what token i follows, -1 the history. Of the tokens after one parent at most one was
+            drawn.
+        probabilities: (k, V), q: what each was drawn from; a row of zeros, or None for all, where it was certain. To leave a
+            drawn token out because of what it is would be a bias.
+        target: target(i, d) is p, the target's distribution after draft token i, -1 for the history, which has d tokens of the
+            draft before and including it; called in order.
+        uniform: uniform(d) gives two numbers in [0, 1) for depth d: one to accept by, one to draw by.
 
-    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3.
+    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3; of several
+    candidates Miao et al. 2023, "SpecInfer" (arXiv 2305.09781), section 4.3, where only one was drawn.
     """
-    emitted = []
-    for i, token in enumerate(draft):
-        ids, p = target(i)
-        accept, draw = uniform(i)
-        p_token = float(p[ids == token].sum())
-        q_token = 1.0 if probabilities is None else float(probabilities[i, token])
-        if accept * q_token < p_token:
-            emitted.append(int(token))
-            continue
-        rest = np.where(ids == token, 0.0, p) if probabilities is None else np.maximum(p - probabilities[i, ids], 0.0)
-        emitted.append(_drawn(ids, rest if rest.sum() > 0 else p, draw))  # nothing is left where rounding alone refused
-        return Accepted(emitted, range(i))
-    ids, p = target(len(draft))
-    emitted.append(_drawn(ids, p, uniform(len(draft))[1]))
-    return Accepted(emitted, range(len(draft)))
+    emitted: list[int] = []
+    path: list[int] = []
+    node = -1
+    while True:
+        ids, p = target(node, len(path))
+        accept, draw = uniform(len(path))
+        following = [i for i in range(node + 1, len(draft)) if parents[i] == node]
+        drawn = next((i for i in following if probabilities is not None and probabilities[i].any()), None)
+        if drawn is not None and probabilities is not None:
+            p_token = float(p[ids == draft[drawn]].sum())
+            if accept * float(probabilities[drawn, draft[drawn]]) < p_token:
+                emitted.append(int(draft[drawn]))
+                path.append(node := drawn)
+                continue
+            rest = np.maximum(p - probabilities[drawn, ids], 0.0)
+            p = rest if rest.sum() > 0 else p  # nothing is left where rounding alone refused
+        emitted.append(_drawn(ids, p, draw))
+        if (found := next((i for i in following if i != drawn and draft[i] == emitted[-1]), None)) is None:
+            return Accepted(emitted, path)
+        path.append(node := found)
 
 
 def accept_by_chance(

@@ -14,60 +14,63 @@ import numpy as np
 
 from augury.interfaces import Ask
 from augury.speculation.drafter_guard import draft_together_ahead
-from augury.speculation.drafts import AheadDraft, SlotDraft
+from augury.speculation.drafts import AheadDraft, Choice, RequestDrafter
 from augury.speculation.planner import DraftPlanner
 from augury.types import Draft
 
 __all__ = ["draft_ahead", "settle_ahead"]
 
 
-def draft_ahead(planner: DraftPlanner, slots: Items[SlotDraft], n_beside: int, begun_s: float) -> float:
+def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
     """Let the drafters of a pass that is being computed draft ahead.
 
     Args:
         planner: Which says how far.
-        slots: That decode in the pass.
+        choices: Of the slots that decode in the pass.
         n_beside: Tokens of prompts in it.
         begun_s: Seconds of it that are over.
 
     Returns:
         The seconds that it took; 0 where nobody was asked.
     """
-    able = [slot for slot in slots if _is_able(slot)]
-    asks: dict[int, list[tuple[SlotDraft, Ask]]] = {}
-    for slot, n in zip(able, planner.n_ahead(slots, able, n_beside, begun_s) if able else (), strict=True):
-        assert slot.drafter is not None
-        guard = slot.drafters.guards[slot.drafter]
+    able = [(choice, drafter) for choice in choices if (drafter := _able(choice)) is not None]
+    asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
+    for (choice, drafter), n in zip(able, planner.n_ahead(choices, able, n_beside, begun_s) if able else (), strict=True):
         if n:
-            ask = Ask(guard.drafter, guard.history, 1 + n, slot.draft.tokens)
-            asks.setdefault(slot.drafter, []).append((slot, ask))
-    for index, asked in asks.items():
-        guards = [slot.drafters.guards[index] for slot, _ in asked]
-        drafts = draft_together_ahead(guards, [ask for _, ask in asked])
-        for (slot, ask), guard, draft in zip(asked, guards, drafts, strict=True):
-            slot.ahead_s, slot.drafters.ahead = guard.seconds, None
-            if draft is not None and len(draft):
-                planner.observe_ahead(index, len(draft), guard.seconds)
-                guess = np.append(ask.guess, draft.tokens[:1])
-                confidence = None if draft.confidence is None else draft.confidence[1:]
-                rest = Draft(draft.tokens[1:], confidence=confidence)
-                slot.drafters.ahead = AheadDraft(index, slot.n_context, guess, rest)
-    return sum(slot.ahead_s for slot in able)
+            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, choice.draft.tokens)
+            asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
+    seconds = 0.0
+    for asked in asks.values():
+        guards = [drafter.guard for _, drafter, _ in asked]
+        drafts = draft_together_ahead(guards, [ask for *_, ask in asked])
+        for (choice, drafter, ask), draft in zip(asked, drafts, strict=True):
+            seconds += (took_s := drafter.guard.seconds)
+            proposals, made = choice.proposals, Draft() if draft is None else draft
+            if len(made):
+                drafter.profile.cost.observe(len(made), 0, took_s)
+            guess = np.append(ask.guess, made.tokens[:1])
+            confidence = None if made.confidence is None else made.confidence[1:]
+            rest = Draft(made.tokens[1:], confidence=confidence)
+            proposals.drafters.ahead = AheadDraft(drafter, proposals.n_context, guess, rest, took_s)
+    return seconds
 
 
-def _is_able(slot: SlotDraft) -> bool:
-    """Whether a slot's drafter can say what follows its draft."""
-    if slot.drafter is None or not len(slot.draft) or slot.draft.parents is not None:
-        return False
+def _able(choice: Choice) -> RequestDrafter | None:
+    """The drafter that can say what follows a slot's draft."""
+    if not len(choice.draft) or choice.draft.parents is not None:
+        return None
     # what is drawn would be other tokens, of which others are accepted
-    return slot.sequence.request.speculation.verify == "match" and slot.drafters.guards[slot.drafter].drafts_ahead
+    if choice.sequence.request.speculation.verify != "match":
+        return None
+    asked = (drafter for drafter in choice.proposals.of if drafter.guard.drafts_ahead)
+    return next(asked, None)
 
 
-def settle_ahead(slots: Items[SlotDraft], late: float) -> None:
+def settle_ahead(choices: Items[Choice], late: float) -> None:
     """The pass is over, and hid the time of drafting ahead but for a share of it."""
-    for slot in slots:
-        if slot.drafter is not None and slot.ahead_s:
-            late_s, ahead = late * slot.ahead_s, slot.drafters.ahead
-            slot.draft_s += late_s
-            name, n_tokens = slot.drafters.guards[slot.drafter].name, 0 if ahead is None else len(ahead.draft)
-            slot.sequence.counter.drafted_ahead(name, n_tokens, late_s, slot.ahead_s - late_s)
+    for choice in choices:
+        if (ahead := choice.proposals.drafters.ahead) is not None:
+            late_s = late * ahead.seconds
+            ahead.drafter.spent_s += late_s
+            name = ahead.drafter.profile.name
+            choice.sequence.counter.drafted_ahead(name, len(ahead.draft), late_s, ahead.seconds - late_s)

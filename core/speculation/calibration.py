@@ -11,6 +11,7 @@ from augury.batch import Batch
 from augury.engine.context import EngineContext
 from augury.interfaces import Drafter, Model
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 
 __all__ = ["measure_passes", "planner_for"]
@@ -33,8 +34,7 @@ def planner_for(context: EngineContext, chain: Sequence[Drafter], draft_max: int
     if not chain:
         return None
     costs = measure_passes(context.model, context.spec.n_slots * (draft_max + 1))
-    is_costly, is_certain = ([getattr(drafter, fact) for drafter in chain] for fact in ("is_costly", "is_certain"))
-    return DraftPlanner(costs, is_costly, is_certain, replays_accepted=context.replays_accepted)
+    return DraftPlanner(costs, map(DrafterProfile.of, chain), replays_accepted=context.replays_accepted)
 
 
 def measure_passes(model: Model, n_largest: int) -> PassCosts:

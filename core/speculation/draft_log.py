@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,7 @@ class VerifiedDraft:
     """A draft, and what the target made of it. Tokens of a tree are in the draft's order."""
 
     slot: int
-    drafter: str | None
+    drafters: tuple[str, ...]
     tokens: tuple[DraftedToken, ...]
     target: TokenLogprob  # what the target chose itself, after the last accepted token
 
@@ -45,11 +46,11 @@ class VerifiedDraft:
 
     def __str__(self) -> str:
         n = len(self.tokens)
-        return f"slot {self.slot}: {self.drafter} drafted {n} token{'s' * (n > 1)}, {self.n_accepted} accepted"
+        return f"slot {self.slot}: {' and '.join(self.drafters)} drafted {n} token{'s' * (n > 1)}, {self.n_accepted} accepted"
 
 
 def log_draft(
-    sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int, drafter: str | None
+    sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int, drafters: Items[str]
 ) -> None:
     """Log a draft that was verified.
 
@@ -60,7 +61,7 @@ def log_draft(
         n_emitted: How many of its tokens were emitted; what comes after a stop is left out.
         logits: Of the pass.
         first_row: The row after the history.
-        drafter: Who proposed the draft.
+        drafters: (k,) who proposed each token.
     """
     path = list(accepted.path)[: n_emitted - 1]
     reached = [-1, *path]  # the places after which the target chose
@@ -82,7 +83,7 @@ def log_draft(
         )
         for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), parents, strict=True))
     )
-    verified = VerifiedDraft(sequence.slot, drafter, tokens, chosen[reached[-1]])
+    verified = VerifiedDraft(sequence.slot, tuple(dict.fromkeys(drafters)), tokens, chosen[reached[-1]])
     DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
 
 

@@ -179,14 +179,15 @@ class DrafterGuard:
             raise PluginError(f"returned a {type(draft).__name__}, expected a Draft")
         if not len(draft.tokens):
             return _NO_DRAFT
-        parents, probabilities, confidence = draft.parents, draft.probabilities, draft.confidence
+        parents, probabilities, confidence, evidence = draft.parents, draft.probabilities, draft.confidence, draft.evidence
         copy = Draft(
             draft.tokens[:limit],
             None if parents is None else parents[:limit],
             None if probabilities is None else np.array(probabilities[:limit], np.float32),
             None if confidence is None else np.array(confidence[:limit], np.float32),
+            None if evidence is None else evidence[:limit].copy(),
         )
-        if (seen := misfit(copy, self._n_vocab)) is not None:
+        if (seen := misfit(copy, self._n_vocab, len(self.drafter.evidence_chances))) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return copy
 
@@ -262,20 +263,26 @@ def _together(
     return drafts
 
 
-def misfit(draft: Draft, n_vocab: int) -> str | None:
-    """What does not fit in a draft for a target of V tokens, or None."""
+def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
+    """What does not fit in a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
     tokens, parents, confidence = draft.tokens.tolist(), draft.parents, draft.confidence
+    n = len(tokens)
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
-    if parents is not None:
-        if len(parents) != len(tokens):
-            return f"{len(parents)} parents of {len(tokens)} tokens"
-        if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
-            return f"parents {parents.tolist()}, where each is -1 or stands before its token"
-    for name, expected in (("probabilities", (len(tokens), n_vocab)), ("confidence", (len(tokens),))):
+    if parents is not None and len(parents) != n:
+        return f"{len(parents)} parents of {n} tokens"
+    if parents is not None and any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+        return f"parents {parents.tolist()}, where each is -1 or stands before its token"
+    for name, expected in (("probabilities", (n, n_vocab)), ("confidence", (n,)), ("evidence", (n,))):
         if (array := getattr(draft, name)) is not None and array.shape != expected:
             return f"{name} of shape {array.shape}, expected {expected}"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
-    return None
+    return _odd_evidence(draft.evidence, n_grounds)
+
+
+def _odd_evidence(evidence: np.ndarray | None, n_grounds: int) -> str | None:
+    if evidence is None or not len(evidence) or 0 <= evidence.min() <= evidence.max() < n_grounds:
+        return None
+    return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"

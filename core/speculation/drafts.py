@@ -1,25 +1,36 @@
-"""The records of drafting: what a request's drafters have, and one slot's draft in one round."""
+"""The records of drafting: what is known of a drafter, and one slot's round in three steps: proposals, choice, outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Items
+from collections.abc import Collection, Iterator, Sequence as Items
 
 import numpy as np
 from attrs import Factory, define, field, frozen
 
 from augury.engine.sequence import Sequence
+from augury.interfaces import Drafter
+from augury.speculation.chances import TYPICAL, Chances
+from augury.speculation.costs import DraftCost
 from augury.speculation.drafter_guard import DrafterGuard
-from augury.speculation.estimates import Acceptance
+from augury.speculation.joint_tree import JointTree
 from augury.types import Draft
 
-__all__ = ["AheadDraft", "LossBudget", "RequestDrafters", "SlotDraft"]
-
-_TINY = 1e-9  # where a drafter takes all of its tokens to be impossible
+__all__ = [
+    "AheadDraft",
+    "Choice",
+    "DrafterProfile",
+    "LossBudget",
+    "Outcome",
+    "Proposal",
+    "RequestDrafter",
+    "RequestDrafters",
+    "SlotProposals",
+]
 
 
 @define
 class LossBudget:
-    """Seconds that a drafter may lose. It grows with what the drafter gains and, by a small share, with time."""
+    """Seconds that drafting may lose. It grows with what drafting gains and, by a small share, with time."""
 
     seconds: float
     share: float
@@ -34,11 +45,11 @@ class LossBudget:
         return seconds <= self.seconds or (is_least and self.seconds >= self.first)
 
     def book(self, seconds: float) -> None:
-        """The drafter gained or, below 0, lost so much."""
+        """Drafting gained or, below 0, lost so much."""
         self.seconds = min(self.seconds + seconds, self.most)
 
     def credit(self, seconds: float) -> None:
-        """The drafter would have gained so much: that makes up for losses, up to what the budget was at first."""
+        """Drafting would have gained so much: that makes up for losses, up to what the budget was at first."""
         self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
 
     def pass_time(self, seconds: float) -> None:
@@ -46,112 +57,223 @@ class LossBudget:
         self.book(self.share * seconds)
 
 
+# Drafters
+
+
+@define(eq=False)
+class DrafterProfile:
+    """What an engine knows of one of its drafters, from all slots and requests."""
+
+    name: str
+    is_costly: bool = False  # its length is settled before it is asked, because drafting takes time
+    is_certain: bool = False
+    n_top: int = 0
+    features: tuple[str, ...] = ()
+    chances: Chances = Factory(lambda self: Chances(is_costly=self.is_costly, is_certain=self.is_certain), takes_self=True)
+    cost: DraftCost = Factory(DraftCost)
+    budget: LossBudget = Factory(
+        lambda: LossBudget(0.0, 0.0, 0.0)
+    )  # of a costly one: what it may lose in all requests together
+    can_be_teacher_forced: bool = True  # as far as is known
+    n_waited: int = 0  # rounds since it was asked, where it is costly
+    interval: int = 0  # rounds between tries
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> DrafterProfile:
+        """Of a drafter that was not used yet."""
+        is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
+        chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
+        return cls(drafter.name, is_costly, is_certain, int(drafter.n_top), tuple(drafter.features), chances)
+
+
+@define(eq=False)
+class RequestDrafter:
+    """A drafter of one request."""
+
+    profile: DrafterProfile
+    guard: DrafterGuard
+    chances: Chances = Factory(lambda self: self.profile.chances.child(), takes_self=True)
+    run: int = 0  # tokens that it had right in a row until now
+    n_missed: int = 0  # tokens emitted since it was asked
+    n_idle: int = 0  # rounds since it was right
+    n_right: int = 0  # tokens that it had right in the last round, used or not
+    spent_s: float = 0.0  # of drafting that was waited for, since the last round
+
+    def score(self, proposal: Proposal | None, emitted: Items[int], forbidden: Items[float] = ()) -> None:
+        """Learn from what a round emitted.
+
+        Args:
+            proposal: What it proposed, used or not; None where it was not asked.
+            emitted: The tokens.
+            forbidden: By node of the slot's tree, 0 of one that a constraint forbids: it is no trial.
+        """
+        self.n_missed += len(emitted)
+        self.n_idle += 1
+        self.n_right = 0
+        if proposal is None or not len(proposal.draft):
+            self.run = 0  # what it finds next is another stretch
+            if proposal is not None and self.profile.is_costly:
+                self.chances.see(TYPICAL, is_right=False)  # it was paid for
+            return
+        tokens, children, node = proposal.draft.tokens.tolist(), proposal.children(), -1
+        for token in emitted:
+            tried = [i for i in children.get(node, ()) if not forbidden or forbidden[proposal.nodes[i]]]
+            if not tried:
+                break
+            right = [i for i in tried if tokens[i] == token]
+            for ground, i in ((proposal.grounds[i], i) for i in tried):
+                if ground != TYPICAL:
+                    self.chances.see(ground, is_right=tokens[i] == token)
+            self.chances.see(TYPICAL, is_right=bool(right))
+            if not right:
+                self.run = 0
+                break
+            node = right[0]
+            self.run += 1
+            self.n_right += 1
+        if self.n_right:
+            self.n_idle = 0
+
+
+@define(eq=False)
+class RequestDrafters:
+    """The drafters of one request."""
+
+    every: list[RequestDrafter] = Factory(list)  # by priority
+    prefill: Iterator[None] = field(factory=lambda: iter(()))  # what they have left to do with its prompt
+    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # what those that cost nothing may lose together
+    n_replayed: int = 0  # accepted tokens that the next pass computes again
+    ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
+
+    @property
+    def members(self) -> list[RequestDrafter]:
+        """Those that can still be asked, by priority."""
+        return [drafter for drafter in self.every if not drafter.guard.is_left_out]
+
+
 @frozen(eq=False)
 class AheadDraft:
     """A draft that was made while a pass was computed, after a guess of what the pass would add to a text of `n_context`."""
 
-    drafter: int
+    drafter: RequestDrafter
     n_context: int
     guess: np.ndarray  # (g,) int32
     draft: Draft
+    seconds: float
 
     def follows(self, history: np.ndarray) -> bool:
         """Whether the guess was right."""
         return np.array_equal(history[self.n_context :], self.guess)
 
 
+# One slot's round
+
+
+@frozen(eq=False)
+class Proposal:
+    """What one drafter proposes."""
+
+    draft: Draft  # k tokens
+    nodes: Items[int]  # (k,) of the slot's tree; -1 of what is left out
+    grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
+    is_ahead: bool = False  # it was made during the pass before
+
+    def verified(self, nodes: Items[int], accepted: Items[int]) -> tuple[int, list[int]]:
+        """How many of its tokens were verified, and which were accepted, rising.
+
+        Args:
+            nodes: Of the tree, that were verified.
+            accepted: The places of the accepted ones among them, rising.
+        """
+        path = [nodes[i] for i in accepted]
+        own = [self.nodes.index(node) for node in path if node in self.nodes]
+        return len(set(self.nodes).intersection(nodes)), own
+
+    def depth(self, nodes: Collection[int]) -> int:
+        """How many of its tokens can be accepted at most, if these nodes are verified."""
+        depths = [0]  # of the history, then of each token; those after one that is left out do not matter
+        parents = range(-1, len(self.nodes) - 1) if self.draft.parents is None else self.draft.parents.tolist()
+        for node, parent in zip(self.nodes, parents, strict=True):
+            depths.append(depths[parent + 1] + 1 if node in nodes else 0)
+        return max(depths)
+
+    def children(self) -> dict[int, list[int]]:
+        """By place in the draft, -1 for the history: the places of the tokens that follow."""
+        n = len(self.draft)
+        if self.draft.parents is None:
+            return {i - 1: [i] for i in range(n)}
+        children: dict[int, list[int]] = {}
+        for i, parent in enumerate(self.draft.parents.tolist()):
+            children.setdefault(parent, []).append(i)
+        return children
+
+
 @define(eq=False)
-class RequestDrafters:
-    """What the drafters of one request have. Lists are by drafter, as in the engine's chain; empty without a planner."""
-
-    guards: dict[int, DrafterGuard] = Factory(dict)  # of those that serve the request, in order of priority
-    prefill: Iterator[None] = field(factory=lambda: iter(()))  # what they have left to do with its prompt
-    estimates: list[Acceptance] = Factory(list)
-    budgets: list[LossBudget] = Factory(list)  # of a costly drafter one for all requests
-    n_missed: list[int] = Factory(list)  # tokens emitted since it was asked
-    n_idle: list[int] = Factory(list)  # rounds since it was right
-    n_right: list[int] = Factory(list)  # tokens that it had right in the last round, used or not
-    n_replayed: int = 0  # accepted tokens that the next pass computes again
-    ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
-
-    @property
-    def members(self) -> list[int]:
-        """The drafters that can still be asked, by priority."""
-        return [index for index, guard in self.guards.items() if not guard.is_left_out]
-
-    def score(self, drafter: int, proposed: Items[int] | None, emitted: Items[int]) -> None:
-        """Note what a drafter got right of what a round emitted, used or not; None where it was not asked."""
-        self.n_missed[drafter] += len(emitted)
-        self.n_idle[drafter] += 1
-        self.n_right[drafter] = 0
-        if not proposed:
-            self.estimates[drafter].decline()
-        elif n_right := self.estimates[drafter].see(proposed, emitted):
-            self.n_idle[drafter], self.n_right[drafter] = 0, n_right
-
-
-@define(eq=False)
-class SlotDraft:
-    """One slot's draft in one round: what can be had, what is chosen, what is verified, and what the target made of it."""
+class SlotProposals:
+    """What the drafters of a slot propose for a round."""
 
     sequence: Sequence
     drafters: RequestDrafters
     limit: int  # at most so many tokens can be verified
     n_context: int  # tokens of the text
-    n_min: int = 1  # shorter drafts are not wanted
+    n_min: int = 1  # fewer tokens are not wanted
+    may_branch: bool = True  # otherwise one path alone can be verified
+    of: dict[RequestDrafter, Proposal] = Factory(dict)  # of those that were asked
+    tree: JointTree[RequestDrafter] = Factory(JointTree)
+    _reach: list[float] | None = None
 
-    proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked, used or not; what is forbidden left out
-    origins: dict[int, tuple[int, np.ndarray | None]] = Factory(dict)  # how many they were, and which are left; None: all
-    offers: dict[int, int] = Factory(dict)  # by drafter: how many tokens it could draft, or has proposed
+    def take(self, drafter: RequestDrafter, draft: Draft) -> None:
+        """Take a draft as it is, alone."""
+        self.tree = JointTree.alone(drafter, draft)
+        self.of[drafter] = Proposal(draft, range(len(draft)))
 
-    drafter: int | None = None  # that is used
-    k: int = 0  # tokens of it: chosen, after the pass those verified
-    is_probe: bool = False  # chosen not because it promises more, but to see whether it does
-    teacher_forced: int | None = None  # a drafter, used or not, to be asked what it would have drafted for the last tokens
+    def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
+        """Merge a draft into the tree."""
+        grounds = drafter.chances.grounds(draft, drafter.run)
+        nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds))
+        self.of[drafter] = Proposal(draft, nodes, grounds, is_ahead)
+        self._reach = None
 
-    draft: Draft = Factory(Draft)
-    draft_s: float = 0.0  # of drafters that are asked only if they are used, as far as no pass hides it
-    ahead_s: float = 0.0  # of drafting ahead
-    ahead: int | None = None  # the drafter whose proposal was made ahead
-    n_accepted: int = 0
+    def forbid(self, nodes: Items[int]) -> None:
+        """Nothing but these nodes of the tree, which are rising, can be right."""
+        self.tree.forbid(nodes)
+        self._reach = None
+
+    def reach(self) -> list[float]:
+        """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
+        if self._reach is None:
+            self._reach = self.tree.reach()
+            if not self.may_branch:
+                path = set(self.tree.best_path(self._reach))
+                self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]
+        return self._reach
+
+
+@frozen(eq=False)
+class Choice:
+    """What is verified of a slot's proposals."""
+
+    proposals: SlotProposals
+    draft: Draft = Factory(Draft)  # k tokens
+    nodes: Items[int] = ()  # (k,) of the slot's tree
+    probed: RequestDrafter | None = None  # asked not because it promises more, but to see whether it does
+
+    @property
+    def sequence(self) -> Sequence:
+        """Whose."""
+        return self.proposals.sequence
+
+    @property
+    def names(self) -> list[str]:
+        """(k,) the first drafter of each token."""
+        return [self.proposals.tree.proposers[node][0].profile.name for node in self.nodes]
+
+
+@frozen(eq=False)
+class Outcome:
+    """What the target made of a choice."""
+
+    path: Items[int]  # the tokens of the draft that were accepted, rising
+    n_emitted: int
     is_stopped: bool = False  # the request ended within what was right of the draft
-    top: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # `Verdict.top_after`, `top_ids` and `top_logits`
-
-    def offer(self, is_costly: Items[bool]) -> None:
-        """Offer what was proposed, and of those costly drafters that were not asked in this round as much as fits."""
-        self.n_min = max(self.sequence.request.speculation.n_min, 1)
-        self.offers = {index: len(proposal) for index, proposal in self.proposals.items() if len(proposal)}
-        unasked = (m for m in self.drafters.members if is_costly[m] and (m not in self.proposals or m == self.ahead))
-        self.offers |= dict.fromkeys(unasked, self.limit)
-
-    def gains(self, drafter: int, limit: int) -> list[float]:
-        """[j]: how many tokens are expected of token j + 1 of a drafter's draft: the chance that all up to it are right.
-
-        Of a tree one token of each depth can be accepted: its nodes share that chance by how probable the drafter takes them.
-        """
-        estimate, proposal = self.drafters.estimates[drafter], self.proposals.get(drafter)
-        if proposal is None or proposal.parents is None:
-            return estimate.survival(limit)
-        depths, shares, totals = list[int](), list[float](), [0.0] * proposal.depth
-        confidence = [1.0] * limit if proposal.confidence is None else proposal.confidence.tolist()
-        for parent, chance in zip(proposal.parents.tolist(), confidence, strict=True):
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-            shares.append(chance * shares[parent] if parent >= 0 else chance)
-            totals[depths[-1]] += shares[-1]
-        alive = estimate.survival(len(totals))
-        return [alive[depth] * share / max(totals[depth], _TINY) for depth, share in zip(depths, shares, strict=True)]
-
-    def choose(self, drafter: int, k: int, *, is_probe: bool = False) -> None:
-        """Choose k tokens of a drafter."""
-        self.drafter, self.k, self.is_probe = drafter, k, is_probe
-
-    def choose_none(self) -> None:
-        """Choose to decode plainly."""
-        self.drafter, self.k, self.is_probe, self.teacher_forced = None, 0, False, None
-
-    def verify(self, k: int) -> None:
-        """Verify the first k tokens of what the chosen drafter proposed."""
-        assert self.drafter is not None
-        proposal = self.proposals[self.drafter]
-        self.draft = proposal if k == len(proposal) else proposal.cut(k)
-        self.k = k
+    top: tuple[np.ndarray, ...] | None = None  # `Verdict.top_after`, `top_parents`, `top_ids` and `top_logits`

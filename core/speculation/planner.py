@@ -1,28 +1,38 @@
-"""Decides who drafts how far: what makes the most tokens per second, by measured costs and learnt chances.
+"""Decides what is drafted and verified: what makes the most tokens per second, by measured costs and learnt chances.
 
 Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting` tells it what was seen and asks it what to do,
 so that tests drive it with invented times.
 
-Three kinds of knowledge: `PassCosts` says what a pass takes, `DraftCost` what a drafter takes, `Acceptance` how likely its next
-tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, a `LossBudget` bounds the harm: a
-drafter that lost more than a small share of the time is left out, and only scored on what is emitted.
+A round verifies one tree per slot. All nodes of all slots are ranked by their chance to be accepted, and the first n are taken
+that make the most tokens per second: `PassCosts` says what a pass takes, `Chances` how likely a node is right. None are among
+the choices. A costly drafter, such as a model, is asked only where that promises to pay, by `DraftCost` and by how often it was
+right. Where an estimate is wrong, a `LossBudget` bounds the harm.
 
 Source: the objective, accepted tokens per second under measured load, is that of SmartSpec (Liu et al. 2024, arXiv 2406.14066);
-scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064).
+scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064); the tree of the likeliest nodes is
+that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858), here of several drafters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil, inf
+from collections.abc import Iterable, Sequence
+from math import ceil
 
 from attrs import frozen
 
-from augury.speculation.costs import DraftCost, PassCosts
-from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
-from augury.speculation.estimates import CERTAIN, LOOKUP, MODEL, Acceptance
+from augury.speculation.best_nodes import PassCurve, best_nodes
+from augury.speculation.chances import TYPICAL, survival
+from augury.speculation.costs import PassCosts
+from augury.speculation.drafts import (
+    Choice,
+    DrafterProfile,
+    LossBudget,
+    Outcome,
+    RequestDrafter,
+    SlotProposals,
+)
 
-__all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
+__all__ = ["N_TEACHER_FORCED", "CostlyAsk", "DraftPlanner"]
 
 N_TEACHER_FORCED = 16
 """How many tokens of the text a costly drafter guesses by teacher forcing."""
@@ -35,7 +45,7 @@ _RARELY = 8  # rounds between asks, at most
 _WARM_UP = 16  # asks: the first are slow
 
 # What drafting must promise
-_GAIN = 1.02  # tokens of the slot, in place of 1: costs are not known more exactly, and plain passes want to be seen, too
+_LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: what it takes is certain, what it gives is not
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
 
@@ -57,268 +67,287 @@ _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambl
 
 
 @frozen(eq=False)
-class _RestOfPass:
-    """A pass as one slot finds it: with n tokens of the slot it takes `known[n]` seconds, or as little as `hoped[n]`."""
+class CostlyAsk:
+    """What a costly drafter is asked for."""
 
-    known: Sequence[float]
-    hoped: Sequence[float]
-    expected: float  # tokens of the other slots
-    draft_s: float  # of their drafters
-    is_teacher_forced: bool  # whether a drafter of theirs is asked by teacher forcing: one in a round is enough to wait for
+    slot: SlotProposals
+    drafter: RequestDrafter
+    k: int = 0  # tokens; 0: what it would have drafted for the last tokens of the text
+    is_probe: bool = False  # not because it promises more, but to see whether it does
+
+
+@frozen(eq=False)
+class _Rest:
+    """A pass as one slot finds it: what the others bring into it."""
+
+    curve: PassCurve
+    n: int  # drafted tokens
+    expected: float  # tokens
+    draft_s: float
 
     def rate(self, expected: float, n: int, draft_s: float) -> float:
         """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
-        return (self.expected + expected) / (self.hoped[n] + self.draft_s + draft_s)
-
-    def extra_s(self, k: int) -> float:
-        """Seconds that k drafted tokens add to the pass."""
-        return self.known[1 + k] - self.known[1]
+        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
 
 
 class DraftPlanner:
     """Plans the rounds of one engine for all of its slots together.
 
     Attributes:
+        costs: Of passes.
+        profiles: Of the engine's drafters, by priority.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
     """
 
-    def __init__(
-        self,
-        costs: PassCosts,
-        is_costly: Sequence[bool],
-        is_certain: Sequence[bool] = (),
-        *,
-        replays_accepted: bool = False,
-    ) -> None:
+    def __init__(self, costs: PassCosts, profiles: Iterable[DrafterProfile], *, replays_accepted: bool = False) -> None:
         """Start to plan.
 
         Args:
             costs: Of passes.
-            is_costly: By drafter: whether its length is settled before it is asked, because drafting takes time.
-            is_certain: By drafter: whether its tokens are right; none are without it.
+            profiles: Of the engine's drafters, by priority.
             replays_accepted: Whether what was accepted of a draft has to be computed again where the rest of it was not.
         """
         self.costs = costs
+        self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
-        self.is_costly = list(is_costly)
-        self._draft_costs = [DraftCost() for _ in is_costly]
-        self._is_certain = list(is_certain) or [False for _ in is_costly]
-        self._estimates = [
-            Acceptance(CERTAIN if certain else MODEL if costly else LOOKUP)
-            for costly, certain in zip(is_costly, self._is_certain, strict=True)
-        ]
-        self._can_be_teacher_forced = list(is_costly)  # as far as is known
-        self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
-        self._intervals = [_PROBE_FIRST for _ in is_costly]
-        self.plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
-        self._costly_budgets = [LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
+        self.plain_s = plain_s = costs.seconds(1, 0)
+        for profile in self.profiles:
+            profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)
+            profile.interval = _PROBE_FIRST
 
-    def new_request(self, members: Sequence[int] | None = None) -> RequestDrafters:
-        """What is known of the drafters when a request begins that these of them serve; None for all."""
-        n, plain_s = len(self.is_costly), self.plain_s
-        serving = range(n) if members is None else members
-        n_lookups = max(sum(not (self.is_costly[m] or self._is_certain[m]) for m in serving), 1)
-        budgets = [
-            shared
-            if is_costly
-            else LossBudget(inf, 0.0, inf)
-            if is_certain
-            else LossBudget(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
-            for shared, is_costly, is_certain in zip(self._costly_budgets, self.is_costly, self._is_certain, strict=True)
-        ]
-        estimates = [each.child() for each in self._estimates]
-        return RequestDrafters(estimates=estimates, budgets=budgets, n_missed=[0] * n, n_idle=[0] * n, n_right=[0] * n)
+    def new_budget(self) -> LossBudget:
+        """What the drafters that cost nothing may lose in a request that begins."""
+        return LossBudget(_LOOKUPS_LOSE * self.plain_s, _LOOKUPS_SHARE, _MOST_SAVED * self.plain_s)
 
     # Before a round
 
-    def is_asked(self, drafter: int, drafters: RequestDrafters) -> bool:
-        """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
-        if self.is_costly[drafter] or self._is_certain[drafter]:
-            return not self.is_costly[drafter]
-        share = self._draft_costs[drafter].per_ask / (_FREE * self.plain_s)
-        n_idle = drafters.n_idle[drafter]
-        return share <= 1 or n_idle < _PATIENCE or n_idle % min(ceil(share), _RARELY) == 0
+    def is_asked(self, drafter: RequestDrafter) -> bool:
+        """Whether to ask a drafter whatever the others say: lookups always, unless they take time and were long not right."""
+        profile = drafter.profile
+        if profile.is_costly or profile.is_certain:
+            return not profile.is_costly
+        share = profile.cost.per_ask / (_FREE * self.plain_s)
+        return share <= 1 or drafter.n_idle < _PATIENCE or drafter.n_idle % min(ceil(share), _RARELY) == 0
 
-    def choose(self, slots: Sequence[SlotDraft], n_beside: int = 0) -> None:
-        """Choose who drafts how far in a round: the slots' `drafter`, `k`, `is_probe` and `teacher_forced`.
+    def asks(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[CostlyAsk]:
+        """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
 
         Args:
-            slots: That decode, with what their drafters offer.
+            slots: That decode, with what the other drafters propose.
             n_beside: Other tokens in the same pass.
         """
-        if not any(slot.offers for slot in slots):
-            return
-        expected = [1.0 for _ in slots]
-        seconds = [0.0 for _ in slots]
-        n_beside += sum(slot.drafters.n_replayed for slot in slots)
-        n_most = n_beside + sum(1 + max(slot.offers.values(), default=0) for slot in slots)
+        costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
+        if not any(costly):
+            return []
+        curve = self._curve(slots, n_beside)
+        best = best_nodes(slots, curve, replays_accepted=self.replays_accepted)
+        n, expected, draft_s = [len(nodes) for nodes in best.nodes], best.expected.copy(), [0.0 for _ in slots]
+        asked: dict[int, CostlyAsk] = {}
+        for _ in range(1 if len(slots) == 1 else 2):  # what is best for a slot depends on the others
+            for i, slot in enumerate(slots):
+                if not costly[i]:
+                    continue
+                asked.pop(i, None)
+                n[i], expected[i], draft_s[i] = 0, 0.0, 0.0
+                rest = _Rest(curve, sum(n), sum(expected), sum(draft_s))
+                n[i], expected[i] = len(best.nodes[i]), best.expected[i]
+                least = rest.rate(max(expected[i], _LEAST), n[i], 0.0)
+                for drafter in costly[i]:
+                    for k, tokens, seconds, rate in self._lengths(slot, drafter, rest):
+                        if rate / _MARGIN > least and k >= slot.n_min:
+                            asked[i], least = CostlyAsk(slot, drafter, k), rate / _MARGIN
+                            n[i], expected[i], draft_s[i] = k, tokens, seconds
+                is_waited_for = any(not ask.k for ask in asked.values())
+                if (probe := self._probe(slot, costly[i], asked.get(i), rest, least, is_waited_for=is_waited_for)) is not None:
+                    asked[i] = probe
+        return list(asked.values())
+
+    def _lengths(self, slot: SlotProposals, drafter: RequestDrafter, rest: _Rest) -> list[tuple[int, float, float, float]]:
+        """What a costly drafter promises by a draft's length: that, the tokens expected, seconds of drafting, and rate."""
+        profile = drafter.profile
+        if profile.budget.seconds < 0 or self._is_far_behind(drafter):
+            return []
+        is_unknown = not profile.cost.n_asks  # what it takes
+        n_most = min(slot.limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else slot.limit
+        expected, found = 1.0, []
+        for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):
+            draft_s = profile.cost.seconds(k, drafter.n_missed)
+            # tokens accepted where a later one is not; each takes as long as a drafted one
+            replay_s = (
+                rest.curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0) if self.replays_accepted else 0.0
+            )
+            expected += gain
+            found.append((k, expected, draft_s, rest.rate(expected, k, draft_s + replay_s)))
+        return found
+
+    def _probe(
+        self,
+        slot: SlotProposals,
+        costly: Sequence[RequestDrafter],
+        asked: CostlyAsk | None,
+        rest: _Rest,
+        rate: float,
+        *,
+        is_waited_for: bool,
+    ) -> CostlyAsk | None:
+        """Try a costly drafter that was not asked for long, where it could be better and the time for it was saved up."""
+        for drafter in costly:
+            profile = drafter.profile
+            if (asked is not None and asked.drafter is drafter) or profile.n_waited < profile.interval:
+                continue
+            cost, n_missed, budget = profile.cost, drafter.n_missed, profile.budget
+            perfect = (rest.rate(1.0 + j, j, cost.seconds(j, 1)) for j in range(1, slot.limit + 1))
+            if max(perfect, default=0.0) <= _HOPE * rate:
+                continue
+            if self._is_far_behind(drafter):
+                if not is_waited_for and budget.covers(cost.seconds(1, N_TEACHER_FORCED)):
+                    return CostlyAsk(slot, drafter)
+                continue
+            k = max(min(_PROBE_LENGTH, slot.limit), slot.n_min)
+            if k <= slot.limit and budget.covers(cost.seconds(k, n_missed) + rest.curve.extra_s(k, rest.n)):
+                return CostlyAsk(slot, drafter, k, is_probe=True)
+        return None
+
+    def _is_far_behind(self, drafter: RequestDrafter) -> bool:
+        """Whether it has to be asked by teacher forcing before it drafts again."""
+        return drafter.profile.can_be_teacher_forced and drafter.n_missed > _FAR_BEHIND
+
+    def choose(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[list[int]]:
+        """Choose the nodes (k,) of each slot's tree that are verified, rising.
+
+        Args:
+            slots: That decode, with all that is proposed.
+            n_beside: Other tokens in the same pass.
+        """
+        return best_nodes(slots, self._curve(slots, n_beside), replays_accepted=self.replays_accepted).nodes
+
+    def _curve(self, slots: Sequence[SlotProposals], n_beside: int) -> PassCurve:
+        n_plain = n_beside + len(slots) + sum(slot.drafters.n_replayed for slot in slots)
+        n_most = n_plain + sum(slot.limit for slot in slots)
         depth = sum(slot.n_context for slot in slots) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
         self.plain_s = known[1]
-        for _ in range(1 if len(slots) == 1 else 2):  # what is best for a slot depends on the others
-            for i, slot in enumerate(slots):
-                slot.choose_none()
-                n_others = n_beside + sum(1 + other.k for other in slots if other is not slot)
-                rest = _RestOfPass(
-                    known[n_others:],
-                    hoped[n_others:],
-                    expected=sum(expected) - expected[i],
-                    draft_s=sum(seconds) - seconds[i],
-                    is_teacher_forced=any(other.teacher_forced is not None for other in slots),
-                )
-                expected[i], seconds[i] = self._choose_for(slot, rest)
-
-    def _choose_for(self, slot: SlotDraft, rest: _RestOfPass) -> tuple[float, float]:
-        """Make a slot's best choice, given those of the others; the tokens expected of it, and its seconds of drafting."""
-        best, best_rate = (1.0, 0.0), rest.rate(_GAIN, 1, 0.0)
-        drafters = slot.drafters
-        for m, limit in slot.offers.items():
-            is_costly, budget = self.is_costly[m], drafters.budgets[m]
-            if budget.seconds < 0 or self._is_far_behind(m, drafters):
-                continue
-            cost, n_missed = self._draft_costs[m], drafters.n_missed[m]
-            n_paid = len(slot.proposals.get(m, ())) if is_costly else limit  # of a costly drafter what it drafted ahead
-            expected = 1.0
-            is_unknown = is_costly and not cost.n_asks  # what it takes
-            n_most = min(limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else limit
-            for k, gain in enumerate(slot.gains(m, n_most), start=1):
-                if not is_costly and not budget.covers(rest.extra_s(k), is_least=k <= slot.n_min):
-                    break
-                draft_s = cost.seconds(k, n_missed) if k > n_paid else 0.0
-                if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
-                    draft_s += rest.extra_s(k) / k * max(expected - 1 - (k - 1) * gain, 0.0)
-                expected += gain
-                rate = rest.rate(expected, 1 + k, draft_s)
-                worth = rate / _MARGIN if k > n_paid else rate
-                if worth > best_rate and k >= slot.n_min:
-                    slot.choose(m, k)
-                    best, best_rate = (expected, draft_s), worth
-        self._probe(slot, rest, best_rate)
-        return best
-
-    def _probe(self, slot: SlotDraft, rest: _RestOfPass, rate: float) -> None:
-        """Try a costly drafter that was not asked for long, where it could be better and the time for it was saved up."""
-        for m, limit in slot.offers.items():
-            if not self.is_costly[m] or m == slot.drafter or self._n_waited[m] < self._intervals[m]:
-                continue
-            cost, n_missed, budget = self._draft_costs[m], slot.drafters.n_missed[m], slot.drafters.budgets[m]
-            perfect = (rest.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, limit + 1))
-            if max(perfect, default=0.0) <= _HOPE * rate:
-                continue
-            if self._is_far_behind(m, slot.drafters):
-                if not rest.is_teacher_forced and budget.covers(cost.seconds(1, N_TEACHER_FORCED)):
-                    slot.teacher_forced = m
-                    return
-                continue
-            k = max(min(_PROBE_LENGTH, limit), slot.n_min)
-            if k <= limit and budget.covers(cost.seconds(k, n_missed) + rest.extra_s(k)):
-                slot.choose(m, k, is_probe=True)
-                return
-
-    def _is_far_behind(self, drafter: int, drafters: RequestDrafters) -> bool:
-        """Whether it has to be asked by teacher forcing before it drafts again."""
-        return self._can_be_teacher_forced[drafter] and drafters.n_missed[drafter] > _FAR_BEHIND
+        return PassCurve(known[n_plain:], hoped[n_plain:])
 
     # During its pass
 
-    def n_ahead(self, slots: Sequence[SlotDraft], able: Sequence[SlotDraft], n_beside: int, begun_s: float) -> list[int]:
+    def n_ahead(
+        self, choices: Sequence[Choice], able: Sequence[tuple[Choice, RequestDrafter]], n_beside: int, begun_s: float
+    ) -> list[int]:
         """How many tokens to draft ahead: those that are likely enough to be wanted, as far as the pass has time for them.
 
         Args:
-            slots: That decode, with what is verified of them.
-            able: Those of them whose drafter can draft ahead. They share the time.
+            choices: Of the slots that decode.
+            able: Those of them for which a drafter can draft ahead, and that drafter. They share the time.
             n_beside: Other tokens in the pass.
             begun_s: Seconds of the pass that are over.
 
         Returns:
             For each of `able` how many tokens after the one that the target will choose, which is guessed as well.
         """
-        n = n_beside + sum(1 + len(slot.draft) + slot.drafters.n_replayed for slot in slots)
-        depth = sum(slot.n_context for slot in slots) / len(slots)
+        n = n_beside + sum(1 + len(each.draft) + each.proposals.drafters.n_replayed for each in choices)
+        depth = sum(each.proposals.n_context for each in choices) / len(choices)
         left_s = (self.costs.seconds(n, depth) - begun_s) / len(able)
         found = []
-        for slot in able:
-            assert slot.drafter is not None
-            k, cost = len(slot.draft), self._draft_costs[slot.drafter]
-            chances = slot.drafters.estimates[slot.drafter].survival(k + 1 + slot.limit)[k + 1 :]
+        for choice, drafter in able:
+            k, cost = choice.draft.depth, drafter.profile.cost
+            chances = survival(drafter.chances.typical, k + 1 + choice.proposals.limit)[k + 1 :]
             n_wanted = sum(chance >= _LIKELY for chance in chances)
             found.append(next((j for j in range(n_wanted, 0, -1) if cost.seconds(1 + j, 0) <= left_s), 0))
         return found
 
-    def observe_ahead(self, drafter: int, k: int, seconds: float) -> None:
-        """A drafter drafted k tokens ahead in so many seconds."""
-        self._draft_costs[drafter].observe(k, 0, seconds)
-
-    def observe_proposal(self, drafter: int, drafters: RequestDrafters) -> None:
-        """A drafter has a proposal for the coming round, made ahead or not."""
-        drafters.n_missed[drafter] = self._n_waited[drafter] = 0
-
     # After it
 
-    def observe_prompt(self, drafter: int, n_tokens: int, seconds: float) -> None:
-        """A drafter took so long for a prompt."""
-        self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
-
-    def observe_teacher_forced(
-        self, drafter: int, drafters: RequestDrafters, is_right: Sequence[bool] | None, seconds: float
-    ) -> None:
+    def observe_teacher_forced(self, drafter: RequestDrafter, is_right: Sequence[bool] | None, seconds: float) -> None:
         """A drafter said what it would have drafted for the last tokens.
 
         Args:
             drafter: Which.
-            drafters: Of the request.
             is_right: Of the last tokens that nobody drafted, whether it would have been right; None where it never can say.
             seconds: What it took.
         """
-        self._n_waited[drafter] = 0
+        profile = drafter.profile
+        profile.n_waited = 0
         if is_right is None:
-            self._can_be_teacher_forced[drafter] = False
+            profile.can_be_teacher_forced = False
             return
-        drafters.estimates[drafter].see_each(is_right)
-        drafters.budgets[drafter].book(-seconds)
-        drafters.n_missed[drafter] = 0
-        self._schedule(drafter, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))
+        for each in is_right:
+            drafter.chances.see(TYPICAL, is_right=each)
+        profile.budget.book(-seconds)
+        drafter.n_missed = 0
+        self._schedule(profile, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))
 
-    def observe_draft(self, drafter: int, drafters: RequestDrafters, k: int, seconds: float) -> None:
+    def observe_draft(self, drafter: RequestDrafter, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
-        cost = self._draft_costs[drafter]
-        cost.observe(k, drafters.n_missed[drafter], seconds)
-        self.observe_proposal(drafter, drafters)
+        profile, cost = drafter.profile, drafter.profile.cost
+        cost.observe(k, drafter.n_missed, seconds)
+        self.observe_proposal(drafter)
         if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self.plain_s:
-            self.is_costly[drafter] = True
+            profile.is_costly = True
 
-    def observe_round(self, slots: Sequence[SlotDraft], depth: float, n_beside: int, pass_s: float) -> None:
+    def observe_proposal(self, drafter: RequestDrafter) -> None:
+        """A drafter has a proposal for the coming round, made ahead or not."""
+        drafter.n_missed = drafter.profile.n_waited = 0
+
+    def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_beside: int, pass_s: float) -> None:
         """A round is over.
 
         Args:
-            slots: That decoded, with what came of their drafts.
+            rounds: Of the slots that decoded.
             depth: Mean length of the contexts in the pass.
             n_beside: Other tokens in the pass, but for those that are replayed.
             pass_s: Seconds of the pass.
         """
-        n_plain = len(slots) + n_beside
-        n_replayed, n_drafted = sum(slot.drafters.n_replayed for slot in slots), sum(slot.k for slot in slots)
+        n_plain = len(rounds) + n_beside
+        n_replayed = sum(choice.proposals.drafters.n_replayed for choice, _ in rounds)
+        n_drafted = sum(len(choice.nodes) for choice, _ in rounds)
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
             plain_s, extra_s = curve[n_plain], curve[n_plain + n_replayed + n_drafted] - curve[n_plain + n_replayed]
         if not n_beside and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
-        self._n_waited = [n + 1 for n in self._n_waited]
-        for slot in slots:
-            slot.drafters.n_replayed = slot.n_accepted if self.replays_accepted and slot.n_accepted < slot.k else 0
-            own_s = slot.draft_s + (extra_s * (slot.k + slot.drafters.n_replayed) / n_drafted if slot.k else 0.0)
-            for m, budget in enumerate(slot.drafters.budgets):
-                budget.pass_time(plain_s / len(slots) + own_s)
-                if m != slot.drafter and not self.is_costly[m]:
-                    budget.credit(slot.drafters.n_right[m] * plain_s / len(slots))
-            if slot.drafter is not None:
-                slot.drafters.budgets[slot.drafter].book(slot.n_accepted * plain_s / len(slots) - own_s)
-                is_right = slot.is_stopped or (slot.k > 0 and 2 * slot.n_accepted >= slot.k)
-                if is_right or slot.is_probe:
-                    self._schedule(slot.drafter, is_right=is_right)
+        for profile in self.profiles:
+            profile.n_waited += 1
+        for choice, outcome in rounds:
+            self._settle(choice, outcome, plain_s / len(rounds), extra_s / n_drafted if n_drafted else 0.0)
 
-    def _schedule(self, drafter: int, *, is_right: bool) -> None:
+    def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, token_s: float) -> None:
+        """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `token_s` for a drafted token."""
+        path = set(outcome.path)
+        drafters, k = choice.proposals.drafters, len(choice.nodes)
+        drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0
+        proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
+        each_s = token_s * (1 + drafters.n_replayed / k) if k else 0.0
+        round_s = plain_s + each_s * k + sum(drafter.spent_s for drafter in drafters.every)
+        drafters.budget.pass_time(round_s)
+        lookups = [drafter for drafter in drafters.every if not drafter.profile.is_costly and not drafter.profile.is_certain]
+        n, n_accepted = _counts(proposers, path, lookups)
+        drafters.budget.book(n_accepted * plain_s - n * each_s)
+        unused = max((drafter.n_right for drafter in lookups), default=0) - n_accepted
+        drafters.budget.credit(max(unused, 0) * plain_s)
+        for drafter in drafters.every:
+            profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
+            if not profile.is_costly:
+                continue
+            profile.budget.pass_time(round_s)
+            if drafter not in choice.proposals.of:
+                continue
+            n, n_accepted = _counts(proposers, path, [drafter])
+            profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
+            is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
+            if is_right or choice.probed is drafter:
+                self._schedule(profile, is_right=is_right)
+
+    def _schedule(self, profile: DrafterProfile, *, is_right: bool) -> None:
         """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""
-        later = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
-        self._intervals[drafter] = 1 if is_right else later
+        later = min(max(2 * profile.interval, _PROBE_FIRST), _PROBE_LAST)
+        profile.interval = 1 if is_right else later
+
+
+def _counts(
+    proposers: Sequence[Sequence[RequestDrafter]], path: set[int], drafters: Sequence[RequestDrafter]
+) -> tuple[int, int]:
+    """How many tokens of a draft some drafters proposed, and how many of these were accepted."""
+    own = [i for i, each in enumerate(proposers) if any(drafter in drafters for drafter in each)]
+    return len(own), sum(i in path for i in own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
 
 from augury.types import DrafterStats, Result, Summary
@@ -31,7 +31,8 @@ def _of_the_text(result: Result) -> Iterator[tuple[str, bool]]:
     yield "a known finish reason", result.finish_reason in _REASONS
     origins = Counter(piece.drafter for piece in pieces if piece.drafter is not None)
     accepted = {name: each.accepted for name, each in stats.drafters.items() if each.accepted}
-    yield "drafted pieces == accepted, by drafter", origins == accepted
+    yield "drafted pieces == n_accepted", origins.total() == stats.n_accepted
+    yield "drafted pieces <= accepted, by drafter", all(n <= accepted.get(name, 0) for name, n in origins.items())
     by_round = [piece.n_drafted for piece in pieces if piece.n_drafted is not None]
     lengths = [0, *stats.draft_lengths][: stats.n_rounds]  # the prompt's round drafts nothing
     yield "drafts of the pieces == draft_lengths", by_round == lengths
@@ -47,14 +48,21 @@ def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
     yield "tokens are discarded by shifts alone", stats.n_shifts > 0 or stats.n_discarded == 0
     yield "no shift without a discarded token", 0 <= stats.n_shifts <= stats.n_discarded
     yield "n_accepted <= n_drafted", stats.n_accepted <= stats.n_drafted
-    yield "n_accepted == sum over drafters", stats.n_accepted == sum(each.accepted for each in drafters)
-    yield "n_drafted == sum over drafters", stats.n_drafted == sum(each.drafted for each in drafters)
+    yield "n_accepted is that of some drafter", _is_shared(stats.n_accepted, (each.accepted for each in drafters))
+    yield "n_drafted is that of some drafter", _is_shared(stats.n_drafted, (each.drafted for each in drafters))
     yield "n_drafted == sum(draft_lengths)", stats.n_drafted == sum(stats.draft_lengths)
     yield "a draft length for each round after the prompt's", len(stats.draft_lengths) == max(stats.n_rounds - 1, 0)
-    yield "drafts that were verified == used", sum(k > 0 for k in stats.draft_lengths) == sum(each.used for each in drafters)
-    by_position = tuple(map(sum, zip_longest(*(each.accepted_by_position for each in drafters), fillvalue=0)))
-    yield "accepted_by_position == sum over drafters", stats.accepted_by_position == by_position
+    n_drafts = sum(k > 0 for k in stats.draft_lengths)
+    yield "drafts that were verified are used ones", _is_shared(n_drafts, (each.used for each in drafters))
+    by_position = list(zip_longest(stats.accepted_by_position, *(each.accepted_by_position for each in drafters), fillvalue=0))
+    yield "accepted_by_position is that of some drafter", all(_is_shared(n, own) for n, *own in by_position)
     yield "n_accepted == sum(accepted_by_position)", stats.n_accepted == sum(stats.accepted_by_position)
+
+
+def _is_shared(n: int, by_drafter: Iterable[int]) -> bool:
+    """Whether n can be what drafters did together: each did a part of it, and some of it several."""
+    own = list(by_drafter)
+    return max(own, default=0) <= n <= sum(own)
 
 
 def _of_the_times(stats: Summary, *, is_whole: bool) -> Iterator[tuple[str, bool]]:

@@ -36,6 +36,7 @@ from augury.loader import plan_of
 from augury.passes import ArrayPass
 from augury.registry import Registry
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
@@ -239,10 +240,10 @@ def chains():
 class _Eager(DraftPlanner):
     """Drafts, and drafts ahead, whatever it takes."""
 
-    def n_ahead(self, slots, able, n_beside, begun_s):
+    def n_ahead(self, choices, able, n_beside, begun_s):
         return [2 for _ in able]
 
-    def observe_round(self, slots, depth, n_beside, pass_s):
+    def observe_round(self, rounds, depth, n_beside, pass_s):
         pass
 
 
@@ -257,7 +258,7 @@ def overlap():
     prompts = [[*range(first, first + 20)] for first in (5, 600, 9000)]
     for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **on_cpu}):
         with (
-            patch("augury.engine.engine.planner_for", lambda *_: _Eager(flat, [True])),
+            patch("augury.engine.engine.planner_for", lambda _, chain, __: _Eager(flat, map(DrafterProfile.of, chain))),
             engine_of(target, draft, **how) as engine,
         ):
             results = engine.generate(prompts, max_tokens=N_OVERLAPPED, temperature=0.0, logprobs=1, ignore_eos=True)

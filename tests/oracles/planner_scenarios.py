@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 from functools import cached_property
+from types import SimpleNamespace
 
 import numpy as np
 from attrs import frozen
+from toys import planner_of
 
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import SlotDraft
-from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.speculation.drafts import Choice, Outcome, RequestDrafter, RequestDrafters, SlotProposals
+from augury.speculation.planner import N_TEACHER_FORCED
 from augury.types import Draft
 
 DEPTH = 100
 
 
-def slot_of(drafters, offers=(), n_min=1, **outcome):
-    """A slot's draft in a round, with so many tokens offered by each drafter, or with what came of it."""
-    return SlotDraft(None, drafters, 16, DEPTH, n_min, offers=dict(offers), **outcome)
+def request_of(planner):
+    """A new request that all drafters of a planner serve."""
+    guard = SimpleNamespace(is_left_out=False)
+    return RequestDrafters([RequestDrafter(profile, guard) for profile in planner.profiles], budget=planner.new_budget())
+
+
+def slot_of(request, proposals=(), limit=16, n_min=1, n_context=DEPTH):
+    """A slot's proposals, by drafter: drafts, or how many tokens, which are other ones for every drafter."""
+    slot = SlotProposals(None, request, limit, n_context, n_min)
+    for index, draft in dict(proposals).items():
+        made = draft if isinstance(draft, Draft) else Draft([1000 * (index + 1) + i for i in range(draft)])
+        slot.add(request.every[index], made)
+    return slot
 
 
 def chosen(planner, *slots, n_beside=0):
-    """What a planner chooses for slots: of each the drafter, how many tokens, and whether to see if it is right."""
-    planner.choose(slots, n_beside)
-    return [(slot.drafter, slot.k, slot.is_probe) for slot in slots]
+    """How many tokens a planner chooses of each slot."""
+    return [len(nodes) for nodes in planner.choose(slots, n_beside)]
+
+
+def choice_of(slot, nodes, **how):
+    """The choice of some nodes of a slot's tree."""
+    return Choice(slot, slot.tree.part(nodes), nodes, **how)
+
+
+def outcome_of(n_accepted, **how):
+    """The outcome of a chain."""
+    return Outcome(range(n_accepted), n_accepted + 1, **how)
 
 
 @frozen
@@ -36,13 +57,14 @@ class Source:
     is_costly: bool = False
     per_ask_s: float = 0.0  # of one that is not
     can_be_teacher_forced: bool = True  # of one that is
+    wrong: int = 1_000_000  # its wrong tokens
 
     @cached_property
     def _tokens(self):
-        return np.where(self.right, np.arange(len(self.right)), -1).tolist()
+        return np.where(self.right, np.arange(len(self.right)), self.wrong).tolist()
 
     def proposal(self, position, limit):
-        """Its tokens: those of the text are their positions, wrong ones -1; nothing after a wrong one matters."""
+        """Its tokens: those of the text are their positions; nothing after a wrong one matters."""
         return self._tokens[position : position + limit]
 
 
@@ -54,6 +76,16 @@ def stretches(rng, n, mean_right, mean_wrong):
     return np.array(right[:n])
 
 
+@frozen
+class Played:
+    """A round that was played."""
+
+    position: int
+    k: int  # tokens verified
+    drafters: frozenset[int]  # who proposed them
+    is_teacher_forced: bool
+
+
 class Scenario:
     """Plays one request at a time on one slot."""
 
@@ -62,14 +94,12 @@ class Scenario:
         self.sources = sources
         self.n_max = n_max
         self.n_text = len(sources[0].right)
-        self.choices = []  # (position, slot's draft) of every round of the last play
+        self.rounds = []  # of the last play
 
     def planner(self):
         sizes = [n for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17) if n < len(self.costs)]
-        return DraftPlanner(
-            PassCosts([PassTime(n, 0, self.costs[n]) for n in sizes], self.n_max + 1),
-            [source.is_costly for source in self.sources],
-        )
+        costs = PassCosts([PassTime(n, 0, self.costs[n]) for n in sizes], self.n_max + 1)
+        return planner_of(costs, *(source.is_costly for source in self.sources))
 
     def plain(self):
         """Seconds without any drafter."""
@@ -81,7 +111,7 @@ class Scenario:
         position = seconds = 0
         while position < self.n_text:
             proposal = source.proposal(position, min(k, self.n_text - position - 1))
-            n_emitted = 1 + _n_right(proposal)
+            n_emitted = 1 + _n_right(proposal, position)
             seconds += self.costs[1 + len(proposal)] + source.per_token_s * len(proposal) + source.per_missed_s * n_emitted
             position += n_emitted
         return seconds
@@ -94,72 +124,82 @@ class Scenario:
     def play(self, planner=None, *, overlaps=False):
         """Seconds with the planner, on the CPU or on a device that leaves the CPU free to draft ahead."""
         planner = planner or self.planner()
-        drafters = planner.new_request()
-        for index, source in enumerate(self.sources):
-            planner.observe_prompt(index, DEPTH, DEPTH * source.per_missed_s)
-        self.choices = []
+        request = request_of(planner)
+        sources = dict(zip(request.every, self.sources, strict=True))
+        for drafter, source in sources.items():
+            drafter.profile.cost.observe_prompt(DEPTH, DEPTH * source.per_missed_s)
+        self.rounds = []
         position = seconds = 0
         ahead = (None, None, 0)  # where a guess is right, who made it, and what it drafted after it
         while position < self.n_text:
             limit = min(self.n_max, self.n_text - position - 1)
-            ready = {}
+            slot = slot_of(request, limit=limit)
             if ahead[0] == position:
-                planner.observe_proposal(ahead[1], drafters)
-                ready = {ahead[1]: Draft([0] * min(ahead[2], limit))}
-            proposals = {}
-            offers = {}
-            for index, source in enumerate(self.sources):
-                if planner.is_asked(index, drafters) and limit:
-                    proposals[index] = source.proposal(position, limit)
-                    planner.observe_draft(index, drafters, len(proposals[index]), source.per_ask_s)
+                planner.observe_proposal(ahead[1])
+                slot.add(ahead[1], Draft(sources[ahead[1]].proposal(position, min(ahead[2], limit))))
+            for drafter, source in sources.items():
+                if planner.is_asked(drafter) and limit:
+                    draft = Draft(source.proposal(position, limit))
+                    planner.observe_draft(drafter, len(draft), source.per_ask_s)
                     seconds += source.per_ask_s
-                if limit and (index in proposals or planner.is_costly[index]):
-                    offers[index] = limit
-            choice = slot_of(drafters, offers, proposals=ready)
-            planner.choose([choice])
-            if choice.teacher_forced is not None:
-                seconds += self._teacher_force(planner, drafters, choice.teacher_forced, position)
-            if choice.drafter is not None and choice.drafter not in proposals:
-                source = self.sources[choice.drafter]
-                proposals[choice.drafter] = source.proposal(position, choice.k)
-                n_missed = drafters.n_missed[choice.drafter]
-                if choice.k > len(ready.get(choice.drafter, ())):
-                    choice.draft_s = source.per_token_s * choice.k + source.per_missed_s * n_missed
-                    planner.observe_draft(choice.drafter, drafters, choice.k, choice.draft_s)
-            if choice.drafter is not None:
-                choice.n_accepted = _n_right(proposals[choice.drafter][: choice.k])
-            emitted = list(range(position, position + choice.n_accepted + 1))
-            for index in range(len(self.sources)):
-                drafters.score(index, proposals.get(index), emitted)
-            pass_s = self.costs[1 + choice.k]
-            ahead = self._draft_ahead(planner, choice, position, pass_s) if overlaps and choice.k else (None, None, 0)
-            planner.observe_round([choice], DEPTH, 0, pass_s)
-            self.choices.append((position, choice))
-            seconds += pass_s + choice.draft_s
-            position += choice.n_accepted + 1
+                    slot.add(drafter, draft)
+            asks = planner.asks([slot]) if limit else []
+            for ask in asks:
+                source = sources[ask.drafter]
+                if not ask.k:
+                    seconds += self._teacher_force(planner, ask.drafter, source, position)
+                    continue
+                draft = Draft(source.proposal(position, ask.k))
+                ask.drafter.spent_s = source.per_token_s * ask.k + source.per_missed_s * ask.drafter.n_missed
+                planner.observe_draft(ask.drafter, len(draft), ask.drafter.spent_s)
+                slot.add(ask.drafter, draft)
+            (nodes,) = planner.choose([slot])
+            probed = next((ask.drafter for ask in asks if ask.is_probe), None)
+            choice = choice_of(slot, nodes, probed=probed)
+            path = _path(choice.draft, position)
+            outcome = Outcome(path, len(path) + 1)
+            for drafter in request.every:
+                drafter.score(slot.of.get(drafter), range(position, position + outcome.n_emitted))
+            pass_s = self.costs[1 + len(nodes)]
+            ahead = self._draft_ahead(planner, choice, sources, position, pass_s) if overlaps and nodes else (None, None, 0)
+            seconds += pass_s + sum(drafter.spent_s for drafter in request.every)
+            planner.observe_round([(choice, outcome)], DEPTH, 0, pass_s)
+            used = {request.every.index(each) for node in nodes for each in slot.tree.proposers[node]}
+            self.rounds.append(Played(position, len(nodes), frozenset(used), any(not ask.k for ask in asks)))
+            position += outcome.n_emitted
         return seconds
 
-    def _draft_ahead(self, planner, choice, position, pass_s):
-        source, after = self.sources[choice.drafter], position + choice.k
-        choice.draft = Draft([0] * choice.k)
-        (n,) = planner.n_ahead([choice], [choice], 0, 0.0) if source.is_costly else (0,)
+    def _draft_ahead(self, planner, choice, sources, position, pass_s):
+        drafter = next((each for each in choice.proposals.of if each.profile.is_costly), None)
+        if drafter is None:
+            return None, None, 0
+        (n,) = planner.n_ahead([choice], [(choice, drafter)], 0, 0.0)
         if not n:
             return None, None, 0
+        source, after = sources[drafter], position + len(choice.draft)
         ahead_s = source.per_token_s * (1 + n)
-        planner.observe_ahead(choice.drafter, 1 + n, ahead_s)
-        choice.ahead_s = ahead_s
-        choice.draft_s += max(ahead_s - pass_s, 0.0)
-        is_right = choice.n_accepted == choice.k and after < self.n_text and source.right[after]
-        return after + 1 if is_right else None, choice.drafter, n
+        drafter.profile.cost.observe(1 + n, 0, ahead_s)
+        drafter.spent_s += max(ahead_s - pass_s, 0.0)
+        is_right = len(_path(choice.draft, position)) == len(choice.draft) and after < self.n_text and source.right[after]
+        return after + 1 if is_right else None, drafter, n
 
-    def _teacher_force(self, planner, drafters, index, position):
-        source, is_right, took_s = self.sources[index], None, 0.0
+    def _teacher_force(self, planner, drafter, source, position):
+        is_right, took_s = None, 0.0
         if source.can_be_teacher_forced:
             is_right = source.right[position - N_TEACHER_FORCED : position].tolist()
             took_s = source.per_token_s + N_TEACHER_FORCED * source.per_missed_s
-        planner.observe_teacher_forced(index, drafters, is_right, took_s)
+        planner.observe_teacher_forced(drafter, is_right, took_s)
         return took_s
 
 
-def _n_right(proposal):
-    return next((i for i, token in enumerate(proposal) if token < 0), len(proposal))
+def _n_right(proposal, position):
+    return next((i for i, token in enumerate(proposal) if token != position + i), len(proposal))
+
+
+def _path(draft, position):
+    """The places of the tokens that are right."""
+    path, node = [], -1
+    for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), draft.above.tolist(), strict=True)):
+        if parent == node and token == position + len(path):
+            path.append(node := i)
+    return path

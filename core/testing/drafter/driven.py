@@ -26,21 +26,20 @@ from augury.speculation.ahead import draft_ahead
 from augury.speculation.config import Member, Speculation
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import SlotDraft
+from augury.speculation.drafts import Choice, RequestDrafter, SlotProposals
 from augury.speculation.planner import DraftPlanner
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import PROMPTS, ScriptedRequest, ScriptedRound, Way
 from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
-from augury.types import ModelOptions
+from augury.types import Draft, ModelOptions
 
 __all__ = ["DrafterReport", "DrivenLoop", "Play", "Subject"]
 
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft
 _N_AHEAD = 5  # tokens that are drafted ahead
-_TESTED, _OTHER = 0, 1  # in a slot's chain
 
 
 @define
@@ -110,9 +109,15 @@ class _AlwaysAhead(DraftPlanner):
     """Has time for every draft that is made ahead."""
 
     def __init__(self) -> None:
-        super().__init__(PassCosts([PassTime(1, 0, 1.0)], 1), [True, True])
+        super().__init__(PassCosts([PassTime(1, 0, 1.0)], 1), ())
 
-    def n_ahead(self, slots: Items[SlotDraft], able: Items[SlotDraft], n_beside: int, begun_s: float) -> list[int]:  # noqa: ARG002
+    def n_ahead(
+        self,
+        choices: Items[Choice],  # noqa: ARG002
+        able: Items[tuple[Choice, RequestDrafter]],
+        n_beside: int,  # noqa: ARG002
+        begun_s: float,  # noqa: ARG002
+    ) -> list[int]:
         return [_N_AHEAD for _ in able]
 
 
@@ -123,48 +128,50 @@ class ScriptedDrafting(Drafting):
         super().__init__(chains, None, n_vocab, features=features)
         self.plays: dict[str, Play] = {}  # by the request's id
 
-    def draft_ahead(self, slots: Items[SlotDraft], n_beside: int, begun_s: float) -> float:
+    def draft_ahead(self, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
         """Draft ahead of every draft that is verified."""
-        return draft_ahead(_AlwaysAhead(), slots, n_beside, begun_s)
+        return draft_ahead(_AlwaysAhead(), choices, n_beside, begun_s)
 
-    def _take_first(self, slots: Items[SlotDraft]) -> None:
-        asked = []
+    def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
+        choices: dict[SlotProposals, Choice] = {}
+        asked: dict[SlotProposals, tuple[Way, Play]] = {}
+        limits = []
         for slot in slots:
             play = self.plays[slot.sequence.request.id]
             if not play.rounds:
                 play.cancel()
                 continue
-            now = play.rounds.popleft()
+            now, (tested, other) = play.rounds.popleft(), slot.drafters.every
             limit = min(slot.limit, now.limit)
             if now.way is Way.TEACHER_FORCED:
-                slot.drafters.guards[_TESTED].teacher_forced(min(now.limit, slot.n_context - 1))
+                tested.guard.teacher_forced(min(now.limit, slot.n_context - 1))
             elif now.way is Way.OTHERS:
-                self._ask(_OTHER, [(slot, limit)])
-                self._verify(slot, _OTHER, limit)
-            elif now.way is not Way.SILENT and _TESTED in slot.drafters.members:
-                asked.append((slot, limit, now.way, play))
-        if asked:
-            self._ask(_TESTED, [(slot, limit) for slot, limit, _, _ in asked])
-        for slot, _, way, play in asked:
-            self._compare(slot)
-            n = len(slot.proposals.get(_TESTED, ()))
-            if _TESTED in slot.proposals:
-                play.drafts.append(tuple(slot.proposals[_TESTED].tokens.tolist()))
-            if way is not Way.SCORED:
-                self._verify(slot, _TESTED, n if way is Way.VERIFIED else (n + 1) // 2)
+                for _, _, draft in self._ask([(slot, other, limit)]):
+                    choices[slot] = self._part(slot, other, draft, limit)
+            elif now.way is not Way.SILENT and not tested.guard.is_left_out:
+                asked[slot] = now.way, play
+                limits.append((slot, tested, limit))
+        for slot, tested, draft in self._ask(limits):
+            way, play = asked[slot]
+            self._compare(slot, draft)
+            play.drafts.append(tuple(draft.tokens.tolist()))
+            n = 0 if way is Way.SCORED else len(draft) if way is Way.VERIFIED else (len(draft) + 1) // 2
+            choices[slot] = self._part(slot, tested, draft, n)
+        return choices
 
-    def _compare(self, slot: SlotDraft) -> None:
+    def _part(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft, k: int) -> Choice:
+        """The beginning of a draft alone."""
+        slot.take(drafter, draft)
+        part = draft.cut(k)
+        return Choice(slot, part, range(len(part)))
+
+    def _compare(self, slot: SlotProposals, draft: Draft) -> None:
         """See that what was drafted ahead is what was drafted now, as far as both go."""
         ahead, slot.drafters.ahead = slot.drafters.ahead, None
-        if ahead is not None and _TESTED in slot.proposals and ahead.follows(slot.sequence.history):
-            before, now = ahead.draft.tokens.tolist(), slot.proposals[_TESTED].tokens.tolist()
+        if ahead is not None and ahead.follows(slot.sequence.history):
+            before, now = ahead.draft.tokens.tolist(), draft.tokens.tolist()
             if any(one != other for one, other in zip(before, now, strict=False)):
-                raise contract.AHEAD.broken(self._names[_TESTED], f"{now}, ahead it was {before}")
-
-    def _verify(self, slot: SlotDraft, drafter: int, k: int) -> None:
-        if len(slot.proposals.get(drafter, ())):
-            slot.choose(drafter, k)
-            slot.verify(min(k, len(slot.proposals[drafter])))
+                raise contract.AHEAD.broken(ahead.drafter.profile.name, f"{now}, ahead it was {before}")
 
 
 class DrivenLoop:

@@ -21,6 +21,7 @@ from augury.interfaces import Model, Progress
 from augury.loader import make_backend, plan_of
 from augury.passes import ArrayPass
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
@@ -190,7 +191,7 @@ def test_a_chain_that_does_not_fit_is_computed_pass_by_pass(tiny, monkeypatch):
 @pytest.mark.sample(0)
 def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_pass(tiny, monkeypatch):
     class Planner(DraftPlanner):
-        def n_ahead(self, slots, able, n_beside, begun_s):
+        def n_ahead(self, choices, able, n_beside, begun_s):
             return [2 for _ in able]  # what a simulator begins is over, so the planner would have no time left
 
     def logged(name, call):
@@ -201,7 +202,7 @@ def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_
         return log
 
     flat, log_of, found = PassCosts([PassTime(1, 0, 1e3), PassTime(9, 0, 1e3)], 9), list[str](), []
-    monkeypatch.setattr("augury.engine.engine.planner_for", lambda *_: Planner(flat, [True]))
+    monkeypatch.setattr("augury.engine.engine.planner_for", lambda _, chain, __: Planner(flat, map(DrafterProfile.of, chain)))
     monkeypatch.setattr(_loaded.CudaModel, "forward", logged("begin", _loaded.CudaModel.forward))
     monkeypatch.setattr(DevicePass, "wait", logged("wait", DevicePass.wait))
     monkeypatch.setattr(DraftModel, "draft_together", logged("draft", DraftModel.draft_together))

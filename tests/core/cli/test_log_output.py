@@ -13,7 +13,7 @@ from augury.types import Token, TokenLogprob
 CHOSEN = TokenLogprob(4, log(0.5), b"d")
 DRAFT = VerifiedDraft(
     slot=2,
-    drafter="suffix",
+    drafters=("suffix",),
     tokens=(
         DraftedToken(2, b"b", 0.25, TokenLogprob(2, log(0.125), b"b"), is_accepted=True),
         DraftedToken(3, b"\xff", None, CHOSEN, is_accepted=False),

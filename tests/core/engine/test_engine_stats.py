@@ -1,12 +1,11 @@
 """What an engine says of itself, while it works and after."""
 
 import pytest
-from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
+from toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.engine.stats import Counts, SlotStats
 from augury.errors import AuguryError
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import DraftPlanner
 
 GREEDY = {"temperature": 0.0}
 
@@ -86,7 +85,7 @@ def test_an_evaluation_takes_a_slot():
 
 
 def test_the_plain_speed_is_that_of_the_planners_pass_of_one_token():
-    planner = DraftPlanner(PassCosts([PassTime(1, 0, 0.25), PassTime(2, 0, 0.5)], 9), [False])
+    planner = planner_of(PassCosts([PassTime(1, 0, 0.25), PassTime(2, 0, 0.5)], 9), False)
     with toy_engine(drafter=ScriptedDrafter, planner=planner) as engine:
         assert engine.stats().plain_per_second == 4.0
         result = engine.generate([1], max_tokens=9, **GREEDY)

@@ -5,13 +5,12 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
+from toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.errors import ModelFileError
 from augury.passes import ArrayPass
 from augury.speculation.calibration import measure_passes
-from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import DraftPlanner
+from augury.speculation.costs import DraftCost, PassCosts, PassTime
 
 GREEDY = {"temperature": 0.0}
 scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6)
@@ -218,10 +217,6 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
         monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
     seen = []
 
-    class Watched(DraftPlanner):
-        def observe_prompt(self, drafter, n_tokens, seconds):
-            seen.append((drafter, n_tokens, seconds))
-
     class Slow(SteppingDrafter):
         def __init__(self, model):
             super().__init__(model)
@@ -234,13 +229,14 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
             super().accept(history, verdict)
             now[0] += 0.5
 
-    planner = Watched(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64), [False])
+    planner = planner_of(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64), False)
+    monkeypatch.setattr(DraftCost, "observe_prompt", lambda _, *told: seen.append(told))
     with toy_engine(drafter=Slow, planner=planner) as engine:
         stats = engine.generate([1, 2, 3], max_tokens=3, **GREEDY).stats
     n, drafter = stats.n_rounds - 1, stats.drafters["scripted"]
     assert (drafter.begin_s, drafter.accept_s) == (5, 0.5 * n)
     assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100.5 * n - 0.5), "until the last token came"
-    assert seen == [(0, 4, 5.0)]
+    assert seen == [(4, 5.0)]
 
 
 def test_a_pass_takes_what_its_device_says(monkeypatch):

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 from augury.engine.stats import RequestCounter
 from augury.options import NoOptions
 from augury.speculation.config import Member, Speculation
-from augury.types import DrafterStats, Summary, Timings, Verdict
+from augury.types import DrafterStats, Summary, Timings
 
 
 def test_a_summary_is_what_was_counted(monkeypatch):
@@ -21,15 +21,15 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     now[0] += 1
     counter.drafted("one", 3, 0.25)
     counter.drafted("other", 0, 0.125)
-    counter.round(3, 3)
-    counter.verified("one", Verdict(3, 2, 3, is_used=True), 3)
+    counter.round(["one"] * 3, 3, 2, 3)
+    counter.verified("one", 3, 2, 3)
     counter.told("one", 0.0625)
     counter.begun("other", 8.0)  # with a text that was cut in the middle of the answer: no prompt time
     now[0] += 1
     counter.teacher_forced("other", 0.5)
     counter.drafted("one", 2, 0.25)
-    counter.round(1, 1)
-    counter.verified("one", Verdict(1, 0, 1, is_used=True), 1)
+    counter.round(["one"], 1, 0, 1)
+    counter.verified("one", 1, 0, 1)
     counter.told("other", 0.125)
     counter.failed("other", "draft: broken")
     now[0] += 9

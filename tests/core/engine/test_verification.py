@@ -84,7 +84,7 @@ def test_rejection_keeps_the_target_s_distribution(q):
     ids, probabilities = np.arange(4), None if q is None else np.array(q, np.float32)
     drafts = np.tile([1, 2], (n, 1)) if q is None else np.column_stack([rng.choice(4, n, p=row) for row in q])
     for drawn, numbers in zip(drafts.tolist(), rng.random((n, 3, 2)).tolist(), strict=True):
-        accepted = reject(drawn, probabilities, lambda i: (ids, P[i]), numbers.__getitem__)
+        accepted = reject(drawn, [-1, 0], probabilities, lambda _, depth: (ids, P[depth]), numbers.__getitem__)
         assert accepted.tokens[:-1] == drawn[: len(accepted.path)]
         n_accepted += len(accepted.path) > 0
         first[accepted.tokens[0]] += 1
@@ -97,33 +97,57 @@ def test_rejection_keeps_the_target_s_distribution(q):
     assert abs(n_accepted / n - expected_rate) < 4 * np.sqrt(0.25 / n)
 
 
+@pytest.mark.parametrize("q", [None, [0.25, 0.25, 0.25, 0.25], [0.0, 0.9, 0.1, 0.0], [0.5, 0.3, 0.2, 0.0]])
+def test_of_a_tree_rejection_keeps_the_target_s_distribution_too(q):
+    """After the history two certain tokens and perhaps a drawn one, and the same after the first certain one."""
+    rng = np.random.default_rng(8)
+    n, parents = 30_000, [-1, -1, 0, 0] if q is None else [-1, -1, -1, 0, 0, 0]
+    first, second = np.zeros(4), np.zeros(4)
+    n_accepted = np.zeros(3)
+    for numbers in rng.random((n, 3, 2)).tolist():
+        drawn = [] if q is None else rng.choice(4, 2, p=q).tolist()
+        draft = [1, 2, *drawn[:1], 0, 3, *drawn[1:]]
+        rows = None if q is None else np.float32([[0.0] * 4, [0.0] * 4, q] * 2)
+        accepted = reject(draft, parents, rows, lambda _, depth: (np.arange(4), P[depth]), numbers.__getitem__)
+        assert [draft[i] for i in accepted.path] == accepted.tokens[:-1]
+        assert [parents[i] for i in accepted.path] == [-1, *accepted.path[:-1]][: len(accepted.path)]
+        first[accepted.tokens[0]] += 1
+        n_accepted[len(accepted.path)] += 1
+        if accepted.path and accepted.path[0] == 0:
+            second[accepted.tokens[1]] += 1
+    assert chi_square(first, P[0]) < 16.27
+    assert chi_square(second, P[1]) < 16.27
+    assert 1 - n_accepted[0] / n > P[0, 1:3].sum() - 0.02, "the drawn one adds to what the others accept"
+
+
 @given(
     draft=st.lists(st.integers(0, 3), max_size=3),
     numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8),
 )
-def test_without_probabilities_a_draft_counts_as_certain(draft, numbers):
+def test_a_row_of_zeros_counts_as_certain(draft, numbers):
     def verified(probabilities):
+        target = lambda _, depth: (np.arange(4), P[depth % 3])
         accepted = reject(
-            draft, probabilities, lambda i: (np.arange(4), P[i % 3]), lambda i: (numbers[2 * i], numbers[2 * i + 1])
+            draft, range(-1, len(draft) - 1), probabilities, target, lambda d: (numbers[2 * d], numbers[2 * d + 1])
         )
         return accepted.tokens, list(accepted.path)
 
-    assert verified(None) == verified(np.eye(4, dtype=np.float32)[draft].reshape(-1, 4))
+    assert verified(None) == verified(np.zeros((len(draft), 4), np.float32))
 
 
 def test_a_draft_that_the_target_finds_certain_is_accepted_and_an_impossible_one_is_not():
-    def target(i):
+    def target(_, depth):
         return np.array([3]), np.array([1.0])
 
-    def uniform(i):
+    def uniform(depth):
         return 0.999, 0.0
 
-    assert reject([3, 3], None, target, uniform).tokens == [3, 3, 3]
-    assert reject([2], None, target, lambda i: (0.0, 0.5)).tokens == [3]
+    assert reject([3, 3], [-1, 0], None, target, uniform).tokens == [3, 3, 3]
+    assert reject([2], [-1], None, target, lambda _: (0.0, 0.5)).tokens == [3]
     # rounding alone refused it, and nothing else is left
-    assert reject([3], None, lambda i: (np.array([3, 4]), np.array([1 - 2**-53, 0.0])), lambda i: (1 - 2**-53, 0.5)).tokens == [
-        3
-    ]
+    row, last = np.eye(4, dtype=np.float32)[3:], 1 - 2**-53
+    nearly = (np.array([3, 2]), np.array([last, 0.0]))
+    assert reject([3], [-1], row, lambda *_: nearly, lambda _: (last, 0.5)).tokens == [3]
 
 
 def test_chance_accepts_each_position_at_its_rate():

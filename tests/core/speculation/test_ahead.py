@@ -1,18 +1,23 @@
 """Drafting ahead: while a device verifies a draft, drafters write what would follow it."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from toys import toy_engine
+from oracles.planner_scenarios import choice_of, request_of, slot_of
+from toys import planner_of, toy_engine
 
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.interfaces import Drafter
 from augury.passes import ArrayPass
+from augury.speculation.ahead import _able
+from augury.speculation.chances import TYPICAL
+from augury.speculation.config import Speculation
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import AheadDraft, SlotDraft
+from augury.speculation.drafts import AheadDraft
 from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -83,10 +88,10 @@ class Writer(Drafter):
         self.guesses.append(ask.guess.tolist())
 
 
-def planner(per_token=0.0, n_drafters=1):
+def planner(per_token=0.0, n_drafters=1, kind=DraftPlanner):
     """Passes of up to 64 tokens take a second."""
     costs = PassCosts([PassTime(1, 0, PASS_S), PassTime(64, 0, PASS_S * (1 + 63 * per_token))], 64)
-    return DraftPlanner(costs, [True] * n_drafters)
+    return planner_of(costs, *[True] * n_drafters, kind=kind)
 
 
 def ahead_engine(drafter=Writer, **how):
@@ -174,9 +179,8 @@ def test_no_drafter_writes_over_the_logits_of_a_pass_that_is_computed():
         (Writer, {"target": ToyModel}),
         (Writer, {"planner": None}),
         (Writer, {"verify": "rejection"}),
-        (type("Tree", (Writer,), {"write": lambda _, text, limit: Draft([1, 2][:limit], [-1, -1][:limit])}), {}),
     ],
-    ids=["drafter cannot", "target computes on the CPU", "no planner", "drafts by chance", "trees"],
+    ids=["drafter cannot", "target computes on the CPU", "no planner", "drafts by chance"],
 )
 def test_nobody_drafts_ahead_where(drafter, how):
     with ahead_engine(drafter, **how) as engine:
@@ -218,11 +222,12 @@ def test_what_takes_longer_than_the_pass_is_lost_and_the_rest_is_hidden(monkeypa
     rounds, losses = [], []
 
     class Watched(DraftPlanner):
-        def observe_round(self, slots, *others):
-            losses.extend(slot.draft_s for slot in slots if slot.ahead_s)
-            super().observe_round(slots, *others)
+        def observe_round(self, rounds, *others):
+            every = [choice.proposals.drafters for choice, _ in rounds]
+            losses.extend(drafters.every[0].spent_s for drafters in every if drafters.ahead is not None)
+            super().observe_round(rounds, *others)
 
-    watched = Watched(PassCosts([PassTime(1, 0, PASS_S), PassTime(64, 0, PASS_S)], 64), [True])
+    watched = planner(kind=Watched)
     with ahead_engine(Slow, planner=watched, observers=(lambda **seen: rounds.append(seen["round"]), None)) as engine:
         stats = engine.generate([1, 2, 3], max_tokens=9, temperature=0.0).stats.drafters["writer"]
     n = len(losses)
@@ -236,20 +241,25 @@ def test_what_takes_longer_than_the_pass_is_lost_and_the_rest_is_hidden(monkeypa
 # What the planner says of it
 
 
-def slots_of(planner, *lengths, limit=8, drafter=0):
-    """Slots whose drafts are so long."""
-    slots = []
+def choices_of(planner, *lengths, limit=8):
+    """What is verified of slots whose drafts are so long, and their drafters."""
+    choices = []
     for k in lengths:
-        slot = SlotDraft(None, planner.new_request(), limit, 100, drafter=drafter, k=k, draft=Draft([1] * k))
-        slots.append(slot)
-    return slots
+        slot = slot_of(request_of(planner), {0: k} if k else {}, limit=limit)
+        choices.append((choice_of(slot, range(k)), slot.drafters.every[0]))
+    return choices
 
 
-def knowing(per_token_s, n_right=100):
+def n_ahead(planner, choices, able, begun_s=0.0):
+    return planner.n_ahead([choice for choice, _ in choices], able, 0, begun_s)
+
+
+def knowing(per_token_s, n_right=1000):
     """A planner that knows a drafter's time, which is mostly right."""
     made = planner()
-    made.observe_ahead(0, 4, 4 * per_token_s)
-    made._estimates[0].see_each([True] * n_right)
+    made.profiles[0].cost.observe(4, 0, 4 * per_token_s)
+    for _ in range(n_right):
+        made.profiles[0].chances.see(TYPICAL, is_right=True)
     return made
 
 
@@ -259,36 +269,42 @@ def knowing(per_token_s, n_right=100):
 )
 def test_as_much_is_drafted_ahead_as_the_rest_of_the_pass_hides(per_token_s, begun_s, expected):
     made = knowing(per_token_s)
-    slots = slots_of(made, 3)
-    assert made.n_ahead(slots, slots, 0, begun_s) == [expected]
+    choices = choices_of(made, 3)
+    assert n_ahead(made, choices, choices, begun_s) == [expected]
 
 
 def test_slots_share_the_time():
     made = knowing(0.1)
-    slots = slots_of(made, 3, 2, 0)
-    assert made.n_ahead(slots, slots[:2], 0, 0.0) == [4, 4]
+    choices = choices_of(made, 3, 2, 0)
+    assert n_ahead(made, choices, choices[:2]) == [4, 4]
 
 
 def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
     made = knowing(0.001, n_right=0)  # 0.65 is what is expected of a model: to the fifth power 0.116, to the sixth 0.075
-    slots = slots_of(made, 0, 2, 5)
-    assert made.n_ahead(slots, slots, 0, 0.0) == [4, 2, 0]
+    choices = choices_of(made, 0, 2, 5)
+    assert n_ahead(made, choices, choices) == [4, 2, 0]
 
 
-def test_what_was_drafted_ahead_is_taken_as_it_is_unless_more_pays():
-    for per_token_s, expected in ((0.5, 2), (0.001, 8)):
-        made = knowing(per_token_s)
-        (slot,) = slots_of(made, 0)
-        slot.drafters.guards[0] = type("Guard", (), {"is_left_out": False})
-        slot.sequence = type("Sequence", (), {"request": type("R", (), {"speculation": type("S", (), {"n_min": 0})})})
-        slot.proposals[0], slot.ahead = Draft([5, 6]), 0
-        slot.offer(made.is_costly)
-        made.choose([slot])
-        assert (slot.drafter, slot.k) == (0, expected)
+def test_nothing_follows_a_draft_that_branches():
+    made = knowing(0.001)
+    for parents, n_able in (([-1, 0], 1), ([-1, -1], 0)):
+        slot = slot_of(request_of(made), {0: Draft([1, 2], parents)}, limit=8)
+        slot.sequence = SimpleNamespace(request=SimpleNamespace(speculation=Speculation()))
+        slot.drafters.every[0].guard = SimpleNamespace(drafts_ahead=True)
+        assert (_able(choice_of(slot, [0, 1])) is not None) == n_able
+
+
+def test_one_whose_draft_was_made_ahead_is_not_asked_again():
+    made = knowing(0.001)
+    slot = slot_of(request_of(made), limit=8)
+    assert [ask.k for ask in made.asks([slot])] == [8]
+    slot.add(slot.drafters.every[0], Draft([5, 6]), is_ahead=True)
+    assert made.asks([slot]) == []
+    assert made.choose([slot]) == [[0, 1]]
 
 
 def test_a_guess_is_right_if_the_text_went_on_with_all_of_it():
-    ahead = AheadDraft(0, 2, np.int32([7, 8]), Draft([9]))
+    ahead = AheadDraft(None, 2, np.int32([7, 8]), Draft([9]), 0.0)
     right, *wrong = [1, 2, 7, 8], [1, 2, 7], [1, 2, 7, 9], [1, 2, 7, 8, 9], [1, 2, 3, 7, 8]
     assert ahead.follows(np.int32(right))
     assert not any(ahead.follows(np.int32(text)) for text in wrong)

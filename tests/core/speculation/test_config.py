@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attrs import frozen
-from toys import ScriptedDrafter, toy_engine
+from toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.engine import Engine
 from augury.errors import OptionError
@@ -11,8 +11,7 @@ from augury.options import NoOptions, option
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params, synthetic_rates
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.estimates import Acceptance
-from augury.speculation.planner import DraftPlanner
+from augury.speculation.drafts import RequestDrafter
 
 PROMPT = [1, 2, 3, 4]
 
@@ -146,17 +145,17 @@ def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
 @pytest.mark.parametrize(("script", "rate"), [((0, 4), 1.0), ((4, 0), 0.0)])
 @pytest.mark.parametrize("n_verified", [1, 4])
 def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, n_verified, monkeypatch):
-    seen, learn = [], Acceptance.see
+    seen, score = [], RequestDrafter.score
 
-    def see(self, proposed, emitted):
-        n_right = learn(self, proposed, emitted)
-        seen.append(n_right / min(len(proposed), len(emitted)))
-        return n_right
+    def scored(self, proposal, emitted, forbidden=()):
+        score(self, proposal, emitted, forbidden)
+        if proposal is not None and len(proposal.draft):
+            seen.append(self.n_right / min(len(proposal.draft), len(emitted)))
 
-    monkeypatch.setattr(Acceptance, "see", see)
+    monkeypatch.setattr(RequestDrafter, "score", scored)
     costs = PassCosts([PassTime(n, 0, 1.2 if n <= 1 + n_verified else 9.0) for n in (1, 2, 3, 5)], 8)
     drafter = [lambda model: ScriptedDrafter(model, (script,))]
-    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=DraftPlanner(costs, [False])) as engine:
+    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=planner_of(costs, False)) as engine:
         engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)
     assert set(seen) == {rate}
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from toys import ScriptedDrafter, toy_engine
+from toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import DraftPlanner
+from augury.speculation.planner import CostlyAsk, DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -310,6 +310,9 @@ def test_a_begin_may_take_a_thousand_steps_and_one_for_each_token(n_too_many):
         assert bool(failed) == n_too_many
 
 
+COSTS = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64)
+
+
 class Costly(ScriptedDrafter):
     name = "costly"
     is_costly = True
@@ -318,15 +321,14 @@ class Costly(ScriptedDrafter):
 class Asking(DraftPlanner):
     """Asks drafter 0, a costly one, by teacher forcing in the 20th round of a slot, and lets drafter 1 draft."""
 
-    def __init__(self):
-        super().__init__(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), [True, False])
-        self.n_rounds = 0
+    n_rounds = 0
+
+    def asks(self, slots, n_beside=0):
+        self.n_rounds += 1
+        return [CostlyAsk(slots[0], slots[0].drafters.every[0])] if self.n_rounds == 18 else []
 
     def choose(self, slots, n_beside=0):
-        self.n_rounds += 1
-        for slot in slots:
-            slot.choose(1, 1)
-            slot.teacher_forced = 0 if self.n_rounds == 18 else None
+        return [[0] for _ in slots]
 
 
 @pytest.mark.parametrize(
@@ -340,14 +342,14 @@ class Asking(DraftPlanner):
 )
 def test_a_drafter_that_fails_in_teacher_forcing_is_left_out(fault, told, caplog):
     failing = type("Failing", (Costly,), {"teacher_forced": fault})
-    planner = Asking()
+    planner = planner_of(COSTS, True, False, kind=Asking)
     with toy_engine(drafter=[failing, lambda model: Other(model, [(1, 0)])], planner=planner, kind=Engine) as engine:
         result = engine.generate([1, 2], max_tokens=50, **GREEDY)
     assert list(result.tokens) == ToyModel().plain([1, 2], 50)
     assert told in result.stats.drafters["costly"].failed
     assert result.stats.drafters["other"].used > 18
     assert len(warnings_of(caplog)) == 1
-    assert planner._can_be_teacher_forced == [True, False], "other requests may ask"
+    assert [profile.can_be_teacher_forced for profile in planner.profiles] == [True, True], "other requests may ask"
 
 
 def test_a_warning_that_cannot_be_written_ends_nothing(monkeypatch):
@@ -430,7 +432,7 @@ def test_whatever_fails_at_any_time_the_tokens_are_those_of_plain_decoding(
 
     planner = None
     if is_planned:
-        planner = DraftPlanner(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), is_costly[: len(kinds)])
+        planner = planner_of(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), *is_costly[: len(kinds)])
     prompts = [*PROMPTS, [1], [5, 5, 5, 5]]
     chain = [maker(i, kind) for i, kind in enumerate(kinds)]
     with toy_engine(drafter=chain, slots=slots, planner=planner, kind=Engine) as engine:

@@ -1,10 +1,6 @@
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 
-from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
-from augury.speculation.estimates import LOOKUP, Acceptance
+from augury.speculation.drafts import Choice, DrafterProfile, LossBudget, RequestDrafter, SlotProposals
 from augury.types import Draft
 
 
@@ -46,47 +42,39 @@ def test_a_budget_is_booked_credited_and_grows_with_time(saved, change, left):
     assert made.seconds == left
 
 
-def test_a_request_keeps_what_each_drafter_had_right_and_since_when_it_was_not_asked():
-    drafters = RequestDrafters(
-        estimates=[Acceptance(LOOKUP) for _ in range(3)], n_missed=[0] * 3, n_idle=[0] * 3, n_right=[0] * 3
-    )
-    for proposed in ([7, 8, 9], [1], [7]):  # two right, none, one
-        drafters.score(0, proposed, [7, 8])
-        drafters.score(1, [], [7, 8])
-        drafters.score(2, None, [7, 8])
-    assert drafters.n_missed == [6, 6, 6]  # whoever asks takes that back
-    assert drafters.n_idle == [0, 3, 3]
-    assert drafters.n_right == [1, 0, 0]
-    assert [estimate.run for estimate in drafters.estimates] == [1, 0, 0]
-    drafters.score(0, None, [7])
-    drafters.score(0, [], [7])
-    assert (drafters.n_idle[0], drafters.n_right[0], drafters.estimates[0].run) == (2, 0, 0), (
-        "what it finds next is another stretch"
-    )
+def slot_of(*drafts, **how):
+    """Proposals of drafters that take their tokens to be right with a confidence of three quarters."""
+    slot = SlotProposals(None, None, 9, 100, **how)
+    for i, draft in enumerate(drafts):
+        slot.add(RequestDrafter(DrafterProfile(f"d{i}", is_costly=True), None), draft)
+    return slot
 
 
-def test_what_was_proposed_is_offered_and_of_costly_drafters_that_were_not_asked_as_much_as_fits():
-    guards = {index: SimpleNamespace(is_left_out=index == 4) for index in range(5)}
-    sequence = SimpleNamespace(request=SimpleNamespace(speculation=SimpleNamespace(n_min=0)))
-    slot = SlotDraft(sequence, RequestDrafters(guards=guards), 8, 100, proposals={0: Draft([1, 2]), 1: Draft()})
-    slot.offer([True, True, False, True, True])  # drafters 0 and 1 have just turned out to be costly, after they were asked
-    assert slot.offers == {0: 2, 3: 8}
-    assert slot.n_min == 1
+def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places():
+    slot = slot_of(Draft([5, 6, 7]), Draft([8, 5, 9, 6], [-1, -1, 0, 1]), Draft([5, 5], [-1, -1]), Draft())
+    choice = Choice(slot, slot.tree.part([0, 1, 3]), [0, 1, 3])
+    assert choice.draft.tokens.tolist() == [5, 6, 8]
+    assert choice.names == ["d0", "d0", "d1"]
+    found = [proposal.verified(choice.nodes, [0, 1]) for proposal in slot.of.values()]
+    assert found == [(2, [0, 1]), (3, [1, 3]), (1, [0]), (0, [])]
+    assert [proposal.depth(choice.nodes) for proposal in slot.of.values()] == [2, 2, 1, 0]
 
 
-@pytest.mark.parametrize("confidence", [None, np.float32([0.01, 0.03, 0.5, 0.25, 0.25, 0.5])])
-def test_of_a_tree_the_nodes_of_a_depth_share_the_chance_that_one_of_them_is_right(confidence):
-    tree = Draft([1, 2, 3, 4, 5, 6], [-1, -1, 0, 0, 1, 3], confidence=confidence)
-    estimate = SimpleNamespace(survival=lambda n: [0.8, 0.4, 0.2][:n])
-    slot = SlotDraft(None, RequestDrafters(estimates=[estimate]), 9, 100, proposals={0: tree})
-    first, second = (0.25, 0.75) if confidence is not None else (0.5, 0.5)
-    paths = [first * 0.5, first * 0.25, second * 0.25] if confidence is not None else [1.0, 1.0, 1.0]
-    expected = [0.8 * first, 0.8 * second, *(0.4 * path / sum(paths) for path in paths), 0.2]
-    assert slot.gains(0, 9 if confidence is not None else 6) == pytest.approx(expected)
+def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
+    tree = Draft([5, 6, 7, 8], [-1, -1, 1, 1], confidence=[0.3, 0.6, 0.2, 0.7])
+    assert [chance > 0 for chance in slot_of(tree, may_branch=False).reach()] == [False, True, False, True]
+    assert all(slot_of(tree).reach())
 
 
-def test_what_is_verified_is_the_beginning_of_what_was_proposed():
-    slot = SlotDraft(None, RequestDrafters(), 9, 100, proposals={0: Draft([1, 2, 3])})
-    slot.choose(0, 3)
-    slot.verify(2)
-    assert (slot.draft.tokens.tolist(), slot.k) == ([1, 2], 2)
+def test_what_is_forbidden_reaches_nothing():
+    slot = slot_of(Draft([5, 6], [-1, 0]), Draft([7]))
+    before = slot.reach()
+    slot.forbid([0, 2])
+    assert slot.reach() == [before[0], 0.0, before[2]]
+
+
+def test_a_draft_that_is_taken_as_it_is_keeps_its_tokens_in_order():
+    slot, drafter = slot_of(), RequestDrafter(DrafterProfile("d"), None)
+    slot.take(drafter, Draft([5, 5, 6], [-1, -1, 0]))
+    assert slot.tree.tokens == [5, 5, 6]
+    assert Choice(slot, Draft([5, 5]), [0, 1]).names == ["d", "d"]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from oracles.planner_scenarios import DEPTH, Scenario, Source, chosen, slot_of, stretches
+from oracles.planner_scenarios import DEPTH, Scenario, Source, choice_of, chosen, outcome_of, request_of, slot_of, stretches
+from toys import planner_of
 
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import DraftPlanner
 from augury.types import Draft
 
 # milliseconds of passes of 0 to 17 tokens: Qwen2.5-Coder 1.5B on two cores, with fast memory and with slow
@@ -88,7 +88,7 @@ def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
         right = np.concatenate([bernoulli(0.02, change, seed=10 + seed), bernoulli(0.95, 1500, seed=seed)])
         scenario = Scenario(FAST, [Source(right, **drafting)])
         scenario.play()
-        later = [choice for position, choice in scenario.choices if position >= change]
+        later = [choice for choice in scenario.rounds if choice.position >= change]
         after = later[n_rounds : n_rounds + 50]
         assert min(choice.k for choice in after) >= 2
 
@@ -99,7 +99,7 @@ def test_a_lookup_that_was_wrong_at_first_is_used_as_soon_as_it_is_right(n_draft
     never, at_first = Source(bernoulli(0.0, 200)), Source(np.arange(200) >= change)
     scenario = Scenario(STEEP, [at_first, *[never] * (n_drafters - 1)])
     scenario.play()
-    later = [choice.k for position, choice in scenario.choices if position >= change]
+    later = [choice.k for choice in scenario.rounds if choice.position >= change]
     assert max(later[:4]) > 0
 
 
@@ -109,7 +109,7 @@ def test_a_drafter_that_becomes_wrong_is_left_soon():
     for drafting in ({}, MODEL):
         scenario = Scenario(LINEAR if not drafting else FAST, [Source(right, **drafting)])
         scenario.play()
-        later = [choice.k for position, choice in scenario.choices if position >= change]
+        later = [choice.k for choice in scenario.rounds if choice.position >= change]
         assert sum(later[48:200]) <= 6  # two probes of a costly one
 
 
@@ -128,7 +128,7 @@ def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
         lookup, model = Source(stretches(rng, N, 100, 100)), Source(bernoulli(0.8, seed=seed), **MODEL)
         both = Scenario(FAST, [lookup, model])
         seconds.append((both.play(), min(Scenario(FAST, [lookup]).play(), Scenario(FAST, [model]).play())))
-        used |= {choice.drafter for _, choice in both.choices}
+        used |= {drafter for choice in both.rounds for drafter in choice.drafters}
     together, alone = np.array(seconds).T
     assert together.sum() < 0.97 * alone.sum()
     assert (together < 1.01 * alone).all()
@@ -152,40 +152,39 @@ def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_cop
 
 
 def test_a_model_that_missed_much_is_teacher_forced_beside_the_draft_of_another():
-    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [False, True])
-    (drafters,) = sure(planner, chance=0.3)
-    for n_missed, expected in ((24, None), (25, 1)):
-        planner.observe_teacher_forced(1, drafters, [True] * 16, 0.001)  # it was right, and may be tried at once
-        drafters.score(1, None, [0] * n_missed)
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), False, True)
+    (request,) = sure(planner, chance=0.3)
+    model = request.every[1]
+    for n_missed, k in ((24, 1), (25, 0)):
+        planner.observe_teacher_forced(model, [True] * 16, 0.001)  # it was right, and may be tried at once
+        model.score(None, [0] * n_missed)
         for _ in range(200):
-            planner.observe_round([slot_of(drafters)], DEPTH, 0, FAST[1])
-        planner._costly_budgets[1].book(1.0)
-        slot = slot_of(drafters, {0: 3, 1: 16})
-        planner.choose([slot])
-        assert slot.teacher_forced == expected
-    assert (slot.drafter, slot.k) == (0, 3)
+            planner.observe_round([plain_round(request)], DEPTH, 0, FAST[1])
+        model.profile.budget.book(1.0)
+        slot = slot_of(request, {0: 3})
+        (ask,) = planner.asks([slot])
+        assert (ask.drafter, min(ask.k, 1)) == (model, k)
+    assert chosen(planner, slot) == [3]
 
 
 def test_in_a_round_one_slot_is_teacher_forced():
-    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    requests = [planner.new_request() for _ in range(4)]
-    planner._costly_budgets[0].book(8.0)
-    for drafters in requests:
-        drafters.score(0, None, [0] * 30)
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), True)
+    requests = [request_of(planner) for _ in range(4)]
+    planner.profiles[0].budget.book(8.0)
+    for request in requests:
+        request.every[0].score(None, [0] * 30)
     for _ in range(8):
-        planner.observe_round([slot_of(drafters) for drafters in requests], DEPTH, 0, FAST[4])
-    slots = [slot_of(drafters, {0: 16}) for drafters in requests]
-    planner.choose(slots)
-    assert sum(slot.teacher_forced is not None for slot in slots) == 1
+        planner.observe_round([plain_round(request) for request in requests], DEPTH, 0, FAST[4])
+    assert [ask.k for ask in planner.asks([slot_of(request) for request in requests])] == [0]
 
 
 def test_teacher_forcing_on_what_others_drafted_says_nothing():
-    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    drafters = planner.new_request()
-    before = drafters.estimates[0].survival(4)
-    planner.observe_teacher_forced(0, drafters, [], 0.001)
-    assert drafters.estimates[0].survival(4) == before
-    assert planner._intervals[0] > 8, "it was not right, so it waits longer"
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), True)
+    (drafter,) = request_of(planner).every
+    before = drafter.chances.typical
+    planner.observe_teacher_forced(drafter, [], 0.001)
+    assert drafter.chances.typical == before
+    assert planner.profiles[0].interval > 8, "it was not right, so it waits longer"
 
 
 def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
@@ -194,8 +193,8 @@ def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
     scenario = Scenario(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "can_be_teacher_forced": False})])
     planner = scenario.planner()
     scenario.play(planner)
-    assert sum(choice.teacher_forced is not None for _, choice in scenario.choices) == 1
-    later = [choice.k for position, choice in scenario.choices if position >= change]
+    assert sum(choice.is_teacher_forced for choice in scenario.rounds) == 1
+    later = [choice.k for choice in scenario.rounds if choice.position >= change]
     assert max(later) > 2
 
 
@@ -204,7 +203,7 @@ def test_what_one_request_taught_the_next_one_knows():
     planner = scenario.planner()
     scenario.play(planner)
     scenario.play(planner)
-    assert sum(choice.k for _, choice in scenario.choices) == 0
+    assert sum(choice.k for choice in scenario.rounds) == 0
 
 
 def costs_of(table, n_largest=64):
@@ -212,99 +211,112 @@ def costs_of(table, n_largest=64):
 
 
 def sure(planner, n_slots=1, chance=0.95):
-    """Tracks of slots whose drafter 0 was right in that share of many rounds."""
+    """Requests of which drafter 0 was right in that share of many rounds."""
     rng = np.random.default_rng(6)
-    requests = [planner.new_request() for _ in range(n_slots)]
-    for drafters in requests:
+    requests = [request_of(planner) for _ in range(n_slots)]
+    for request in requests:
+        drafter = request.every[0]
+
+        def see(k, n_right, drafter=drafter, request=request):
+            slot = slot_of(request)
+            slot.add(drafter, Draft([1] * k))
+            drafter.score(slot.of[drafter], [1] * n_right + [0] * (n_right < k))
+
         for _ in range(300):
-            drafters.estimates[0].see([1] * 8, [1] * min(int(rng.geometric(1 - chance)), 8) + [0])
-        drafters.estimates[0].see([1] * 16, [1] * 16)
-        drafters.budgets[0].book(1.0)  # seconds, gained by it
+            see(8, min(int(rng.geometric(1 - chance)), 8))
+        see(16, 16)
+        drafter.n_missed = 0
+        for budget in (request.budget, drafter.profile.budget):
+            budget.book(1.0)  # seconds, gained by it
     return requests
+
+
+def plain_round(request):
+    return choice_of(slot_of(request), []), outcome_of(0)
 
 
 def test_a_cliff_is_not_stepped_over():
     # 34B at Q8_0: passes of 8 at 160 tok/s, of 9 at 80, as a user of llama.cpp measured
-    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), [False])
-    (drafters,) = sure(planner)
-    assert chosen(planner, slot_of(drafters, {0: 16})) == [(0, 7, False)]
+    planner = planner_of(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), False)
+    (request,) = sure(planner)
+    assert chosen(planner, slot_of(request, {0: 16})) == [7]
 
 
 def test_slots_share_what_a_pass_can_take():
-    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), [False])
-    slots = [slot_of(drafters, {0: 16}) for drafters in sure(planner, 4)]
-    planner.choose(slots)
-    assert 4 + sum(slot.k for slot in slots) == 8
+    planner = planner_of(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), False)
+    assert sum(chosen(planner, *(slot_of(request, {0: 16}) for request in sure(planner, 4)))) == 8 - 4
 
 
 @pytest.mark.parametrize("is_costly", [False, True])
 @pytest.mark.parametrize(("seconds", "is_used"), [(0.0, True), (-1e-12, False)])
 def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
-    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
-    (drafters,) = sure(planner)
-    planner.observe_draft(0, drafters, 4, 0.0)
-    drafters.budgets[0].seconds = seconds
-    assert chosen(planner, slot_of(drafters, {0: 7})) == [(0, 7, False) if is_used else (None, 0, False)]
+    planner = planner_of(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), is_costly)  # what is drafted costs nothing
+    (request,) = sure(planner)
+    planner.observe_draft(request.every[0], 4, 0.0)
+    request.budget.seconds = request.every[0].profile.budget.seconds = seconds
+    slot = slot_of(request, {} if is_costly else {0: 7}, limit=7)
+    found = [ask.k for ask in planner.asks([slot])] if is_costly else chosen(planner, slot)
+    assert found == ([7] if is_used else [] if is_costly else [0])
 
 
-def test_a_draft_that_was_made_ahead_may_make_a_pass_dearer_than_one_that_is_yet_to_be_made():
-    def dearest(**how):
+def test_a_draft_that_was_made_may_make_a_pass_dearer_than_one_that_is_yet_to_be_made():
+    def dearest(*, is_made):
         taken = []
         for pass_s in np.arange(0.04, 0.16, 0.0004):
-            planner = DraftPlanner(costs_of({1: 0.04, 2: pass_s}, 2), [True])
-            (drafters,) = sure(planner)
-            planner.observe_draft(0, drafters, 4, 0.0)  # takes no time either way
-            if chosen(planner, slot_of(drafters, {0: 1}, **how)) == [(0, 1, False)]:
+            planner = planner_of(costs_of({1: 0.04, 2: pass_s}, 2), True)
+            (request,) = sure(planner)
+            planner.observe_draft(request.every[0], 4, 0.0)  # takes no time either way
+            slot = slot_of(request, {0: 1} if is_made else {}, limit=1)
+            if chosen(planner, slot) == [1] if is_made else planner.asks([slot]):
                 taken.append(pass_s)
         return max(taken)
 
-    assert dearest(proposals={0: Draft([5])}) / dearest() == pytest.approx(1.03, abs=0.01)
+    assert dearest(is_made=True) / dearest(is_made=False) == pytest.approx(1.03, abs=0.02)
 
 
 def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
-    planner = DraftPlanner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
-    (drafters,) = sure(planner, chance=0.5)
-    alone, beside = slot_of(drafters, {0: 16}), slot_of(drafters, {0: 16})
-    planner.choose([alone])
-    planner.choose([beside], n_beside=128)
-    assert beside.k > alone.k  # the pass takes long anyway
+    planner = planner_of(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), False)
+    (request,) = sure(planner, chance=0.5)
+    request.every[0].run = 0
+    (alone,), (beside,) = (chosen(planner, slot_of(request, {0: 16}), n_beside=n) for n in (0, 128))
+    assert beside > alone  # the pass takes long anyway
 
 
 @pytest.mark.parametrize("n_min", [1, 3, 9])
 def test_drafts_shorter_than_wanted_are_not_made(n_min):
-    scenario = Scenario(FAST, [Source(bernoulli(0.3, 300))])
-    planner = scenario.planner()
-    slot = slot_of(planner.new_request(), {0: 16}, n_min)
-    planner.choose([slot])
-    assert slot.k == 0 or slot.k >= n_min
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), False)
+    for chance in (0.3, 0.6, 0.95):
+        (request,) = sure(planner, chance=chance)
+        (k,) = chosen(planner, slot_of(request, {0: 16}, n_min=n_min))
+        assert k == 0 or k >= n_min
+    assert k > 0
 
 
 def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
-    planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
-    drafters = planner.new_request()
+    planner = planner_of(costs_of({1: 0.018, 8: 0.028}), False)
+    (drafter,) = request_of(planner).every
     for _ in range(20):
-        planner.observe_draft(0, drafters, 4, 0.004)
-    assert planner.is_costly == [True]
+        planner.observe_draft(drafter, 4, 0.004)
+    assert drafter.profile.is_costly
 
 
 @pytest.mark.parametrize("n_min", [1, 3])
 def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
-    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    (drafters,) = sure(planner)
-    slot = slot_of(drafters, {0: 16}, n_min)
-    planner.choose([slot])
-    assert slot.k == n_min
-    planner.observe_draft(0, drafters, slot.k, 0.002)
-    planner.choose([slot])
-    assert slot.k > 3
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), True)
+    (request,) = sure(planner)
+    (ask,) = planner.asks([slot_of(request, n_min=n_min)])
+    assert ask.k == n_min
+    planner.observe_draft(ask.drafter, ask.k, 0.002)
+    (ask,) = planner.asks([slot_of(request, n_min=n_min)])
+    assert ask.k > 3
 
 
 def test_a_first_slow_call_makes_no_drafter_costly():
-    planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
-    drafters = planner.new_request()
+    planner = planner_of(costs_of({1: 0.018, 8: 0.028}), False)
+    (drafter,) = request_of(planner).every
     for seconds in (0.030, *[0.0001] * 20):
-        planner.observe_draft(0, drafters, 4, seconds)
-    assert planner.is_costly == [False]
+        planner.observe_draft(drafter, 4, seconds)
+    assert not drafter.profile.is_costly
 
 
 def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
@@ -315,7 +327,7 @@ def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 1500, seed=2)])
     scenario = Scenario(FAST / 4, [Source(right, per_ask_s=80e-6)])
     scenario.play()
-    later = [choice.k for position, choice in scenario.choices if position >= change]
+    later = [choice.k for choice in scenario.rounds if choice.position >= change]
     assert min(later[48:100]) >= 2
 
 
@@ -328,26 +340,33 @@ times = st.floats(1e-5, 10.0)
     is_costly=st.lists(st.booleans(), min_size=1, max_size=3),
 )
 def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
-    planner = DraftPlanner(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), is_costly)
-    drafters = planner.new_request()
+    planner = planner_of(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), *is_costly)
+    request = request_of(planner)
     for limit, n_right, draft_s, pass_s in seen:
-        slot = slot_of(drafters, dict.fromkeys(range(len(is_costly)), limit), draft_s=draft_s)
-        planner.choose([slot])
-        assert 0 <= slot.k <= limit
-        assert (slot.drafter is None) == (slot.k == 0)
-        slot.n_accepted = min(n_right, slot.k)
-        if slot.drafter is not None:
-            planner.observe_draft(slot.drafter, drafters, slot.k, draft_s)
-            drafters.estimates[slot.drafter].see([1] * slot.k, [1] * slot.n_accepted + [0])
-        planner.observe_round([slot], DEPTH, 0, pass_s)
+        cheap = {i: limit for i, drafter in enumerate(request.every) if not drafter.profile.is_costly}
+        slot = slot_of(request, cheap, limit=limit)
+        for ask in planner.asks([slot]):
+            assert 0 <= ask.k <= limit
+            if ask.k:
+                slot.add(ask.drafter, Draft([7] * ask.k))
+                planner.observe_draft(ask.drafter, ask.k, draft_s)
+        (nodes,) = planner.choose([slot])
+        assert len(nodes) <= limit
+        assert all(slot.tree.parents[node] in (-1, *nodes) for node in nodes)
+        choice = choice_of(slot, nodes)
+        path = range(min(n_right, len(nodes)) if choice.draft.parents is None else 0)
+        for drafter in request.every:
+            drafter.score(slot.of.get(drafter), [*choice.draft.tokens.tolist()[: len(path)], 0])
+        planner.observe_round([(choice, outcome_of(len(path)))], DEPTH, 0, pass_s)
 
 
 @pytest.mark.parametrize(("is_stopped", "n_waits"), [(True, 1), (False, 16)])
 def test_a_stop_within_what_was_right_does_not_put_off_the_next_try(is_stopped, n_waits):
-    planner = DraftPlanner(costs_of({1: 1.0, 2: 1.1}), [True])
-    slot = slot_of(planner.new_request(), drafter=0, k=1, is_probe=True, is_stopped=is_stopped)
-    planner.observe_round([slot], DEPTH, 0, 1.1)
-    assert planner._intervals == [n_waits]
+    planner = planner_of(costs_of({1: 1.0, 2: 1.1}), True)
+    slot = slot_of(request_of(planner), {0: 1})
+    choice = choice_of(slot, [0], probed=slot.drafters.every[0])
+    planner.observe_round([(choice, outcome_of(0, is_stopped=is_stopped))], DEPTH, 0, 1.1)
+    assert planner.profiles[0].interval == n_waits
 
 
 def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
@@ -361,14 +380,14 @@ def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
     right_s = scenario.play()
     for factor, most in ((1.6, 1.1), (3.0, 1.25)):
         busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
-        assert scenario.play(DraftPlanner(busy, [False])) < most * right_s
+        assert scenario.play(planner_of(busy, False)) < most * right_s
 
 
 def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
     dearer = np.concatenate([FAST[:2], 1.04 * FAST[2:]])
     scenario = Scenario(dearer, [Source(bernoulli(0.0))])
     flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
-    assert scenario.play(DraftPlanner(flat, [False])) <= 1.005 * scenario.plain()
+    assert scenario.play(planner_of(flat, False)) <= 1.005 * scenario.plain()
 
 
 def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
@@ -376,4 +395,4 @@ def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
     scenario = Scenario(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
     right_s = scenario.play()
     wrong = costs_of({1: FAST[1], 2: FAST[2], 3: 1.33 * FAST[3], 4: 1.33 * FAST[4], 8: 1.33 * FAST[8], 16: FAST[16]}, 17)
-    assert scenario.play(DraftPlanner(wrong, [False])) < 1.04 * right_s
+    assert scenario.play(planner_of(wrong, False)) < 1.04 * right_s

@@ -1,0 +1,88 @@
+"""The part of all slots' trees that makes the most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from augury.speculation.drafts import SlotProposals
+
+__all__ = ["Best", "PassCurve", "best_nodes"]
+
+_GAIN = 0.02  # tokens of a pass: costs are not known more exactly, and plain passes want to be seen, too
+_UNLIKELY = 0.003  # chance of a node that no pass was ever cheap enough for
+
+
+@frozen(eq=False)
+class PassCurve:
+    """Passes of a round: with n tokens drafted they take `known[n]` seconds, or as little as `hoped[n]`."""
+
+    known: Sequence[float]
+    hoped: Sequence[float]
+
+    def extra_s(self, n: int, before: int = 0) -> float:
+        """Seconds that n drafted tokens add to a pass with so many before them."""
+        return self.known[before + n] - self.known[before]
+
+
+@frozen(eq=False)
+class Best:
+    """What is chosen of the trees."""
+
+    nodes: list[list[int]]  # by slot, rising
+    expected: list[float]  # tokens, by slot
+
+
+def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_accepted: bool = False) -> Best:
+    """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n.
+
+    A child never ranks before its parent. What was drawn comes first, and is taken in any case.
+
+    Args:
+        slots: With their trees.
+        curve: Of the pass.
+        replays_accepted: See `DraftPlanner`; no tree branches then.
+    """
+    drawn = [set(slot.tree.ancestry(slot.tree.drawn)) for slot in slots]
+    ranked = sorted(
+        (node not in drawn[i], -chance, i, node)
+        for i, slot in enumerate(slots)
+        for node, chance in enumerate(slot.reach())
+        if chance > _UNLIKELY or node in drawn[i]
+    )
+    draft_s = sum(drafter.spent_s for slot in slots for drafter in slot.of)
+    counts, sums, lost = [0] * len(slots), [0.0] * len(slots), [0.0] * len(slots)
+    taken: list[tuple[int, int, float]] = []
+    left_out: set[tuple[int, int]] = set()
+    n_best, n_short, expected = 0, 0, float(len(slots))
+    best_rate = (expected + _GAIN) / (curve.hoped[0] + draft_s)
+    for is_chosen, negative, i, node in ranked:
+        slot, count, n, chance = slots[i], counts[i], len(taken), -negative
+        if count == slot.limit:
+            continue
+        if (i, slot.tree.parents[node]) in left_out or not _is_covered(slot, node, count, curve, n):
+            left_out.add((i, node))
+            continue
+        n_short += (count + 1 < slot.n_min) - (0 < count < slot.n_min)
+        taken.append((i, node, chance))
+        counts[i], sums[i], expected = count + 1, sums[i] + chance, expected + chance
+        replay_s = 0.0
+        if replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
+            lost[i] = max(sums[i] - counts[i] * chance, 0.0)
+            replay_s = curve.extra_s(n + 1) / (n + 1) * sum(lost)
+        rate = expected / (curve.hoped[n + 1] + draft_s + replay_s)
+        if not is_chosen or (rate > best_rate and not n_short):
+            n_best, best_rate = n + 1, rate
+    nodes, tokens = [list[int]() for _ in slots], [1.0 for _ in slots]
+    for i, node, chance in taken[:n_best]:
+        nodes[i].append(node)
+        tokens[i] += chance
+    return Best([sorted(each) for each in nodes], tokens)
+
+
+def _is_covered(slot: SlotProposals, node: int, count: int, curve: PassCurve, n: int) -> bool:
+    """Whether a slot may take one token more, after `count` of its own, into a pass with n drafted ones."""
+    if any(drafter.profile.is_costly or drafter.profile.is_certain for drafter in slot.tree.proposers[node]):
+        return True
+    return slot.drafters.budget.covers(curve.extra_s(count + 1, n - count), is_least=count < slot.n_min)

@@ -1,0 +1,115 @@
+"""How likely a drafted token is right, learnt from every token that was emitted, by the grounds it was proposed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
+import numpy as np
+
+from augury.types import Draft
+
+__all__ = ["TYPICAL", "Chances", "survival"]
+
+_RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each ground
+_RUN_CHANCES = (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96)
+_LAST_RUN = _RUNS[-1]
+_RUN_GROUNDS = tuple(sum(run >= first for first in _RUNS) for run in range(_LAST_RUN + 1))  # by run
+
+_EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98), np.float32)  # of confidences
+_CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
+
+TYPICAL = 0
+"""The ground of all tokens together, or of a depth of a tree: whether one of them was right."""
+_CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
+_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself told
+
+_KEEP_ALL = 0.998  # of the trials of all requests with each new one
+_LOOKUP = 4.0, 0.93  # trials that the prior counts as, and what is kept of a request's own: texts change their mind
+_MODEL = 14.0, 0.98  # one wrong token says little of a model: one that is right nine times of ten may well begin with it
+_MODEL_CHANCE = 0.65
+
+
+class Chances:
+    """The chance that a token is right where all before it are, by the grounds on which one drafter proposed it.
+
+    The grounds are the drafter's `evidence` where it gives that, else its confidence, in steps. A draft without either is
+    judged by its run: how many tokens the drafter got right in a row up to there. After twenty right tokens the next one is
+    likely right, whether they were verified in one pass or in twenty. A model's tokens without confidence are judged together.
+
+    A token is a trial only where everything before it was right. What comes after a wrong token or after the text's end was
+    not seen and counts as nothing.
+
+    `child` makes the chances of one request, which start from those of all requests and then follow their own text.
+    """
+
+    def __init__(self, evidence: Sequence[float] = (), *, is_costly: bool = False, is_certain: bool = False) -> None:
+        """Start from what is known before anything was seen.
+
+        Args:
+            evidence: See `Drafter.evidence_chances`.
+            is_costly: Whether it is a model that drafts, or what takes as long.
+            is_certain: See `Drafter.is_certain`.
+        """
+        self._is_told_apart = not (is_costly or is_certain)
+        self._weight, self._keep_own = _MODEL if is_costly else _LOOKUP
+        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, None)
+
+    def child(self) -> Self:
+        """For a new request of the same drafter."""
+        made = copy(self)
+        made._begin(self._values, self._keep_own, self)  # noqa: SLF001 - of this class
+        return made
+
+    def _begin(self, prior: list[float], keep: float, parent: Chances | None) -> None:
+        self._prior, self._keep, self._parent = prior, keep, parent  # the parent's go on to learn
+        self._values = list(prior)
+        self._n, self._n_right = [0.0] * len(prior), [0.0] * len(prior)
+
+    @property
+    def typical(self) -> float:
+        """The chance of any token, on whatever grounds."""
+        return self._values[TYPICAL]
+
+    @property
+    def table(self) -> list[tuple[float, float, float]]:
+        """By evidence: the chance, and how many tokens proposed on that ground were seen and right, old ones counting less."""
+        return list(zip(self._values, self._n, self._n_right, strict=True))[_EVIDENCE:]
+
+    def grounds(self, draft: Draft, run: int) -> list[int]:
+        """Of each token of a draft (k,), made after `run` right ones."""
+        if draft.evidence is not None:
+            return (draft.evidence + np.int32(_EVIDENCE)).tolist()
+        if draft.confidence is not None:
+            return (np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE).tolist()
+        if not self._is_told_apart:
+            return [TYPICAL] * len(draft)
+        if draft.parents is None:
+            return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]
+        runs = list[int]()
+        for parent in draft.parents.tolist():
+            runs.append(run if parent < 0 else runs[parent] + 1)
+        return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in runs]
+
+    def of(self, grounds: Sequence[int]) -> list[float]:
+        """The chances on these grounds."""
+        values = self._values
+        return [values[ground] for ground in grounds]
+
+    def see(self, ground: int, *, is_right: bool) -> None:
+        """A token on this ground was right or wrong."""
+        if self._parent is not None:
+            self._parent.see(ground, is_right=is_right)
+        self._n[ground] = n = self._n[ground] * self._keep + 1.0
+        self._n_right[ground] = n_right = self._n_right[ground] * self._keep + is_right
+        self._values[ground] = (n_right + self._weight * self._prior[ground]) / (n + self._weight)
+
+
+def survival(chance: float, k: int) -> list[float]:
+    """[j] is the chance that the next j + 1 tokens are all right, for j from 0 to k - 1, with one chance for each.
+
+    >>> survival(0.5, 3)
+    [0.5, 0.25, 0.125]
+    """
+    return [chance**j for j in range(1, k + 1)]

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from augury.speculation.joint_tree import JointTree
+from augury.types import Draft
+
+
+@st.composite
+def drafts(draw):
+    n = draw(st.integers(0, 7))
+    tokens = draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(n)] if draw(st.booleans()) else None
+    return Draft(tokens, parents), draw(st.lists(st.floats(0.01, 1.0), min_size=n, max_size=n))
+
+
+def paths_of(tokens, parents):
+    """The text from the history to each token."""
+    paths = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@given(st.lists(drafts(), max_size=4))
+def test_a_tree_has_each_path_of_its_proposals_once_with_all_who_proposed_it(proposals):
+    tree, expected = JointTree(), {}
+    for i, (draft, chances) in enumerate(proposals):
+        nodes = tree.add(i, draft, chances)
+        own = paths_of(draft.tokens.tolist(), draft.above.tolist())
+        assert [paths_of(tree.tokens, tree.parents)[node] for node in nodes] == own
+        for path, chance in zip(own, chances, strict=True):
+            known, who = expected.get(path, (0.0, []))
+            expected[path] = (max(known, chance), [*who, *([] if i in who else [i])])
+    assert paths_of(tree.tokens, tree.parents) == list(expected)
+    assert list(zip(tree.chances, tree.proposers, strict=True)) == list(expected.values())
+
+
+@given(st.lists(drafts(), max_size=4))
+def test_no_node_is_likelier_than_its_parent_and_siblings_share_its_chance(proposals):
+    tree = JointTree()
+    for i, (draft, chances) in enumerate(proposals):
+        tree.add(i, draft, chances)
+    reach, sums = tree.reach(), {}
+    for node, parent in enumerate(tree.parents):
+        sums[parent] = sums.get(parent, 0.0) + reach[node]
+    for parent, total in sums.items():
+        assert total <= (1.0 if parent < 0 else reach[parent]) + 1e-9
+
+
+@given(drafts(), st.data())
+def test_a_part_of_a_tree_is_a_draft_of_its_own(proposal, data):
+    tree = JointTree()
+    tree.add("d", *proposal)
+    wanted = data.draw(st.sets(st.sampled_from(range(len(tree))))) if len(tree) else set()
+    nodes = tree.ancestry(wanted)
+    part = tree.part(nodes)
+    every = paths_of(tree.tokens, tree.parents)
+    assert paths_of(part.tokens.tolist(), part.above.tolist()) == [every[node] for node in nodes]
+    assert set(wanted) <= set(nodes)
+    assert (part.parents is None) == all(parent == i - 1 for i, parent in enumerate(part.above.tolist()))
+
+
+@given(drafts())
+def test_the_best_path_goes_to_the_likeliest_child_each_time(proposal):
+    tree = JointTree()
+    tree.add("d", *proposal)
+    reach = tree.reach()
+    path = tree.best_path(reach)
+    for node, parent in zip(path, [-1, *path], strict=False):
+        assert reach[node] == max(chance for chance, above in zip(reach, tree.parents, strict=True) if above == parent)
+    assert (path[-1] if path else -1) not in tree.parents
+
+
+def test_of_the_tokens_after_one_parent_one_counts_as_drawn():
+    tree = JointTree()
+    rows = np.float32([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [1, 0, 0, 0]])
+    tree.add("sure", Draft([1]), [0.3])
+    tree.add("one", Draft([1, 2], probabilities=rows[:2]), [0.5, 0.5])
+    tree.add("other", Draft([3, 0], probabilities=rows[1:]), [0.5, 0.5])
+    assert {node: row.tolist() for node, row in tree.drawn.items()} == {
+        0: [0.5, 0.5, 0, 0],
+        1: [0, 0, 0.5, 0.5],
+        3: [1, 0, 0, 0],
+    }
+    part = tree.part(range(4))
+    assert part.probabilities.tolist() == [*rows[:2].tolist(), [0.0] * 4, rows[2].tolist()]
+    assert tree.part([2]).probabilities.tolist() == [[0.0] * 4]
+
+
+def test_one_that_is_forbidden_takes_nothing_from_its_siblings():
+    tree = JointTree()
+    tree.add("d", Draft([1, 2], [-1, -1]), [0.9, 0.6])
+    assert tree.reach() == pytest.approx([0.6, 0.4])
+    tree.forbid([1])
+    assert tree.reach() == [0.0, 0.6]
