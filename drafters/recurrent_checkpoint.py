@@ -12,7 +12,7 @@ with every draft that is accepted to its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from types import MappingProxyType
 
 import attrs
@@ -49,6 +49,9 @@ class RecurrentCheckpoint(Drafter):
         self._inner = session.drafters(options.inner)
         self.is_costly = any(each.is_costly for each in self._inner)
         self.n_top = max((each.n_top for each in self._inner), default=0)
+        grounds = [each.evidence_chances for each in self._inner]
+        self.evidence_chances = tuple(chain.from_iterable(grounds))
+        self._first_grounds = [0, *accumulate(map(len, grounds))]  # by drafter
         self.features = tuple(dict.fromkeys(name for each in self._inner for name in each.features))
         self._proposed: dict[int, int] = {}  # by drafter: tokens proposed in this round
         self._longest: int | None = None  # None: as long as is allowed
@@ -75,6 +78,8 @@ class RecurrentCheckpoint(Drafter):
         for i, each in enumerate(self._inner):
             draft = each.draft(history, limit if self._longest is None else min(limit, self._longest))
             self._proposed[i] = len(draft)
+            if draft.evidence is not None:
+                draft = attrs.evolve(draft, evidence=draft.evidence + np.int32(self._first_grounds[i]))
             if len(draft):
                 return draft
         return Draft()
@@ -91,7 +96,8 @@ class RecurrentCheckpoint(Drafter):
             told = attrs.evolve(told, n_proposed=self._proposed.get(i, 0))
             if each.n_top and verdict.top_ids is not None and verdict.top_logits is not None:
                 ids, logits = verdict.top_ids[:, : each.n_top], verdict.top_logits[:, : each.n_top]
-                told = attrs.evolve(told, top_after=verdict.top_after, top_ids=ids, top_logits=logits)
+                after, parents = verdict.top_after, verdict.top_parents
+                told = attrs.evolve(told, top_after=after, top_parents=parents, top_ids=ids, top_logits=logits)
             each.accept(history, told)
         self._proposed = {}
         if verdict.is_used:

@@ -50,6 +50,7 @@ class Recycle(Drafter):
     name = "recycle"
     scope = "process"
     options_class = RecycleOptions
+    evidence_chances = _CHANCES
 
     def __init__(self, options: RecycleOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -70,10 +71,10 @@ class Recycle(Drafter):
             tokens[level] = np.where(before < 0, -1, self._table[before, shape.ranks[level]])
         known = tokens >= 0
         if known.all():
-            return Draft(tokens, shape.parents, confidence=shape.chances)
+            return Draft(tokens, shape.parents, evidence=shape.grounds)
         place = np.cumsum(known, dtype=np.int32) - 1  # where the nodes that are left go
         parents = np.where(shape.parents < 0, -1, place[shape.parents])
-        return Draft(tokens[known], parents[known], confidence=shape.chances[known])
+        return Draft(tokens[known], parents[known], evidence=shape.grounds[known])
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
@@ -88,31 +89,27 @@ class _TreeShape:
 
     parents: np.ndarray  # (n,) int32, -1: the text's last token
     ranks: np.ndarray  # (n,) int32, which of its parent's successors a node is
-    chances: np.ndarray  # (n,) float32, that it is right where its parent is
+    grounds: np.ndarray  # (n,) int32, by rank, a place in `_CHANCES`
     levels: tuple[np.ndarray, ...]  # the nodes of each depth
 
 
 @cache
 def _tree_shape(n: int, depth: int, n_successors: int) -> _TreeShape:
     """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each."""
-    found: list[tuple[int, int, float, int]] = []  # parent, rank, chance, depth
+    found: list[tuple[int, int, int]] = []  # parent, rank, depth
     open_nodes = [(-_chance(0), 0, -1, 0, 0)]  # chance of the path, order found, parent, rank, depth
     n_seen = 1
     while open_nodes and len(found) < n:
         path, _, parent, rank, level = heappop(open_nodes)
-        found.append((parent, rank, _chance(rank), level))
+        found.append((parent, rank, level))
         if rank + 1 < n_successors:
             heappush(open_nodes, (path / _chance(rank) * _chance(rank + 1), n_seen, parent, rank + 1, level))
         if level + 1 < depth:
             heappush(open_nodes, (path * _chance(0), n_seen + 1, len(found) - 1, 0, level + 1))
         n_seen += 2
-    parents, ranks, chances, levels = (np.array(column) for column in zip(*found, strict=True))
-    return _TreeShape(
-        parents.astype(np.int32),
-        ranks.astype(np.int32),
-        chances.astype(np.float32),
-        tuple(np.flatnonzero(levels == level) for level in range(levels.max() + 1)),
-    )
+    parents, ranks, levels = np.array(found, np.int32).T
+    grounds = np.minimum(ranks, len(_CHANCES) - 1)
+    return _TreeShape(parents, ranks, grounds, tuple(np.flatnonzero(levels == level) for level in range(levels.max() + 1)))
 
 
 def _chance(rank: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from copy import copy
 from typing import Self
@@ -10,7 +11,7 @@ import numpy as np
 
 from augury.types import Draft
 
-__all__ = ["TYPICAL", "Chances", "survival"]
+__all__ = ["TYPICAL", "Agreement", "Chances", "survival"]
 
 _RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each ground
 _RUN_CHANCES = (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96)
@@ -25,9 +26,13 @@ TYPICAL = 0
 _CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself told
 
+_STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
+_AGREEMENT_WEIGHT = 4.0  # tokens right as expected, before any was seen
+_CERTAIN = 0.995
+
 _KEEP_ALL = 0.998  # of the trials of all requests with each new one
 _LOOKUP = 4.0, 0.93  # trials that the prior counts as, and what is kept of a request's own: texts change their mind
-_MODEL = 14.0, 0.98  # one wrong token says little of a model: one that is right nine times of ten may well begin with it
+_MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a ground that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
 
 
@@ -53,7 +58,7 @@ class Chances:
             is_certain: See `Drafter.is_certain`.
         """
         self._is_told_apart = not (is_costly or is_certain)
-        self._weight, self._keep_own = _MODEL if is_costly else _LOOKUP
+        self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP
         self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, None)
 
     def child(self) -> Self:
@@ -104,6 +109,32 @@ class Chances:
         self._n[ground] = n = self._n[ground] * self._keep + 1.0
         self._n_right[ground] = n_right = self._n_right[ground] * self._keep + is_right
         self._values[ground] = (n_right + self._weight * self._prior[ground]) / (n + self._weight)
+
+
+class Agreement:
+    """What it says of a token that another drafter proposes the same, or something else in its place.
+
+    That is learnt by the chance of the token's own drafter, in steps: the ratio of tokens that were right to those that were
+    expected to be. It is 1 until something else was seen.
+    """
+
+    ALONE, AGREED, CONTESTED = range(3)
+
+    def __init__(self) -> None:
+        n = 3 * (len(_STEPS) + 1)
+        self._expected = [_AGREEMENT_WEIGHT] * n
+        self._n_right = [_AGREEMENT_WEIGHT] * n
+
+    def of(self, kind: int, chance: float) -> float:
+        """The chance of a token that its own drafter gives `chance`."""
+        place = 3 * bisect(_STEPS, chance) + kind
+        return min(chance * self._n_right[place] / self._expected[place], _CERTAIN)
+
+    def see(self, kind: int, chance: float, *, is_right: bool) -> None:
+        """Such a token was right or wrong."""
+        place = 3 * bisect(_STEPS, chance) + kind
+        self._expected[place] = self._expected[place] * _KEEP_ALL + chance
+        self._n_right[place] = self._n_right[place] * _KEEP_ALL + is_right
 
 
 def survival(chance: float, k: int) -> list[float]:

@@ -161,7 +161,8 @@ class Drafting:
         speculation = sequence.request.speculation
         may_branch = self._may_branch and not speculation.synthetic  # chance accepts chains alone
         drafters, n_min = self._drafters[sequence.slot], max(speculation.n_min, 1)
-        return SlotProposals(sequence, drafters, limit, len(sequence.history), n_min, may_branch)
+        agreement = None if self._planner is None else self._planner.agreement
+        return SlotProposals(sequence, drafters, limit, len(sequence.history), n_min, may_branch, agreement)
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
         """Of every chain the first draft that is not empty, whole."""
@@ -291,6 +292,8 @@ class Drafting:
         sequence = choice.sequence
         sequence.counter.round(choice.names, choice.draft.depth, len(outcome.path), outcome.n_emitted)
         emitted = sequence.history[-outcome.n_emitted :].tolist()
+        if proposals.agreement is not None and len(proposals.of) > 1 and not sequence.request.speculation.synthetic:
+            proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.of.get(drafter)
             n_offered, path = (0, []) if proposal is None else proposal.verified(choice.nodes, outcome.path)

@@ -9,7 +9,7 @@ from attrs import Factory, define, field, frozen
 
 from augury.engine.sequence import Sequence
 from augury.interfaces import Drafter
-from augury.speculation.chances import TYPICAL, Chances
+from augury.speculation.chances import TYPICAL, Agreement, Chances
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
@@ -218,6 +218,7 @@ class SlotProposals:
     n_context: int  # tokens of the text
     n_min: int = 1  # fewer tokens are not wanted
     may_branch: bool = True  # otherwise one path alone can be verified
+    agreement: Agreement | None = None  # None: nothing is learnt
     of: dict[RequestDrafter, Proposal] = Factory(dict)  # of those that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
     _reach: list[float] | None = None
@@ -242,7 +243,7 @@ class SlotProposals:
     def reach(self) -> list[float]:
         """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
         if self._reach is None:
-            self._reach = self.tree.reach()
+            self._reach = self.tree.reach(self.agreement)
             if not self.may_branch:
                 path = set(self.tree.best_path(self._reach))
                 self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]

@@ -7,7 +7,8 @@ Equal prefixes merge::
              e                     e              d, e: recycle
 
 A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Of the nodes after
-one parent only one can be right, so their chances are scaled down where they sum to more than 1.
+one parent only one can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share what
+it leaves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from augury.speculation.chances import Agreement
 from augury.types import Draft
 
 __all__ = ["JointTree"]
@@ -43,7 +45,7 @@ class JointTree(Generic[Proposer]):
         >>> tree.proposers
         [['suffix', 'recycle'], ['suffix'], ['suffix'], ['recycle']]
         >>> [round(chance, 3) for chance in tree.reach()]
-        [0.8, 0.655, 0.589, 0.145]
+        [0.8, 0.72, 0.648, 0.08]
         >>> tree.part([0, 3]).tokens.tolist()
         [5, 8]
     """
@@ -108,16 +110,52 @@ class JointTree(Generic[Proposer]):
         allowed = set(nodes)
         self.chances = [chance if node in allowed else 0.0 for node, chance in enumerate(self.chances)]
 
-    def reach(self) -> list[float]:
-        """By node: the chance that it is accepted, which falls from a parent to its children."""
-        sums = [0.0] * (len(self.tokens) + 1)
-        for parent, chance in zip(self.parents, self.chances, strict=True):
-            sums[parent] += chance  # -1: the last
+    def reach(self, agreement: Agreement | None = None) -> list[float]:
+        """By node: the chance that it is accepted, which falls from a parent to its children.
+
+        Args:
+            agreement: What it says of a token that others propose the same or something else; None: nothing.
+        """
+        chances = self.chances
+        if agreement is not None:
+            pairs = zip(self._kinds(), chances, strict=True)
+            chances = [agreement.of(kind, chance) if 0 < chance < 1 else chance for kind, chance in pairs]
+        sums = [0.0] * (len(chances) + 1)  # of the children of each node, and last of the history
+        best: dict[int, int] = {}  # the likeliest of them
+        for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
+            sums[parent] += chance
+            if chance > chances[best.setdefault(parent, node)]:
+                best[parent] = node
         reach: list[float] = []
-        for parent, chance in zip(self.parents, self.chances, strict=True):
+        for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
             alive = 1.0 if parent < 0 else reach[parent]
-            reach.append(alive * chance / sums[parent] if sums[parent] > 1 else alive * chance)
+            if sums[parent] > 1 and node != best[parent]:
+                most = chances[best[parent]]
+                chance *= (1 - most) / (sums[parent] - most)  # noqa: PLW2901 - its share of what is left
+            reach.append(alive * chance)
         return reach
+
+    def _kinds(self) -> list[int]:
+        """By node: whether other drafters propose the same, or something else after its parent."""
+        first: dict[int, Proposer] = {}
+        contested = set[int]()
+        for parent, proposers in zip(self.parents, self.proposers, strict=True):
+            if len(proposers) > 1 or first.setdefault(parent, proposers[0]) is not proposers[0]:
+                contested.add(parent)
+        return [
+            Agreement.AGREED if len(proposers) > 1 else Agreement.CONTESTED if parent in contested else Agreement.ALONE
+            for parent, proposers in zip(self.parents, self.proposers, strict=True)
+        ]
+
+    def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
+        """Let it learn from what was emitted."""
+        kinds, node = self._kinds(), -1
+        for token in emitted:
+            following = [i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and 0 < self.chances[i] < 1]
+            for i in following:
+                agreement.see(kinds[i], self.chances[i], is_right=self.tokens[i] == token)
+            if (node := next((i for i in following if self.tokens[i] == token), -1)) < 0:
+                break
 
     def best_path(self, reach: Items[float]) -> list[int]:
         """The nodes from the history on, each time to the child that is likeliest."""

@@ -21,7 +21,7 @@ from math import ceil
 from attrs import frozen
 
 from augury.speculation.best_nodes import PassCurve, best_nodes
-from augury.speculation.chances import TYPICAL, survival
+from augury.speculation.chances import TYPICAL, Agreement, survival
 from augury.speculation.costs import PassCosts
 from augury.speculation.drafts import (
     Choice,
@@ -96,6 +96,7 @@ class DraftPlanner:
     Attributes:
         costs: Of passes.
         profiles: Of the engine's drafters, by priority.
+        agreement: Of these drafters.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
     """
 
@@ -110,6 +111,7 @@ class DraftPlanner:
         self.costs = costs
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
+        self.agreement = Agreement()
         self.plain_s = plain_s = costs.seconds(1, 0)
         for profile in self.profiles:
             profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)

@@ -1,5 +1,7 @@
 """The wrapper: who drafts inside it, what it asks the memory for, and how long its drafts may be."""
 
+from types import SimpleNamespace
+
 import pytest
 from toys import as_history
 
@@ -135,3 +137,22 @@ def test_only_the_drafter_whose_draft_was_verified_hears_of_it():
     drafter.accept(HISTORY, Verdict(0, 0, 1, is_used=False))
     assert none.told == later.told == [(0, 0, False, 0)] * 2
     assert used.told == [(3, 2, True, 3), (0, 0, False, 0)]
+
+
+def test_evidence_keeps_its_worth_whoever_gives_it():
+    class Known(Drafter):
+        name = "known"
+
+        def __init__(self, chances, proposes):
+            super().__init__(None, None)
+            self.evidence_chances, self.proposes = chances, proposes
+
+        def draft(self, history, limit):
+            n = len(self.evidence_chances)
+            return Draft(range(n), evidence=range(n)) if self.proposes else Draft()
+
+    for first, worth in ((True, [0.1, 0.2]), (False, [0.7, 0.8, 0.9])):
+        session = SimpleNamespace(drafters=lambda _, first=first: [Known((0.1, 0.2), first), Known((0.7, 0.8, 0.9), True)])
+        wrapper = RecurrentCheckpoint(RecurrentCheckpointOptions(), session)
+        draft = wrapper.draft(as_history([1]), 9)
+        assert [wrapper.evidence_chances[ground] for ground in draft.evidence] == worth

@@ -23,9 +23,9 @@ def request_of(planner):
     return RequestDrafters([RequestDrafter(profile, guard) for profile in planner.profiles], budget=planner.new_budget())
 
 
-def slot_of(request, proposals=(), limit=16, n_min=1, n_context=DEPTH):
+def slot_of(request, proposals=(), limit=16, n_min=1, n_context=DEPTH, agreement=None):
     """A slot's proposals, by drafter: drafts, or how many tokens, which are other ones for every drafter."""
-    slot = SlotProposals(None, request, limit, n_context, n_min)
+    slot = SlotProposals(None, request, limit, n_context, n_min, agreement=agreement)
     for index, draft in dict(proposals).items():
         made = draft if isinstance(draft, Draft) else Draft([1000 * (index + 1) + i for i in range(draft)])
         slot.add(request.every[index], made)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from augury.speculation.chances import Agreement
 from augury.speculation.joint_tree import JointTree
 from augury.types import Draft
 
@@ -91,6 +92,35 @@ def test_of_the_tokens_after_one_parent_one_counts_as_drawn():
 def test_one_that_is_forbidden_takes_nothing_from_its_siblings():
     tree = JointTree()
     tree.add("d", Draft([1, 2], [-1, -1]), [0.9, 0.6])
-    assert tree.reach() == pytest.approx([0.6, 0.4])
+    assert tree.reach() == pytest.approx([0.9, 0.1])
     tree.forbid([1])
     assert tree.reach() == [0.0, 0.6]
+
+
+def test_what_others_propose_in_its_place_is_learnt_to_speak_for_a_token_or_against_it():
+    agreement, tree = Agreement(), JointTree()
+    tree.add("one", Draft([1, 2, 3], [-1, -1, 0]), [0.4, 0.2, 0.5])
+    tree.add("other", Draft([1, 7], [-1, 0]), [0.3, 0.5])
+    tree.add("sure", Draft([9]), [1.0])
+    assert tree.reach(agreement) == tree.reach(), "nothing was seen"
+    for _ in range(300):
+        tree.teach(agreement, [1, 3, 5])
+    chances = [agreement.of(kind, chance) for kind, chance in zip(tree._kinds(), tree.chances, strict=True)]
+    assert chances[:2] == pytest.approx([0.99, 0.0], abs=0.02), "agreed, and contested"
+    assert chances[2:4] == pytest.approx([0.5, 0.5], abs=0.02), "one of two that disagree was right"
+    assert agreement.of(Agreement.ALONE, 0.4) == 0.4
+    assert agreement.of(Agreement.AGREED, 0.5) == 0.5, "of another step of chances"
+    assert tree.reach(agreement)[4] == 1.0, "what is certain stays so"
+
+
+def test_what_is_forbidden_or_follows_a_wrong_token_teaches_nothing():
+    agreement, tree = Agreement(), JointTree()
+    tree.add("one", Draft([1, 2, 3], [-1, -1, 0]), [0.4, 0.2, 0.5])
+    before = [agreement.of(Agreement.ALONE, chance) for chance in tree.chances]
+    tree.forbid([1, 2])
+    tree.teach(agreement, [4, 3])
+    assert [agreement.of(Agreement.ALONE, chance) == known for chance, known in zip((0.4, 0.2, 0.5), before, strict=True)] == [
+        True,
+        False,
+        True,
+    ]

@@ -1,0 +1,92 @@
+"""Whether chances are true: of the tokens that are given a chance of 0.4, about 40 % are right, on texts that nobody fitted."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.planner_scenarios import choice_of, request_of, slot_of
+
+from augury.drafters.recycle import Recycle, RecycleOptions
+from augury.drafters.suffix import Suffix, SuffixOptions
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import DrafterProfile, Outcome
+from augury.speculation.planner import DraftPlanner
+from augury.types import Verdict
+
+DOCS = Path(__file__).parents[3] / "docs"
+COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
+EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
+N_SUCCESSORS = 8
+
+
+class Session:
+    slot = 0
+
+    def __init__(self, n_vocab):
+        self.model = type("Model", (), {"n_vocab": n_vocab})
+        self._shared = {}
+
+    def shared(self, key, make):
+        return self._shared.setdefault(key, make())
+
+
+def texts():
+    """Pages of the documentation as numbers, one for each word or sign."""
+    words = {}
+    pages = [(DOCS / name).read_text() for name in ("options.md", "server.md", "architecture.md", "library.md")]
+    return [
+        np.int32([words.setdefault(word, len(words)) for word in re.findall(r"\w+|\W", page)][:4000]) for page in pages
+    ], words
+
+
+def successors(text, n_vocab):
+    """What a bigram model of the whole text finds most probable after each token, (V, n)."""
+    counts = np.zeros((n_vocab, n_vocab), np.int32)
+    np.add.at(counts, (text[:-1], text[1:]), 1)
+    return np.argsort(-counts, axis=1, kind="stable")[:, :N_SUCCESSORS].astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Of every token that was proposed, in every round, the chance that it was given and whether it was right."""
+    pages, words = texts()
+    session = Session(len(words))
+    drafters = [Suffix(SuffixOptions(), session), Recycle(RecycleOptions(), session)]
+    planner = DraftPlanner(PassCosts(COSTS, 17), map(DrafterProfile.of, drafters))
+    found = []
+    for text in pages:
+        request, best, at = request_of(planner), successors(text, len(words)), 500
+        drafters[0].begin(text[: at + 1], 0)
+        while at < len(text) - 20:
+            history, slot = text[: at + 1], slot_of(request, agreement=planner.agreement)
+            for known, drafter in zip(request.every, drafters, strict=True):
+                slot.add(known, drafter.draft(history, 16))
+            (nodes,) = planner.choose([slot])
+            choice, follows = choice_of(slot, nodes), text[at + 1 : at + 18].tolist()
+            ways = [()]
+            for token, parent, chance in zip(slot.tree.tokens, slot.tree.parents, slot.reach(), strict=True):
+                ways.append((*ways[parent + 1], token))
+                found.append((chance, list(ways[-1]) == follows[: len(ways[-1])]))
+            path, node = [], -1
+            for i, parent in enumerate(choice.draft.above.tolist()):
+                if parent == node and choice.draft.tokens[i] == follows[len(path)]:
+                    path.append(node := i)
+            outcome = Outcome(path, len(path) + 1)
+            emitted = follows[: outcome.n_emitted]
+            at += outcome.n_emitted
+            after = np.append(history[-1:], choice.draft.tokens)
+            verdict = Verdict(0, 0, len(emitted), is_used=False, top_after=after, top_ids=best[after], top_logits=best[after])
+            slot.tree.teach(planner.agreement, emitted)
+            for known, drafter in zip(request.every, drafters, strict=True):
+                known.score(slot.of[known], emitted)
+                drafter.accept(text[: at + 1], verdict)
+            planner.observe_round([(choice, outcome)], at, 0, COSTS[0].seconds)
+    return np.array(found, float)
+
+
+@pytest.mark.parametrize(("low", "high"), list(zip((0.01, *EDGES), (*EDGES, 1.01), strict=True)))
+def test_of_the_tokens_that_are_given_a_chance_so_many_are_right(seen, low, high):
+    chance, is_right = seen[(seen[:, 0] >= low) & (seen[:, 0] < high)].T
+    assert len(chance) > 300
+    assert is_right.mean() == pytest.approx(chance.mean(), abs=0.08)
