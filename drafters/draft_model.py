@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 
+_N_CANDIDATES = 4  # for each place, where a planner takes those that pay
+
 
 @frozen
 class DraftModelOptions:
@@ -97,6 +99,7 @@ class DraftModel(Drafter):
     scope = "request"  # it learns nothing; the KV cache, which outlives a request, changes no draft
     options_class = DraftModelOptions
     is_costly = True
+    is_paced = True
 
     def __init__(self, options: DraftModelOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -130,7 +133,7 @@ class DraftModel(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Write ahead for one slot."""
-        return self._draft(self._runner.draft([self._request(history, limit)])[0], limit)
+        return self._draft(self._runner.draft([self._request(Ask(self, history, limit))])[0], limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
         """What it would have drafted for the last tokens; it skips what it missed before them."""
@@ -149,23 +152,34 @@ class DraftModel(Drafter):
         for i, ask in enumerate(asks):
             assert isinstance(ask.drafter, DraftModel)
             indices.setdefault(ask.drafter._runner, []).append(i)  # noqa: SLF001 - of this class
-            requests.append(ask.drafter._request(ask.history, ask.limit, ask.guess.tolist()))  # noqa: SLF001
+            requests.append(ask.drafter._request(ask))  # noqa: SLF001
         for runner, mine in indices.items():
             for i, written in zip(mine, runner.draft([requests[i] for i in mine]), strict=True):
                 drafts[i] = asks[i].drafter._draft(written, asks[i].limit)  # type: ignore[attr-defined] # noqa: SLF001
         return drafts
 
-    def _request(self, history: np.ndarray, limit: int, guess: Sequence[int] = ()) -> DraftRequest:
+    def _request(self, ask: Ask) -> DraftRequest:
+        history, limit, pace = ask.history, ask.limit, ask.pace
         if self._translation is not None:
             history = self._translation.follow(history)
             if self._translation.is_within_character or not len(history):
                 limit = 0
-        n_candidates = 1
-        if self._tree is not None and self._sampler is None:
-            # of a tree of `limit` tokens no place has more
-            n_candidates, limit = min(self._tree.width, limit), min(limit, self._tree.depth)
-        # p_min is read anew each time: a request may bring its own
-        return DraftRequest(self.session.slot, history, limit, self.options.p_min, n_candidates, self._sampler, guess)
+        tree = self._tree if self._sampler is None else None
+        n_candidates, depth = (1, limit) if tree is None else (tree.width, tree.depth)
+        if pace is not None:
+            depth = min(depth, pace.depth)
+            if tree is None and self._sampler is None and self._translation is None:
+                n_candidates = _N_CANDIDATES
+        return DraftRequest(
+            self.session.slot,
+            history,
+            min(limit, depth),
+            self.options.p_min,  # read anew each time: a request may bring its own
+            min(n_candidates, limit),  # of a tree of `limit` tokens no place has more
+            self._sampler,
+            ask.guess.tolist(),
+            0.0 if pace is None else pace.least_reach,
+        )
 
     def _draft(self, written: WrittenDraft, limit: int) -> Draft:
         if self._translation is not None:

@@ -37,7 +37,7 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, be
     asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
     for (choice, drafter), n in zip(able, planner.n_ahead(choices, able, n_beside, begun_s) if able else (), strict=True):
         if n:
-            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, choice.draft.tokens)
+            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, choice.draft.trunk()[0].tokens)
             asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
     seconds = 0.0
     for asked in asks.values():
@@ -57,7 +57,7 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, be
 
 def _able(choice: Choice) -> RequestDrafter | None:
     """The drafter that can say what follows a slot's draft."""
-    if not len(choice.draft) or choice.draft.parents is not None:
+    if not len(choice.draft):
         return None
     # what is drawn would be other tokens, of which others are accepted
     if choice.sequence.request.speculation.verify != "match":

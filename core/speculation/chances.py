@@ -78,6 +78,11 @@ class Chances:
         return self._values[TYPICAL]
 
     @property
+    def surest(self) -> float:
+        """The chance of a token of which the drafter is as confident as can be."""
+        return self._values[_EVIDENCE - 1]
+
+    @property
     def table(self) -> list[tuple[float, float, float]]:
         """By evidence: the chance, and how many tokens proposed on that ground were seen and right, old ones counting less."""
         return list(zip(self._values, self._n, self._n_right, strict=True))[_EVIDENCE:]

@@ -16,7 +16,7 @@ import numpy as np
 from augury.engine import guard
 from augury.engine.sequence import Sequence
 from augury.errors import PluginError
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Ask, Drafter, Pace
 from augury.types import Draft, Verdict, read_only
 
 __all__ = ["DrafterGuard", "draft_for_all", "draft_together_ahead", "misfit", "warn"]
@@ -130,9 +130,14 @@ class DrafterGuard:
         self._sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
+    def ask(self, limit: int, pace: Pace | None = None) -> Ask:
+        """What it is asked for a draft of at most `limit` tokens with."""
+        return Ask(self.drafter, self.history, limit, pace=pace)
+
     def draft(self, ask: Ask) -> Draft | None:
-        """What it drafts, at most `ask.limit` tokens; None where it fails."""
-        draft: Draft | None = self._call("draft", lambda: self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit))
+        """What it drafts alone, at most `ask.limit` tokens; None where it fails."""
+        limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
+        draft: Draft | None = self._call("draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit))
         return draft
 
     @property

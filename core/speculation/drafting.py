@@ -170,7 +170,7 @@ class Drafting:
         members = [slot.drafters.members for slot in slots]
         for place in range(max(map(len, members), default=0)):
             turn = [
-                (slot, mine[place], slot.limit)
+                (slot, mine[place], mine[place].guard.ask(slot.limit))
                 for slot, mine in zip(slots, members, strict=True)
                 if slot not in choices and place < len(mine)
             ]
@@ -199,7 +199,10 @@ class Drafting:
         for slot in slots:
             self._take_ahead(planner, slot)
         cheap = [
-            (slot, drafter, slot.limit) for slot in slots for drafter in slot.drafters.members if planner.is_asked(drafter)
+            (slot, drafter, drafter.guard.ask(slot.limit))
+            for slot in slots
+            for drafter in slot.drafters.members
+            if planner.is_asked(drafter)
         ]
         for slot, drafter, draft in self._ask(cheap):
             slot.add(drafter, draft)
@@ -210,9 +213,12 @@ class Drafting:
             for ask in asks:
                 if not ask.k:
                     self._teacher_force(planner, ask.slot, ask.drafter)
-            for slot, drafter, draft in self._ask(
-                [(ask.slot, ask.drafter, ask.k) for ask in asks if ask.k], is_waited_for=True
-            ):
+            waited_for = [
+                (ask.slot, ask.drafter, ask.drafter.guard.ask(ask.slot.limit if ask.pace else ask.k, ask.pace))
+                for ask in asks
+                if ask.k
+            ]
+            for slot, drafter, draft in self._ask(waited_for, is_waited_for=True):
                 slot.add(drafter, draft)
             self._forbid(slots)
         nodes = planner.choose(slots, n_beside)
@@ -241,27 +247,27 @@ class Drafting:
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
     def _ask(
-        self, asks: Iterable[tuple[SlotProposals, RequestDrafter, int]], *, is_waited_for: bool = False
+        self, asks: Iterable[tuple[SlotProposals, RequestDrafter, Ask]], *, is_waited_for: bool = False
     ) -> Iterator[tuple[SlotProposals, RequestDrafter, Draft]]:
-        """What drafters draft for slots, at most so many tokens; one drafter is asked for all of its slots together.
+        """What drafters draft for slots; one drafter is asked for all of its slots together.
 
         Args:
-            asks: Slots, drafters and limits.
+            asks: Slots, drafters, and what these are asked for.
             is_waited_for: Whether they are asked because it promises to pay.
         """
-        by_profile: dict[str, list[tuple[SlotProposals, RequestDrafter, int]]] = {}
+        by_profile: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
         for ask in asks:
             by_profile.setdefault(ask[1].profile.name, []).append(ask)
         for mine in by_profile.values():
             guards = [drafter.guard for _, drafter, _ in mine]
-            asked = [Ask(guard.drafter, guard.history, limit) for guard, (*_, limit) in zip(guards, mine, strict=True)]
-            for (slot, drafter, _), guard, draft in zip(mine, guards, draft_for_all(guards, asked), strict=True):
+            drafts = draft_for_all(guards, [ask for *_, ask in mine])
+            for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
                 slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
                 if is_waited_for:
                     drafter.spent_s += guard.seconds
                 if draft is not None:
                     if self._planner is not None:
-                        self._planner.observe_draft(drafter, len(draft), guard.seconds)
+                        self._planner.observe_draft(drafter, draft.depth, guard.seconds)
                     yield slot, drafter, draft
 
     def _take_ahead(self, planner: DraftPlanner, slot: SlotProposals) -> None:

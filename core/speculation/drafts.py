@@ -67,6 +67,7 @@ class DrafterProfile:
     name: str
     is_costly: bool = False  # its length is settled before it is asked, because drafting takes time
     is_certain: bool = False
+    is_paced: bool = False
     n_top: int = 0
     features: tuple[str, ...] = ()
     chances: Chances = Factory(lambda self: Chances(is_costly=self.is_costly, is_certain=self.is_certain), takes_self=True)
@@ -83,7 +84,8 @@ class DrafterProfile:
         """Of a drafter that was not used yet."""
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
-        return cls(drafter.name, is_costly, is_certain, int(drafter.n_top), tuple(drafter.features), chances)
+        is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)
+        return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances)
 
 
 @define(eq=False)
@@ -124,7 +126,7 @@ class RequestDrafter:
             for ground, i in ((proposal.grounds[i], i) for i in tried):
                 if ground != TYPICAL:
                     self.chances.see(ground, is_right=tokens[i] == token)
-            self.chances.see(TYPICAL, is_right=bool(right))
+            self.chances.see(TYPICAL, is_right=tokens[tried[0]] == token)
             if not right:
                 self.run = 0
                 break

@@ -16,10 +16,11 @@ that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858), here of several drafters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, log
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from augury.interfaces import Pace
 from augury.speculation.best_nodes import PassCurve, best_nodes
 from augury.speculation.chances import TYPICAL, Agreement, survival
 from augury.speculation.costs import PassCosts
@@ -47,6 +48,7 @@ _WARM_UP = 16  # asks: the first are slow
 # What drafting must promise
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: what it takes is certain, what it gives is not
+_SURE = 0.995  # the highest chance of a model's token
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
 
 # When a costly drafter is tried
@@ -72,7 +74,8 @@ class CostlyAsk:
 
     slot: SlotProposals
     drafter: RequestDrafter
-    k: int = 0  # tokens; 0: what it would have drafted for the last tokens of the text
+    k: int = 0  # tokens one after another; 0: what it would have drafted for the last tokens of the text
+    pace: Pace | None = None  # of one that ends drafts itself where they no longer pay
     is_probe: bool = False  # not because it promises more, but to see whether it does
 
 
@@ -159,6 +162,8 @@ class DraftPlanner:
                         if rate / _MARGIN > least and k >= slot.n_min:
                             asked[i], least = CostlyAsk(slot, drafter, k), rate / _MARGIN
                             n[i], expected[i], draft_s[i] = k, tokens, seconds
+                if i in asked:
+                    asked[i] = self._paced(asked[i], rest, least * _MARGIN)
                 is_waited_for = any(not ask.k for ask in asked.values())
                 if (probe := self._probe(slot, costly[i], asked.get(i), rest, least, is_waited_for=is_waited_for)) is not None:
                     asked[i] = probe
@@ -230,6 +235,20 @@ class DraftPlanner:
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
         self.plain_s = known[1]
         return PassCurve(known[n_plain:], hoped[n_plain:])
+
+    def _paced(self, ask: CostlyAsk, rest: _Rest, rate: float) -> CostlyAsk:
+        """The same of a drafter that ends its drafts itself.
+
+        A further token pays while it promises more tokens for its time than the whole pass does. So the draft ends where it has
+        become too unlikely. It may go as deep as pays where the drafter is as sure as it can be of every token.
+        """
+        drafter = ask.drafter
+        if not drafter.profile.is_paced or not drafter.profile.cost.n_asks:
+            return ask
+        token_s = drafter.profile.cost.per_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
+        worth = min(max(rate * token_s, _LIKELY), 1.0)  # tokens
+        depth = int(log(worth) / log(min(drafter.chances.surest, _SURE)))
+        return evolve(ask, pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))
 
     # During its pass
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["DraftRequest", "DraftRunner", "WrittenDraft"]
 
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
-_FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends at `p_min`
+_FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
 
 
 @frozen(eq=False)
@@ -34,6 +34,7 @@ class DraftRequest:
     n_candidates: int = 1  # for each place, to be told of
     sampler: DraftSampler | None = None  # None: the best token is taken
     guess: Sequence[int] = ()  # tokens that may follow the history; what is drafted follows them
+    least_reach: float = 0.0  # see `Pace`
 
 
 @define(eq=False)
@@ -43,7 +44,8 @@ class WrittenDraft:
     Attributes:
         tokens: In order.
         probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
-        confidence: How probable each is; empty unless that was computed, for `p_min` or to be shown.
+        confidence: How probable each is; empty unless that was computed.
+        reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
     """
 
@@ -51,6 +53,7 @@ class WrittenDraft:
     probabilities: list[np.ndarray] = Factory(list)
     confidence: list[float] = Factory(list)
     candidates: list[list[tuple[int, float]]] = Factory(list)
+    reach: float = 1.0
 
 
 class DraftRunner:
@@ -139,7 +142,7 @@ class DraftRunner:
                 i = writing[row % len(writing)]
                 if i in still_writing:
                     goes_on = self._write(requests[i], written[i], logits, row, best)
-                    if not goes_on or len(written[i].tokens) == limits[i]:
+                    if not goes_on or len(written[i].tokens) == limits[i] or written[i].reach < requests[i].least_reach:
                         still_writing.remove(i)
             writing, feeds = [i for i in writing if i in still_writing], []
             for i in writing:
@@ -157,14 +160,14 @@ class DraftRunner:
     ) -> int:
         """How many passes more are begun together with the next one, whose tokens the model chooses itself.
 
-        As many as the longest draft wants. Where drafts may end before, at `p_min`, as many in all as were looked at so far: of
-        the passes after an end there are fewer than tokens before it, or one.
+        As many as the longest draft wants. Where drafts may end before, at `p_min` or `least_reach`, as many in all as were
+        looked at so far: of the passes after an end there are fewer than tokens before it, or one.
         """
         if not self._context.chain_rows or any(request.sampler is not None for request in requests):
             return 0
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
         n_passes = min(n_wanted, room + 1, self._context.chain_rows // len(feeds))
-        if any(request.p_min > 0 for request in requests):
+        if any(request.p_min > 0 or request.least_reach > 0 for request in requests):
             n_passes = min(n_passes, max(n_written, _FIRST_CHAIN))
         return max(n_passes - 1, 0)
 
@@ -193,27 +196,31 @@ class DraftRunner:
         """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
         if best < 0:
             return False
-        p = None
-        if request.p_min > 0 or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            p = float(_probabilities(logits, row, np.array([best], np.int32))[0])
-            if p < request.p_min:
+        ids = np.array([best], np.int32)
+        if request.n_candidates > 1:
+            (ids,), _ = logits.top_k(np.array([row], np.int32), request.n_candidates)
+            ids = ids[ids < self._n_vocab]
+        is_judged = request.p_min > 0 or request.least_reach > 0 or request.n_candidates > 1
+        if is_judged or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            probabilities = _probabilities(logits, row, ids).tolist()
+            if probabilities and probabilities[0] < request.p_min:
                 return False
+        else:
+            probabilities = []
         if request.sampler is not None:
             text = np.concatenate([request.history, np.array(written.tokens, np.int32)])
             if (drawn := request.sampler.draw(logits, row, text)) is None:
                 return False
             written.tokens.append(drawn[0])
             written.probabilities.append(drawn[1])
-            return True
-        if best >= self._n_vocab:
+        elif best >= self._n_vocab:
             return False
-        if request.n_candidates > 1:
-            (ids,), _ = logits.top_k(np.array([row], np.int32), request.n_candidates)
-            ids = ids[ids < self._n_vocab]
-            written.candidates.append(list(zip(ids.tolist(), _probabilities(logits, row, ids).tolist(), strict=True)))
-        written.tokens.append(best)
-        if p is not None:
-            written.confidence.append(p)
+        else:
+            written.tokens.append(best)
+            written.confidence += probabilities[:1]
+            if request.n_candidates > 1:
+                written.candidates.append(list(zip(ids.tolist(), probabilities, strict=True)))
+        written.reach *= probabilities[0] if probabilities else 1.0
         return True
 
     def _cached(self, slot: int, history: np.ndarray) -> CachedText:

@@ -111,12 +111,12 @@ class Nameless(Unfinished):
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
-        (lambda: [Unfinished], "unfinished lacks draft, see augury.interfaces.Drafter"),
+        (lambda: [Unfinished], "unfinished lacks draft, see augury.drafter.Drafter"),
         (lambda: [Odd], "an option is annotated with 'bytes'"),
         (lambda: [Nameless], "drafter Nameless states no name"),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
-        (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.interfaces.Drafter"),
+        (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.drafter.Drafter"),
         (lambda: ["text"], "expected a subclass"),
         (lambda: None, "not iterable"),
     ],

@@ -15,7 +15,7 @@ from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.engine.sampling import SamplingParams
 from augury.errors import OptionError, UnsupportedError
-from augury.interfaces import Ask, Model, Session
+from augury.interfaces import Ask, Model, Pace, Session
 from augury.options import options_of
 from augury.passes import ArrayPass
 from augury.plugins.memory.checkpoints import Checkpoints
@@ -587,6 +587,28 @@ def test_how_probable_tokens_are_is_told_where_it_was_computed():
     assert wrote().confidence == []
     found = wrote(p_min=1e-6, n_candidates=2)
     assert found.confidence == pytest.approx([each[0][1] for each in found.candidates])
+
+
+@pytest.mark.parametrize("n_candidates", [1, 3])
+def test_a_draft_ends_after_the_token_that_makes_it_too_unlikely(n_candidates):
+    reach = np.cumprod(wrote(p_min=1e-9).confidence)
+    for n in range(1, 6):
+        found = wrote(least_reach=float(reach[n - 1]) * 1.001, n_candidates=n_candidates)
+        assert len(found.tokens) == n
+        assert found.reach == pytest.approx(reach[n - 1])
+
+
+def test_where_a_planner_asks_drafts_branch_and_end_where_they_no_longer_pay():
+    _, drafter = begun([1, 2, 3])
+    history = as_history([1, 2, 3])
+    (plain,) = drafter.draft_together([Ask(drafter, history, 6)])
+    assert plain.parents is plain.confidence is None
+    (found,) = drafter.draft_together([Ask(drafter, history, 8, pace=Pace(2))])
+    assert found.tokens[:2].tolist() == plain.tokens[:2].tolist()
+    assert (found.depth, len(found), len(found.confidence)) == (2, 8, 8)
+    (one,) = drafter.draft_together([Ask(drafter, history, 8, pace=Pace(6, 1.0))])
+    assert (one.depth, one.tokens[0]) == (1, plain.tokens[0])
+    assert set(one.parents) == {-1}
 
 
 def test_a_draft_that_is_drawn_ends_where_nothing_can_be_drawn():

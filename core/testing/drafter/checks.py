@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from augury.errors import AuguryError, OptionError
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Pace
 from augury.options import Option, build, options_of
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.drafter import contract
@@ -168,6 +168,18 @@ def ahead(subject: Subject) -> None:
     run()
 
 
+def pace(subject: Subject) -> None:
+    """A draft ends where the planner says that it no longer pays."""
+    with DrivenLoop(subject) as loop:
+        if not loop.drafters[0].is_paced:
+            return
+    if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
+        raise contract.PACE.broken(subject.name, "is_paced without a `draft_together` that knows `Ask.pace`")
+    for each in (Pace(1), Pace(3, 0.3), Pace(64, 0.01)):
+        with DrivenLoop(subject, 2, pace=each) as loop:
+            loop.run(*(loop.start(REPEATING) for _ in range(2)))
+
+
 def references(subject: Subject) -> None:
     """Nothing holds on to a history that is over."""
     with DrivenLoop(subject) as loop:
@@ -263,6 +275,7 @@ DRIVEN_CHECKS = (
     Check("lets others go on while it begins", prefilling),
     Check("drafts together as one by one", together),
     Check("drafts ahead without a trace", ahead),
+    Check("drafts no deeper than pays", pace),
     Check("keeps no reference to a history that is over", references),
     Check("ends and closes in every order", ends_and_closes),
 )

@@ -26,6 +26,7 @@ AHEAD = Contract(
     "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history.",
     "augury.Drafter.drafts_ahead",
 )
+PACE = Contract("A drafter that `is_paced` ends its drafts where `Ask.pace` says.", "augury.interfaces.Pace")
 OPTIONS = Contract(
     "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.options.option"
 )

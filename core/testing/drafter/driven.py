@@ -18,7 +18,7 @@ from augury.engine.request import make_request
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
-from augury.interfaces import Drafter, Progress
+from augury.interfaces import Drafter, Pace, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.registry import Registry
@@ -124,8 +124,11 @@ class _AlwaysAhead(DraftPlanner):
 class ScriptedDrafting(Drafting):
     """Asks drafters as scripts say, where an engine's asks its planner."""
 
-    def __init__(self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str]) -> None:
+    def __init__(
+        self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str], pace: Pace | None = None
+    ) -> None:
         super().__init__(chains, None, n_vocab, features=features)
+        self._pace = pace
         self.plays: dict[str, Play] = {}  # by the request's id
 
     def draft_ahead(self, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
@@ -135,7 +138,7 @@ class ScriptedDrafting(Drafting):
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
         choices: dict[SlotProposals, Choice] = {}
         asked: dict[SlotProposals, tuple[Way, Play]] = {}
-        limits = []
+        asks = []
         for slot in slots:
             play = self.plays[slot.sequence.request.id]
             if not play.rounds:
@@ -146,14 +149,15 @@ class ScriptedDrafting(Drafting):
             if now.way is Way.TEACHER_FORCED:
                 tested.guard.teacher_forced(min(now.limit, slot.n_context - 1))
             elif now.way is Way.OTHERS:
-                for _, _, draft in self._ask([(slot, other, limit)]):
+                for _, _, draft in self._ask([(slot, other, other.guard.ask(limit))]):
                     choices[slot] = self._part(slot, other, draft, limit)
             elif now.way is not Way.SILENT and not tested.guard.is_left_out:
                 asked[slot] = now.way, play
-                limits.append((slot, tested, limit))
-        for slot, tested, draft in self._ask(limits):
+                asks.append((slot, tested, tested.guard.ask(limit, self._pace)))
+        for slot, tested, draft in self._ask(asks):
             way, play = asked[slot]
             self._compare(slot, draft)
+            self._keeps_pace(tested, draft)
             play.drafts.append(tuple(draft.tokens.tolist()))
             n = 0 if way is Way.SCORED else len(draft) if way is Way.VERIFIED else (len(draft) + 1) // 2
             choices[slot] = self._part(slot, tested, draft, n)
@@ -164,6 +168,21 @@ class ScriptedDrafting(Drafting):
         slot.take(drafter, draft)
         part = draft.cut(k)
         return Choice(slot, part, range(len(part)))
+
+    def _keeps_pace(self, drafter: RequestDrafter, draft: Draft) -> None:
+        """See that a draft ends where it does not pay to go on."""
+        if (pace := self._pace) is None:
+            return
+        told, reach = "", [1.0]  # of the history, then of each token
+        if draft.depth > pace.depth:
+            told = f"{draft.depth} tokens one after another, where {pace.depth} were asked for"
+        confidence = np.ones(len(draft)) if draft.confidence is None else draft.confidence
+        for parent, chance in zip(draft.above.tolist(), confidence.tolist(), strict=True):
+            if reach[parent + 1] < pace.least_reach:
+                told = f"a token after a path of {reach[parent + 1]:.3f}, where {pace.least_reach} was asked for"
+            reach.append(reach[parent + 1] * chance)
+        if told:
+            raise contract.PACE.broken(drafter.profile.name, told)
 
     def _compare(self, slot: SlotProposals, draft: Draft) -> None:
         """See that what was drafted ahead is what was drafted now, as far as both go."""
@@ -178,7 +197,14 @@ class DrivenLoop:
     """The engine's loop on a toy target; each slot has the drafter, under watch, and another one for company."""
 
     def __init__(
-        self, subject: Subject, n_slots: int = 1, *, is_together: bool = True, is_ahead: bool = False, **values: Any
+        self,
+        subject: Subject,
+        n_slots: int = 1,
+        *,
+        is_together: bool = True,
+        is_ahead: bool = False,
+        pace: Pace | None = None,
+        **values: Any,
     ) -> None:
         """Load what an engine would.
 
@@ -187,6 +213,7 @@ class DrivenLoop:
             n_slots: How many requests run at once.
             is_together: Whether the drafter drafts for several slots together, if it can.
             is_ahead: Whether it drafts ahead, if it can.
+            pace: How deep it pays to draft.
             **values: Other values of its options.
 
         Raises:
@@ -213,7 +240,7 @@ class DrivenLoop:
         self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, verify=subject.verify, timeout_s=math.inf)
         chains = [[each, _Other(NoOptions(), each.session)] for each in self.drafters]
         self._failures: list[tuple[str, BaseException]] = []
-        self._drafting = ScriptedDrafting(chains, self._n_vocab, context.model.features)
+        self._drafting = ScriptedDrafting(chains, self._n_vocab, context.model.features, pace)
         self._drafting.on_failure = lambda _, method, error, *ids: self._failures.append((method, error))  # noqa: ARG005
         self._loop = Loop(context, self._drafting)
 

@@ -13,7 +13,7 @@ from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.interfaces import Drafter
 from augury.passes import ArrayPass
-from augury.speculation.ahead import _able
+from augury.speculation import ahead
 from augury.speculation.chances import TYPICAL
 from augury.speculation.config import Speculation
 from augury.speculation.costs import PassCosts, PassTime
@@ -285,13 +285,16 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
     assert n_ahead(made, choices, choices) == [4, 2, 0]
 
 
-def test_nothing_follows_a_draft_that_branches():
-    made = knowing(0.001)
-    for parents, n_able in (([-1, 0], 1), ([-1, -1], 0)):
-        slot = slot_of(request_of(made), {0: Draft([1, 2], parents)}, limit=8)
+def test_of_a_draft_that_branches_the_first_path_is_taken_for_accepted(monkeypatch):
+    made, asked = knowing(0.001), []
+    monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [None for _ in asks])
+    for parents in (None, [-1, 0, 0], [-1, -1, 0]):
+        slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents)}, limit=8)
         slot.sequence = SimpleNamespace(request=SimpleNamespace(speculation=Speculation()))
-        slot.drafters.every[0].guard = SimpleNamespace(drafts_ahead=True)
-        assert (_able(choice_of(slot, [0, 1])) is not None) == n_able
+        guard = SimpleNamespace(drafts_ahead=True, drafter=None, history=np.zeros(1, np.int32), seconds=0.0)
+        slot.drafters.every[0].guard = guard
+        ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)
+    assert [ask.guess.tolist() for ask in asked] == [[1, 2, 3], [1, 2], [1, 3]]
 
 
 def test_one_whose_draft_was_made_ahead_is_not_asked_again():

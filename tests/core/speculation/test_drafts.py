@@ -78,3 +78,13 @@ def test_a_draft_that_is_taken_as_it_is_keeps_its_tokens_in_order():
     slot.take(drafter, Draft([5, 5, 6], [-1, -1, 0]))
     assert slot.tree.tokens == [5, 5, 6]
     assert Choice(slot, Draft([5, 5]), [0, 1]).names == ["d", "d"]
+
+
+def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
+    drafter = RequestDrafter(DrafterProfile("d", is_costly=True), None)
+    slot = SlotProposals(None, None, 9, 100)
+    slot.add(drafter, Draft([5, 6, 7], [-1, 0, -1], confidence=[0.6, 0.5, 0.3]))
+    drafter.score(slot.of[drafter], [7])
+    assert drafter.chances.typical < 0.65 < drafter.chances.surest
+    drafter.score(slot.of[drafter], [5, 6])
+    assert drafter.n_right == 2

@@ -305,3 +305,34 @@ def test_what_was_drawn_is_verified_whatever_its_chance():
     drawn = Draft([1, 2, 3], probabilities=np.full((3, 4), 0.25, np.float32))
     assert chosen(planner, slot_of(request, {0: drawn})) == [3]
     assert chosen(planner, slot_of(request, {0: Draft([1, 2, 3])})) == [0]
+
+
+@pytest.mark.parametrize(
+    ("token_s", "surest", "depth"),
+    [(0.0, 0.9, 6), (0.2, 0.9, 4), (0.6, 0.9, 2), (0.2, 0.5, 2), (0.2, 0.99, 8)],
+)
+def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pass_does(token_s, surest, depth):
+    planner = linear(True)
+    profile, request = planner.profiles[0], request_of(planner)
+    profile.is_paced = True
+    sure(request, 0.8)
+    profile.cost.observe(1, 0, token_s)
+    request.every[0].chances._values[-1] = surest
+    (ask,) = planner.asks([slot_of(request, limit=8)])
+    pass_s = planner.costs.hopeful_curve(9, DEPTH)[1 + ask.k]
+    rate = sum(0.8**i for i in range(ask.k + 1)) / (pass_s + token_s * ask.k)
+    assert ask.pace.least_reach == pytest.approx(rate * (0.5 + token_s) / 0.8)
+    assert ask.pace.depth == max(ask.k, min(int(np.log(rate * (0.5 + token_s)) / np.log(surest)), 8)) == depth
+
+
+def test_one_that_is_not_paced_or_was_never_timed_is_asked_for_so_many_tokens_alone():
+    planner = linear(True)
+    request = request_of(planner)
+    sure(request, 0.8)
+    profile = planner.profiles[0]
+    assert [ask.pace for ask in planner.asks([slot_of(request, limit=8)])] == [None]
+    profile.is_paced = True
+    assert [(ask.k, ask.pace) for ask in planner.asks([slot_of(request, limit=8)])] == [(1, None)]
+    profile.cost.observe(1, 0, 0.1)
+    profile.is_paced = False
+    assert [ask.pace for ask in planner.asks([slot_of(request, limit=8)])] == [None]

@@ -22,6 +22,7 @@ from augury.types import Draft
 CHECKS = {check.name: check.run for check in DRAFTER_CHECKS}
 ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
 AHEAD = "drafts ahead without a trace"
+PACE = "drafts no deeper than pays"
 REJECTION = "drafts what can be verified by rejection"
 DISTRIBUTION = "keeps the distribution where it is verified by rejection"
 
@@ -314,6 +315,25 @@ class Credulous(Ahead):
         return super().draft(np.array(self.text), limit)
 
 
+class Paced(Honest):
+    """Knows how deep it pays to draft."""
+
+    is_paced = True
+
+    @classmethod
+    def draft_together(cls, asks):
+        drafts = [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+        confident = [Draft(draft.tokens, confidence=np.full(len(draft), 0.5, np.float32)) for draft in drafts]
+        return [draft.cut(cls.length(ask.pace, ask.limit)) for ask, draft in zip(asks, confident, strict=True)]
+
+    @staticmethod
+    def length(pace, limit):
+        return limit if pace is None else min(pace.depth, next(k for k in range(1, 99) if 0.5**k < pace.least_reach or k == 64))
+
+
+Tireless = mutant(Paced, length=staticmethod(lambda pace, limit: limit))
+Hopeful = mutant(Paced, length=staticmethod(lambda pace, limit: limit if pace is None else pace.depth))
+Heedless = mutant(is_paced=True)
 Alone = mutant(drafts_ahead=True)
 Brief = mutant(teacher_forced=lambda self, history, n: np.ones(1, np.int32))
 
@@ -397,6 +417,9 @@ class Dividing(Honest):
         (AHEAD, Deaf, "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history"),
         (AHEAD, Credulous, "after drafting ahead: draft "),
         (AHEAD, Alone, "drafts_ahead without a `draft_together` that knows `Ask.guess`"),
+        (PACE, Tireless, " tokens one after another, where 1 were asked for"),
+        (PACE, Hopeful, "a token after a path of 0.250, where 0.3 was asked for"),
+        (PACE, Heedless, "is_paced without a `draft_together` that knows `Ask.pace`"),
         ("keeps no reference to a history that is over", Keeping, "1 views of its memory after `end`"),
         ("ends and closes in every order", Unclosed, "AttributeError"),
         ("ends and closes in every order", Unmade, "KeyError: 'gpu'"),
@@ -430,6 +453,10 @@ def test_what_is_drawn_as_it_says_is_no_breach(name):
 
 def test_a_drafter_that_drafts_ahead_passes():
     check(AHEAD, Ahead)
+
+
+def test_a_drafter_that_keeps_its_pace_passes():
+    check(PACE, Paced)
 
 
 @pytest.mark.parametrize("drafter", [HonestPool, HonestlyRemembering])

@@ -1,0 +1,203 @@
+"""What a drafter implements, and what the engine offers it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from attrs import frozen
+
+from augury.engine.sampling import SamplingParams
+from augury.plugin import Plugin
+from augury.types import tokens_array
+
+if TYPE_CHECKING:
+    from augury.passes import Context, Target
+    from augury.text.tokenizer import Tokenizer
+    from augury.types import Draft, ModelInfo, ModelOptions, Verdict
+
+__all__ = ["Ask", "Drafter", "Pace", "Session"]
+
+_NO_TOKENS = tokens_array(())
+
+
+class Session(ABC):
+    """What the engine offers the drafter of one slot; what has a default is the request's, and set before `begin`."""
+
+    slot: int
+    n_slots: int
+    model: ModelInfo
+    target: Target  # the same for all slots
+    options: ModelOptions  # how the target was loaded
+    tokenizer: Tokenizer | None
+    sampling: SamplingParams = SamplingParams(temperature=0.0)
+    forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
+    prediction: np.ndarray | None = None  # (p,) int32: a text that the answer is expected to resemble
+    verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
+
+    @abstractmethod
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
+        """Load a second model, with slots and memory of its own; the same arguments load once.
+
+        Args:
+            reference: A name or a path.
+            options: How it is loaded.
+            backend: The name of another backend than the target's.
+            plan: Which of the plans that the file's architecture offers; see `Architecture.plans`.
+        """
+
+    @abstractmethod
+    def load_tokenizer(self, reference: str) -> Tokenizer | None:
+        """The tokenizer of a second model's file, without loading its weights."""
+
+    @abstractmethod
+    def drafters(self, text: str) -> list[Drafter]:
+        """New drafters for this slot, as `--spec-type` names them: for a drafter that wraps others."""
+
+    @abstractmethod
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What all slots share under `key`, made by the first that asks; `close()` of it, if any, is called with the engine."""
+
+
+class Drafter(Plugin, ABC):
+    """Guesses what comes next. One instance serves one slot and sees its requests one after another.
+
+    `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
+    target's memory. A drafter never writes into it and may keep no reference beyond the request. One that fails in a method, by
+    an exception or by what it returns, is left out of the rest of the request.
+
+    `scope` declares how long what it learns from texts lives, and so whom it may affect: the `request`, the `slot` with its
+    further requests, or the `process`, all slots together and whatever it may save for the next one.
+    """
+
+    scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
+
+    serves: ClassVar[Literal["constraint", "prediction"] | None] = None
+    """A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside those that are, and
+    serves the requests that have the parameter, before all others."""
+
+    is_costly: bool = False
+    """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
+    asks; the others it asks every round, and takes from their drafts what promises to pay."""
+
+    is_certain: bool = False
+    """Whether what it drafts is right, as far as anybody can know. No patience is needed to find out whether that pays."""
+
+    evidence_chances: Sequence[float] = ()
+    """What tokens are worth by `Draft.evidence`, before any was seen: [e] is the chance that a token proposed on ground e is
+    right where its parent is. The engine goes on from there by what it sees, of each ground apart, in all requests and in each.
+    Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row."""
+
+    n_top: int = 0
+    """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
+    `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
+
+    drafts_ahead: bool = False
+    """Whether `draft_together` takes asks with a `guess`. Such a drafter may be asked while the target, on a device of its own,
+    verifies a draft: for what follows if all of it is accepted, and for the target's next token before that. If the text goes
+    on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked
+    at before every such ask. Whoever makes passes of the `target` says no, for it is busy then, and so does whoever draws its
+    drafts at random, for others would be drawn without such asks."""
+
+    is_paced: bool = False
+    """Whether `draft_together` heeds `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average; one
+    with it ends each draft where the next token would not pay, and fills what is left of the limit with alternatives."""
+
+    memory_options: Mapping[str, str] = MappingProxyType({})
+    """Options that the target's memory manager is given, where it has them and the user does not set them."""
+
+    features: tuple[str, ...] = ()
+    """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no
+    such features is refused when the engine is loaded."""
+
+    def __init__(self, options: Any, session: Session) -> None:
+        self.options = options
+        self.session = session
+
+    @abstractmethod
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
+
+    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for subclasses that can
+        """What it would have drafted in place of each of the last n tokens of `history`, from what stands before that token.
+
+        Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It is to
+        take little time however much was missed: what lies further back may be left out, of this answer and of later drafts.
+
+        Returns:
+            (n,) int32 tokens, -1 where it would have drafted nothing. None, as by default: it can never say, and is tried by
+            short drafts instead.
+        """
+        return None
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """The target has computed tokens that the text keeps. Called for those who have `features`, of every such token once.
+
+        The chunks of a prompt come before its `begin`, the tokens of a round before its `accept`. The token that was sampled
+        last is not among them: it is computed by the next pass. A prefix that was reused is not either; see `n_held`.
+
+        Args:
+            start: Where the tokens stand in the text; what was fed from there on before was of another text.
+            tokens: (m,) int32.
+            features: (m, F) float32 by name, read-only, the drafter's to keep.
+        """
+
+    def n_held(self, history: np.ndarray) -> int:
+        """How many of the first tokens of a new request's prompt it can do without: by default all.
+
+        Asked where the slot holds some of them from an earlier request. No more are reused; the rest is computed again.
+        """
+        return len(history)
+
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for subclasses that want it
+        """A request's prompt was processed; its first `n_reused` tokens the slot held from an earlier request, or were copied.
+
+        Returns:
+            None; or, where a long prompt takes long, as the prefill of a second model does, an iterator over the rest of the
+            work. The engine takes a step of it with every round, so that other slots go on in between, and asks for no draft
+            before its end. A request that is cancelled meanwhile ends without the rest. There may be 1000 steps and one more
+            for each token of the text; a step that waits for something blocks, for to yield until then takes too many.
+        """
+        return None
+
+    def accept(self, history: np.ndarray, verdict: Verdict) -> None:
+        """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too."""
+
+    def end(self) -> None:
+        """The request is over, finished or cancelled."""
+
+    def close(self) -> None:
+        """The slot is over; give back what is held."""
+
+    @classmethod
+    def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
+        """Draft for several slots at once, in the order of `asks`; a drafter with a model does it in one pass."""
+        return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+
+
+@frozen(eq=False)
+class Ask:
+    """What one slot is asked for, where several are drafted for together."""
+
+    drafter: Drafter
+    history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
+    limit: int  # at most so many tokens; what exceeds it is cut off
+    guess: np.ndarray = _NO_TOKENS  # (g,) int32: tokens that may follow, after which to draft; none unless it `drafts_ahead`
+    pace: Pace | None = None  # how deep it pays to draft; None unless it `is_paced` and a planner asks
+
+
+@frozen
+class Pace:
+    """How deep a draft pays, measured where the drafter is asked.
+
+    Attributes:
+        depth: Tokens one after another, at most.
+        least_reach: Nothing needs to follow a token whose path is less probable than this. A path's probability is the product
+            of the confidences on it.
+    """
+
+    depth: int
+    least_reach: float = 0.0
