@@ -35,6 +35,9 @@ class Batch:
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows.
 
+    A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
+    is saved. A model keeps what it prepares for a vocabulary as long as it is given the same array.
+
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
     cell j after the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
     logits are, to the bit, those that its path would have as a chain.
@@ -53,6 +56,7 @@ class Batch:
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
     hidden: np.ndarray | None = None  # (n, S * E) float32, in place of the embedding: what the layer before the first gives
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
+    vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
 
     @classmethod
     def chain(

@@ -102,7 +102,8 @@ class Model(SlotStates, ABC):
             rows.append(passed.rows().copy())
             positions = batch.positions[batch.rows] + np.int32(1)
             tokens, slots = np.maximum(passed.argmax(), 0), batch.slots[batch.rows]
-            batch = Batch(tokens, slots, positions, np.arange(len(tokens), dtype=np.int32), layers=batch.layers)
+            each = np.arange(len(tokens), dtype=np.int32)
+            batch = Batch(tokens, slots, positions, each, layers=batch.layers, vocabulary=batch.vocabulary)
             passed = self.forward(batch)
         return ArrayPass(np.concatenate([*rows, passed.rows()])) if rows else passed
 

@@ -216,8 +216,14 @@ class Context(ABC):
         """
 
     @abstractmethod
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
-        """One pass over the shares of several slots, or several; rows in the order of the feeds. See `Batch.features`."""
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
+        """One pass over the shares of several slots, or several; rows in the order of the feeds.
+
+        Args:
+            feeds: The shares.
+            features: See `Batch.features`.
+            vocabulary: See `Batch.vocabulary`.
+        """
 
     @abstractmethod
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
@@ -234,7 +240,7 @@ class Target(ABC):
     n_layers: int
 
     @abstractmethod
-    def forward(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+    def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """Compute the first `n_layers` layers and the output; the logits last until the next pass.
 
         Args:
@@ -242,6 +248,7 @@ class Target(ABC):
                 yet, and those drafted so far. What an earlier call has computed of them is not computed again, where the
                 memory allows that.
             n_layers: From 1 to all of them.
+            vocabulary: See `Batch.vocabulary`.
 
         Returns:
             Of each slot the logits after its last token.

@@ -81,6 +81,13 @@ class DraftModelOptions:
         aliases=("ngld", "gpu-layers-draft", "n-gpu-layers-draft", "spec-draft-ngl"),
     )
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
+    vocab: int | None = option(
+        None,
+        help="drafts are chosen among so many of its tokens, the first ones, and those that the text holds; 0: all; unless "
+        "given a quarter, 16384 at least",
+        ge=0,
+        aliases=("draft-vocab",),
+    )
     p_min: float = option(
         0.0,
         help="a draft ends where the draft model's best token is less probable than this",
@@ -109,9 +116,10 @@ class DraftModel(Drafter):
         reference, load_options = options.model, _load_options(options, session.options)
 
         def make() -> LoadedDraftModel:
-            return _load(reference, load_options, options.backend, session)
+            return _load(reference, load_options, options, session)
 
-        loaded: LoadedDraftModel = session.shared((self.name, reference, load_options, options.backend), make)
+        key = (self.name, reference, load_options, options.backend, options.vocab)
+        loaded: LoadedDraftModel = session.shared(key, make)
         self._runner = loaded.runner
         self._sampler: DraftSampler | None = None  # of a request whose drafts are drawn
         self._translation = loaded.translation(session.tokenizer)
@@ -218,7 +226,7 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
     return attrs.evolve(target, placement=placement, **{name: value for name, value in own.items() if value is not None})
 
 
-def _load(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> LoadedDraftModel:
+def _load(reference: str, load_options: ModelOptions, options: DraftModelOptions, session: Session) -> LoadedDraftModel:
     """The draft model, and what translates if its vocabulary is not the target's.
 
     Raises:
@@ -226,7 +234,7 @@ def _load(reference: str, load_options: ModelOptions, backend: str | None, sessi
     """
     target, draft = session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
-    context = session.load(reference, load_options, backend)
+    context = session.load(reference, load_options, options.backend)
     difference = difference or size_difference(session.model.n_vocab, context.info.n_vocab)
     if difference is not None and (target is None or draft is None):
         raise UnsupportedError(
@@ -236,9 +244,9 @@ def _load(reference: str, load_options: ModelOptions, backend: str | None, sessi
     log = get_logger("augury.drafters.draft_model")
     if difference is None or draft is None:
         log.info("the draft model has the target's vocabulary and drafts in its tokens", model=reference)
-        return LoadedDraftModel(DraftRunner(context, n_vocab=session.model.n_vocab), None)
+        return LoadedDraftModel(DraftRunner(context, n_vocab=session.model.n_vocab, n_first=options.vocab), None)
     log.warning("the draft model has another vocabulary; drafts go through text", model=reference, difference=difference)
-    return LoadedDraftModel(DraftRunner(context, n_vocab=draft.n_vocab), draft)
+    return LoadedDraftModel(DraftRunner(context, n_vocab=draft.n_vocab, n_first=options.vocab), draft)
 
 
 @hookimpl

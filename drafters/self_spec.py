@@ -48,6 +48,13 @@ class SelfSpecOptions:
         aliases=("draft-max",),
     )
     layers: int = option(0, help="layers: how many of the first ones to keep; 0: a third", ge=0)
+    vocab: int | None = option(
+        None,
+        help="layers: drafts are chosen among so many tokens, the first ones, and those that the text holds; 0: all; unless "
+        "given a quarter, 16384 at least",
+        ge=0,
+        aliases=("draft-vocab",),
+    )
     p_min: float = option(
         0.5,
         help="layers: a draft ends where their best token is less probable than this",
@@ -76,13 +83,21 @@ class SelfSpec(Drafter):
                 )
             self._lookup = NgramSimple(NgramSimpleOptions(n=options.draft_min, m=options.draft_max), session)
         else:
+            from augury.drafters.model.draft_vocabulary import DraftVocabulary
+
             self._n_layers = _n_layers(options, session)
+            n_vocab = session.model.n_vocab
+            self._vocabulary: DraftVocabulary = session.shared(
+                (self.name, options.vocab), lambda: DraftVocabulary(n_vocab, options.vocab)
+            )
             self.is_costly = True
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:
-        """Index the prompt, where the text is what drafts come from."""
+        """Index the prompt, where the text is what drafts come from; or see which tokens it holds."""
         if self._lookup is not None:
             self._lookup.begin(history, n_reused)
+        else:
+            self._vocabulary.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose for one slot."""
@@ -99,7 +114,8 @@ class SelfSpec(Drafter):
         assert isinstance(first, SelfSpec)
         if first._lookup is not None:  # noqa: SLF001 - of this class
             return super().draft_together(asks)
-        return [Draft(tokens) for tokens in write_ahead(first.session.target, first._n_layers, asks)]  # noqa: SLF001
+        vocabulary = first._vocabulary  # noqa: SLF001
+        return [Draft(tokens) for tokens in write_ahead(first.session.target, first._n_layers, asks, vocabulary)]  # noqa: SLF001
 
 
 def _n_layers(options: SelfSpecOptions, session: Session) -> int:

@@ -9,10 +9,11 @@ import numpy as np
 
 from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernel_pass import KernelPass
-from augury.backends.numba_cpu.kernels import step, team as offsets
+from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs, NarrowPass
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.sequences import Sequences
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
@@ -24,7 +25,7 @@ from augury.interfaces import Model
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.lowering import Lowering
     from augury.backends.numba_cpu.tape import Program
@@ -66,6 +67,7 @@ class NumbaCpuModel(Model):
         lowering.place(self._weights, n_threads, self._arena)
         self._whole = lowering.programs()
         self._weights.close_file()
+        self._narrow = NarrowOutputs(self.info.n_vocab)
         self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
@@ -123,14 +125,14 @@ class NumbaCpuModel(Model):
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, None if is_sorted else order)
         columns = (tokens, positions, slots, cells)
-        programs = self._programs(batch)
+        programs, narrow = self._programs(batch)
         hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
         if n <= MAX_TOKENS:
             self._pass(columns, parents, rows, 0, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
             if not is_sorted:
                 features = {name: values[places[:-1]] for name, values in features.items()}
-            return KernelPass(self._logits[:n_rows, : self.info.n_vocab], features)
+            return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
         for span in passes(slots, parents):
@@ -141,11 +143,17 @@ class NumbaCpuModel(Model):
             self._pass(part, above, rows[here] - span.start, n_written, span.start, program)
             written.append(here)
             n_written += len(here)
-        logits = self._logits[:n_rows, : self.info.n_vocab]
+        logits = self._logits[:n_rows]
         if not is_sorted:
             logits = logits[np.argsort(np.concatenate(written))]
             features = {name: values[places[:-1]] for name, values in features.items()}
-        return KernelPass(logits, features)
+        return self._result(logits, narrow, features)
+
+    def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
+        n_vocab = self.info.n_vocab
+        if narrow is None:
+            return KernelPass(logits[:, :n_vocab], features)
+        return NarrowPass(logits[:, : len(narrow.tokens)], narrow.tokens, n_vocab, features)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
         """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.
@@ -157,7 +165,7 @@ class NumbaCpuModel(Model):
             raise UnsupportedError(
                 f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
             )
-        state, works = self._team.state, self._programs(batch)[n > PRIVATE_TOKENS].works
+        state, works = self._team.state, self._programs(batch)[0][n > PRIVATE_TOKENS].works
         times = np.zeros(len(works) + 1, np.int64)
         state[offsets.TIMES // 8] = times.ctypes.data
         try:
@@ -201,10 +209,15 @@ class NumbaCpuModel(Model):
         self._logits = np.zeros((n_rows, self._lowering.logits_width), np.float32)
         self._logits_address = self._logits.ctypes.data
 
-    def _programs(self, batch: Batch) -> Sequence[Program]:
-        if batch.layers is None and batch.hidden is None and not batch.features:
-            return self._whole  # by the shortest way: of small models Python between passes is felt
-        return self._lowering.programs(batch.layers, batch.features, takes_hidden=batch.hidden is not None)
+    def _programs(self, batch: Batch) -> tuple[Sequence[Program], NarrowOutput | None]:
+        """What computes a pass, and how its logits are to be read where they are not those of all tokens."""
+        programs: Sequence[Program] = self._whole  # by the shortest way: of small models Python between passes is felt
+        if batch.layers is not None or batch.hidden is not None or batch.features:
+            programs = self._lowering.programs(batch.layers, batch.features, takes_hidden=batch.hidden is not None)
+        if batch.vocabulary is None or not len(batch.rows):
+            return programs, None
+        narrow = self._narrow.of(programs, batch.vocabulary)
+        return narrow.programs, narrow
 
     def _pass(
         self,
@@ -240,7 +253,7 @@ class NumbaCpuModel(Model):
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
-        program.logits[step.Y // 8] = self._logits_address + 4 * first_row * self._lowering.logits_width
+        program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_width)
         self._team.run(program.records)
 
     def _begin_sequences(self, sequences: Sequences, batch: Batch, order: np.ndarray | None) -> None:

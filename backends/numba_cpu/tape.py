@@ -101,7 +101,8 @@ class Program:
     Attributes:
         records: (n_records, 16) int64, see `kernels/team.py`.
         works: What each record does.
-        logits: The entry of the output matrix, where the address of the logits is to be put.
+        logits: (m, 12) the entries of the output matrix, where the address of the logits is to be put.
+        places: (m,) int64, what each entry adds to that address, in bytes; or 0.
         features: Which record copies which feature.
         hidden: Which record copies the hidden states that x is to begin with, if any does.
     """
@@ -111,6 +112,11 @@ class Program:
     logits: np.ndarray = field(repr=False)
     features: Mapping[str, int]
     hidden: int
+    places: np.ndarray | int = 0
+
+    def write_to(self, address: int) -> None:
+        """Say where the logits go."""
+        self.logits[:, step.Y // 8] = address + self.places
 
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
         """Itself, told where hidden states come from and features go to, (n, E) float32 each: the rows from `start` on."""
@@ -138,7 +144,7 @@ class Tape:
         self.buffers = buffers
         self.space = space
         self.y = buffers["y"]
-        self.logits = np.empty(step.Y // 8 + 1, np.int64)  # without an output nobody reads it
+        self.logits = np.empty((1, step.ENTRY_BYTES // 8), np.int64)  # without an output nobody reads it
         self._arena = arena
         self._rows: list[list[int]] = []
         self._works: list[Work] = []

@@ -113,12 +113,14 @@ class EngineContext(Context):
         draft = _NO_DRAFT if draft is None else draft
         return Feed(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
 
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """See `Context.forward`."""
         batch = self._batch(feeds)
+        if features or vocabulary is not None:
+            batch = attrs.evolve(batch, features=features, vocabulary=vocabulary)
         if n_more := feeds[0].n_more:
             return self.model.forward_chain(batch, 1 + n_more)
-        return self.model.forward(attrs.evolve(batch, features=features) if features else batch)
+        return self.model.forward(batch)
 
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
         """See `Context.commit`."""
@@ -132,7 +134,7 @@ class EngineContext(Context):
             places = np.array([*range(n), *(n + node for node in path)], np.int32)
         self.memory.commit(feed.slot, step, tokens, places)
 
-    def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+    def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.step.replay]:
@@ -143,15 +145,17 @@ class EngineContext(Context):
         for slot, tokens in written.items():
             feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
-        logits = self._forward_draft(feeds, (0, n_layers))
+        logits = self._forward_draft(feeds, (0, n_layers), vocabulary)
         for feed in feeds:
             self.commit(feed)
             self._last_drafts[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
         return logits
 
-    def _forward_draft(self, feeds: Sequence[Feed], layers: tuple[int, int] | None) -> Pass:
+    def _forward_draft(
+        self, feeds: Sequence[Feed], layers: tuple[int, int] | None, vocabulary: np.ndarray | None = None
+    ) -> Pass:
         try:
-            return self.model.forward(self._batch(feeds, layers))
+            return self.model.forward(attrs.evolve(self._batch(feeds, layers), vocabulary=vocabulary))
         except BaseException:
             self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
             raise
@@ -224,11 +228,11 @@ class CheckedContext(EngineContext):
             )
         return super().feed(slot, tokens, rows, draft, n_more)
 
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """See `Context.forward`."""
         if len(n_more := {feed.n_more for feed in feeds}) > 1 or (features and n_more != {0}):
             raise OptionError(f"{sorted(n_more)} more passes, {len(features)} features; expected one number, 0 with features")
-        return super().forward(feeds, features)
+        return super().forward(feeds, features, vocabulary)
 
 
 class EngineTarget(Target):
@@ -238,7 +242,7 @@ class EngineTarget(Target):
         self.n_layers = context.info.n_layers
         self._context = context
 
-    def forward(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+    def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`."""
         if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
             raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
@@ -251,7 +255,7 @@ class EngineTarget(Target):
         written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
         if not written or not all(map(len, written.values())):
             raise OptionError("a pass over no tokens, expected some of each slot")
-        return self._context.forward_drafts(written, int(n_layers))
+        return self._context.forward_drafts(written, int(n_layers), vocabulary)
 
 
 def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import Factory, define, evolve, frozen
 
 from augury.drafters.model.cached_text import CachedText
+from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.passes import Context, Pass
 from augury.types import Draft
@@ -70,8 +71,14 @@ class DraftRunner:
     nobody draws, and a state that can be cut back to those that are wanted.
     """
 
-    def __init__(self, context: Context, *, n_vocab: int) -> None:
-        """Take over a loaded model with as many slots as the target has; a token from `n_vocab` on is never proposed."""
+    def __init__(self, context: Context, *, n_vocab: int, n_first: int | None = None) -> None:
+        """Take over a loaded model with as many slots as the target has.
+
+        Args:
+            context: Of the model.
+            n_vocab: A token from this on is never proposed.
+            n_first: See `DraftVocabulary`.
+        """
         self.n_model_vocab = context.info.n_vocab
         self.is_asynchronous = context.is_asynchronous
         self._context = context
@@ -79,6 +86,7 @@ class DraftRunner:
         self._can_cut = not context.spec.n_bytes_per_sequence
         self._draft_max = context.spec.draft_max
         self._n_vocab = n_vocab
+        self._vocabulary = DraftVocabulary(self.n_model_vocab, n_first)
         self._texts: dict[int, CachedText] = {}  # by slot of the target
         self._warned: set[str] = set()
 
@@ -89,6 +97,7 @@ class DraftRunner:
             The passes over it, which others may go between. A prompt that is left within them is caught up when it is drafted.
         """
         self.end(slot)
+        self._vocabulary.begin(slot, history)
         cached = self._cached(slot, history)
         return iter(()) if cached.is_parked else self._prefill(cached, history[:-1])
 
@@ -111,6 +120,8 @@ class DraftRunner:
         Returns:
             What was written for each request, in order; nothing where the draft model cannot follow the text.
         """
+        for request in requests:
+            self._vocabulary.follow(request.slot, request.history)
         texts = [self._cached(request.slot, request.history) for request in requests]
         requests = [
             evolve(request, history=cached.text(request.history)) for request, cached in zip(requests, texts, strict=True)
@@ -136,7 +147,7 @@ class DraftRunner:
             n_written = len(written[writing[0]].tokens)
             n_wanted = max(limits[i] for i in writing) - n_written
             n_more = self._n_more(feeds, [requests[i] for i in writing], n_written, n_wanted)
-            logits = self._forward(feeds, n_more=n_more)
+            logits = self._forward(feeds, n_more=n_more, vocabulary=self._vocabulary.tokens)
             still_writing = set(writing)
             for row, best in enumerate(logits.argmax().tolist()):
                 i = writing[row % len(writing)]
@@ -258,16 +269,21 @@ class DraftRunner:
             get_logger("augury.drafters.draft_model").warning(message)
 
     def _forward(
-        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], *, n_rows: int = 1, n_more: int = 0
+        self,
+        shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
+        *,
+        n_rows: int = 1,
+        n_more: int = 0,
+        vocabulary: np.ndarray | None = None,
     ) -> Pass:
         """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`.
 
-        What `n_more` passes are over is cached, too.
+        What `n_more` passes are over is cached, too. Of a `vocabulary` the logits are those of its tokens alone.
         """
         context = self._context
         try:
             feeds = [context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
-            logits = context.forward(feeds)
+            logits = context.forward(feeds, vocabulary=vocabulary)
             if n_more:
                 chosen = logits.argmax().reshape(1 + n_more, -1)[:-1].T
                 feeds = [

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.interfaces import Ask
 from augury.passes import Pass, Target
 
+if TYPE_CHECKING:
+    from augury.drafters.model.draft_vocabulary import DraftVocabulary
+
 __all__ = ["write_ahead"]
 
 
-def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list[int]]:
+def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask], vocabulary: DraftVocabulary) -> list[list[int]]:
     """Draft greedily, a token of each slot with every pass.
 
     Args:
         target: Whose layers.
         n_layers: How many of them.
         asks: Of drafters that have an option `p_min`: below this probability a draft ends.
+        vocabulary: Which tokens are drafted.
 
     Returns:
         A draft for each of `asks`, in order.
@@ -27,9 +32,11 @@ def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list
     drafts: list[list[int]] = [[] for _ in asks]
     slots = [ask.drafter.session.slot for ask in asks]
     writing = [i for i, ask in enumerate(asks) if ask.limit > 0]
+    for slot, ask in zip(slots, asks, strict=True):
+        vocabulary.follow(slot, ask.history)
     while writing:
         written = {slots[i]: np.array([asks[i].history[-1], *drafts[i]], np.int32) for i in writing}
-        logits = target.forward(written, n_layers)
+        logits = target.forward(written, n_layers, vocabulary.tokens)
         going_on = []
         for row, (i, token) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
             if token < 0:  # the layers computed no finite numbers

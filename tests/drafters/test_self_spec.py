@@ -76,10 +76,11 @@ class Recording(Target):
     def __init__(self):
         self.n_layers = 4
         self.passes = []
-        self.texts = {}
+        self.vocabularies = []
 
-    def forward(self, written, n_layers):
+    def forward(self, written, n_layers, vocabulary=None):
         self.passes.append((n_layers, {slot: len(tokens) for slot, tokens in written.items()}))
+        self.vocabularies.append(None if vocabulary is None else vocabulary.tolist())
         return ArrayPass(np.array([row_after(tokens[-1], len(tokens)) for tokens in written.values()]))
 
 
@@ -98,7 +99,8 @@ def greedy(history, limit, p_min=0.0):
 
 
 def session_of(target, slot=0):
-    return SimpleNamespace(slot=slot, target=target, model=SimpleNamespace(name="toy"))
+    model, made = SimpleNamespace(name="toy", n_vocab=N_VOCAB), {}
+    return SimpleNamespace(slot=slot, target=target, model=model, shared=lambda key, make: made.setdefault(key, make()))
 
 
 def by_layers(target, slot=0, **options):
@@ -111,6 +113,15 @@ def test_layers_write_ahead_greedily_from_the_token_just_sampled():
     draft = by_layers(target, layers=3).draft(as_history(history), 4)
     assert draft.tokens.tolist() == greedy(history, 4)
     assert target.passes == [(3, {0: n}) for n in range(1, 5)]
+
+
+def test_layers_are_asked_for_the_first_tokens_and_those_of_the_text():
+    target = Recording()
+    drafter = by_layers(target, vocab=4)
+    drafter.begin(as_history([3, 6]), 0)
+    for history in ([3, 6], [3, 6, 1, 5]):
+        drafter.draft(as_history(history), 1)
+    assert target.vocabularies == [[0, 1, 2, 3, 6], [0, 1, 2, 3, 5, 6]]
 
 
 def test_a_third_of_the_layers_is_kept_by_default():

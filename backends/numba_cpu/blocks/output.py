@@ -59,6 +59,6 @@ class OutputEmitter(Emitter):
             tape.norm_x(None)  # adds what was left
             return
         rows = tape.norm(self.block.norm, is_output=True)
-        tape.logits = tape.multiply("output", rows, ((self.block.weight, 0),), is_output=True)[0]
+        tape.logits = tape.multiply("output", rows, ((self.block.weight, 0),), is_output=True)
         if self.block.softcap is not None:
             tape.add(Work("capping logits"), cap_logits, tape.logits.ctypes.data, bits(self.block.softcap))

@@ -21,7 +21,7 @@ PANEL_ROWS = 32
 _SHARES = 4  # of a matrix that each thread takes one after the other, so that a slower one takes fewer
 # Offsets into the entry of a matrix (see `multiply`).
 ENTRY_BYTES = 96
-KERNEL, WEIGHTS, X, X_STRIDE, Y, N_COLS, N_PANELS, LDY, BIAS, ROW_COUNT, SCALE = (8 * field for field in range(11))
+KERNEL, WEIGHTS, X, X_STRIDE, Y, N_COLS, N_PANELS, LDY, BIAS, ROW_COUNT, SCALE, FIRST = (8 * field for field in range(12))
 
 
 @helper
@@ -175,7 +175,10 @@ def claim(state, n_panels, n_threads):
 
 @kernel
 def multiply(record, state, thread, n_threads):
-    """Y = W x (+ bias) for matrices that do not depend on each other. Operands: entries, how many, panels of all, rows."""
+    """Y = W x (+ bias) for matrices that do not depend on each other. Operands: entries, how many, panels of all, rows.
+
+    An entry is a run of panels of a matrix, `N_PANELS` from `FIRST` on; Y is where the matrix's first panel would go.
+    """
     entries, n_entries, n_panels = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
     n = get_i64(state + N_TOKENS)
     if get_i64(record + 40) != 0:
@@ -191,5 +194,6 @@ def multiply(record, state, thread, n_threads):
             entry = entries + ENTRY_BYTES * index
             stop = start + get_i64(entry + N_PANELS)
             if first < stop and end > start:
-                multiply_panels(entry, max(first, start) - start, min(end, stop) - start, n, state, thread)
+                here = get_i64(entry + FIRST) - start
+                multiply_panels(entry, here + max(first, start), here + min(end, stop), n, state, thread)
             start = stop

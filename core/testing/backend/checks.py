@@ -255,22 +255,44 @@ def saved_slots(subject: BackendSubject) -> None:
 def handle(subject: BackendSubject) -> None:
     """What a handle says of its rows is so."""
     with _closing(subject.load()) as model:
-        logits = model.forward(Batch.chain(_tokens(5)))
-        rows = logits.rows().copy()
-        ids = np.array([7, 0, N_VOCAB - 1], np.int32)
-        some = np.array([len(rows) - 1, *range(len(rows))], np.int32)  # in an order of their own, one twice
-        best, best_values = logits.top_k(some, 9)
-        for row, values, ids_of_row, values_of_row in zip(some.tolist(), rows[some], best, best_values, strict=True):
-            order = np.lexsort((np.arange(N_VOCAB), -values))[:9]
-            exact = float(np.log(np.exp(values.astype(np.float64)).sum()))
-            for told, is_so in (
-                ("argmax", int(logits.argmax()[row]) == int(values.argmax())),
-                ("top_k", np.array_equal(ids_of_row, order) and np.array_equal(values_of_row, values[order])),
-                ("gather", np.array_equal(logits.gather(row, ids), values[ids])),
-                ("log_normalizer", abs(logits.log_normalizer(row) - exact) < 1e-6),
-            ):
-                if not is_so:
-                    raise contract.HANDLE.broken(subject.backend.name, f"{told} of row {row}")
+        _agree(subject, model.forward(Batch.chain(_tokens(5))), N_VOCAB)
+
+
+def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
+    """See that all methods of a pass over n tokens of a vocabulary say the same."""
+    rows = logits.rows().copy()
+    ids = np.array([7, 0, n - 1], np.int32)
+    some = np.array([len(rows) - 1, *range(len(rows))], np.int32)  # in an order of their own, one twice
+    best, best_values = logits.top_k(some, 9)
+    for row, values, ids_of_row, values_of_row in zip(some.tolist(), rows[some], best, best_values, strict=True):
+        order = np.lexsort((np.arange(n), -values))[:9]
+        exact = float(np.log(np.exp(values.astype(np.float64)).sum()))
+        for told, is_so in (
+            ("argmax", int(logits.argmax()[row]) == int(values.argmax())),
+            ("top_k", np.array_equal(ids_of_row, order) and np.array_equal(values_of_row, values[order])),
+            ("gather", np.array_equal(logits.gather(row, ids), values[ids])),
+            ("log_normalizer", abs(logits.log_normalizer(row) - exact) < 1e-6),
+            ("row", np.array_equal(logits.row(row), values)),
+        ):
+            if not is_so:
+                raise contract.HANDLE.broken(subject.backend.name, f"{told} of row {row}")
+
+
+def vocabulary(subject: BackendSubject) -> None:
+    """The logits of some tokens alone are those that they have among all."""
+    with _closing(subject.load("Q4_0")) as model:
+        for kept in (range(40), [0, 31, 32, 70, 100, 101, *range(130, 140), N_VOCAB - 1], [N_VOCAB - 2, N_VOCAB - 1]):
+            wanted = np.array(kept, np.int32)
+            for n, layers in ((1, None), (5, None), (5, (0, 1))):
+                batch = Batch.chain(_tokens(n), layers=layers)
+                right = model.forward(batch).rows().copy()
+                rows = (passed := model.forward(attrs.evolve(batch, vocabulary=wanted))).rows().copy()
+                subject.same(contract.VOCABULARY, rows[:, wanted], right[:, wanted], f"of tokens {list(kept)} alone")
+                subject.same(contract.VOCABULARY, rows[rows > -np.inf], right[rows > -np.inf], "beside a vocabulary")
+                if len(wanted) > 9:
+                    _agree(subject, passed, N_VOCAB)
+                    subject.same(contract.HANDLE, passed.first(140).rows(), rows[:, :140], "of the first tokens")
+                    _agree(subject, passed.first(140), 140)
 
 
 def no_numbers(subject: BackendSubject) -> None:
@@ -371,6 +393,7 @@ BACKEND_CHECKS = (
     Check("computes what it chooses itself as what it is given", chains),
     Check("restores slots that were saved", saved_slots),
     Check("tells the truth about its rows", handle),
+    Check("narrows to a vocabulary", vocabulary),
     Check("chooses nothing where it computes no numbers", no_numbers),
     Check("refuses what does not exist", outside),
     Check("accounts for its memory", memory_table),

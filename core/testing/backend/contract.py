@@ -27,6 +27,9 @@ FEATURES = Contract(
     "augury.interfaces.Model.features",
 )
 HANDLE = Contract("A forward returns a Pass, whose methods agree with its rows.", "augury.passes.Pass")
+VOCABULARY = Contract(
+    "Logits of a vocabulary are, to the bit, those among all; others are -inf or right.", "augury.batch.Batch"
+)
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
     "augury.interfaces.Model.forward",

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 
+import attrs
 import gguf
 import numpy as np
 import pytest
@@ -402,3 +403,10 @@ def test_address_space_is_asked_for_before_libraries_end_the_process(monkeypatch
 def test_an_absurd_number_of_threads_is_refused():
     with pytest.raises(OptionError, match="threads is 1000000"):
         load(tiny_file("llama-dense"), threads=1_000_000)
+
+
+@pytest.mark.parametrize("tokens", [[], [-1, 4], [4, 4], [5, 4], [3, 10**6]])
+def test_a_vocabulary_that_there_cannot_be_is_refused(models, tokens):
+    batch = attrs.evolve(run_of([1, 2, 3]), vocabulary=np.array(tokens, np.int32))
+    with pytest.raises(OptionError, match=r"a vocabulary of \d tokens, expected some, which rise from 0 to"):
+        models("llama-dense").forward(batch)

@@ -349,7 +349,7 @@ def test_help_shows_the_flags_of_the_drafters_in_use(capsys):
 def test_help_names_no_default_of_options_without_one(capsys):
     shown = run(capsys, "run", "--spec-type", "draft-model;ngram-cache", "--help")[1]
     after_tree = " ".join(shown[shown.index("--spec-draft-model-tree ") :].split())
-    expected = "candidates for each place --spec-draft-model-p-min"
+    expected = "candidates for each place --spec-draft-model-vocab"
     assert expected in after_tree
 
 

@@ -83,6 +83,19 @@ class NoRefusal(ArrayPass):
         return np.maximum(super().argmax(), 0)
 
 
+class Misnamed(ArrayPass):
+    def first(self, n):
+        return ArrayPass(self.rows()[:, 1 : n + 1])
+
+
+def mistaken(rows, batch, _):
+    return rows if batch.vocabulary is None else np.where(np.arange(rows.shape[1]) == batch.vocabulary[-1] + 1, 0, rows)
+
+
+def misplaced(rows, batch, _):
+    return rows if batch.vocabulary is None else np.roll(rows, 1, axis=1)
+
+
 def standing_still(model, batch, n_passes):
     return ArrayPass(np.tile(model.forward(batch).rows(), (n_passes, 1)))
 
@@ -127,6 +140,9 @@ MUTANTS = {
     "what a model with cache_type_k=bf16 saved, by one with f16, taken for a slot": {"cache types": True},
     "argmax of row": {"logits": NoArgmax},
     "top_k of row": {"logits": NoOrder},
+    "other logits of tokens [0, 1": {"rows": misplaced},
+    "other logits beside a vocabulary": {"rows": mistaken},
+    "other logits of the first tokens": {"logits": Misnamed},
     "a best token where F32 weights give no numbers": {"logits": NoRefusal},
     "token 264 at position 0 of slot 0 was taken": {"batch": clipped},
     "a pass after close was taken": {"stays open": True},
@@ -144,6 +160,7 @@ CHECKS = (
     + ["chooses itself"] * 2
     + ["saved"] * 3
     + ["truth"] * 2
+    + ["vocabulary"] * 3
     + ["no numbers"]
 )
 CHECKS += ["exist"] * 3 + ["memory"] * 2

@@ -1,0 +1,128 @@
+"""Logits of some tokens alone: products with those panels of the output matrix that hold their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cpu.kernel_pass import KernelPass
+from augury.backends.numba_cpu.kernels import step
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cpu.tape import Program
+
+__all__ = ["NarrowOutput", "NarrowOutputs", "NarrowPass"]
+
+_PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
+_OPERAND = 2  # of a record, in int64: where its entries lie
+
+
+@frozen(eq=False)
+class NarrowOutput:
+    """What computes the logits of a vocabulary.
+
+    Attributes:
+        programs: As the whole output's.
+        tokens: (m,) int32, rising: those that have logits, which are all rows of the panels, in the order of these logits.
+    """
+
+    programs: Sequence[Program]
+    tokens: np.ndarray
+
+
+class NarrowOutputs:
+    """The programs of vocabularies, of which each kind of pass keeps the last one."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._kept: dict[int, tuple[np.ndarray, NarrowOutput]] = {}  # by the identity of programs, which are kept elsewhere
+
+    def of(self, programs: Sequence[Program], vocabulary: np.ndarray) -> NarrowOutput:
+        """Make programs of a vocabulary (m,) int32, or take those that were made of the same array.
+
+        Raises:
+            OptionError: It holds no tokens, others than the model's, or they do not rise.
+        """
+        kept = self._kept.get(id(programs))
+        if kept is not None and kept[0] is vocabulary:
+            return kept[1]
+        n_tokens = len(vocabulary)
+        if not n_tokens or vocabulary[0] < 0 or vocabulary[-1] >= self._n_vocab or (vocabulary[1:] <= vocabulary[:-1]).any():
+            raise OptionError(f"a vocabulary of {n_tokens} tokens, expected some, which rise from 0 to {self._n_vocab - 1}")
+        panels = vocabulary // step.PANEL_ROWS
+        panels = panels[np.append(True, panels[1:] != panels[:-1])].astype(np.int64)
+        tokens = (step.PANEL_ROWS * panels[:, None] + np.arange(step.PANEL_ROWS)).ravel().astype(np.int32)
+        made = NarrowOutput([_narrowed(each, panels) for each in programs], tokens[tokens < self._n_vocab])
+        self._kept[id(programs)] = vocabulary, made
+        return made
+
+
+def _narrowed(program: Program, panels: np.ndarray) -> Program:
+    """The program with products of some panels (p,) int64, rising, alone; their logits follow one another."""
+    is_first = np.diff(panels, prepend=-2) != 1
+    places = np.flatnonzero(is_first)  # of the runs' first panels, among all
+    firsts, sizes = panels[places], np.diff(places, append=len(panels))
+    entries = np.repeat(program.logits, len(places) + 1, axis=0)  # one more for whoever treats all of the logits
+    entries[:-1, step.FIRST // 8], entries[:-1, step.N_PANELS // 8] = firsts, sizes
+    entries[-1, step.ROW_COUNT // 8] = step.PANEL_ROWS * len(panels)
+    records = program.records.copy()
+    is_output = records[:, _OPERAND] == program.logits.ctypes.data
+    is_product = is_output & (records[:, 0] == address(step.multiply))
+    records[is_output, _OPERAND] = entries[-1:].ctypes.data
+    records[is_product, _OPERAND : _OPERAND + 3] = entries.ctypes.data, len(places), len(panels)
+    return attrs.evolve(program, records=records, logits=entries, places=_PANEL_BYTES * np.append(places - firsts, 0))
+
+
+class NarrowPass(KernelPass):
+    """Rows of the logits of some tokens; those of all others are -inf."""
+
+    def __init__(
+        self, array: np.ndarray, tokens: np.ndarray, n_vocab: int, features: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Take over logits (r, m) float32 of tokens (m,) int32, which rise, of `n_vocab`."""
+        super().__init__(array, features)
+        self._tokens = tokens
+        self._n_vocab = n_vocab
+
+    def argmax(self) -> np.ndarray:
+        """See `Pass.argmax`."""
+        return self._named(super().argmax())
+
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Pass.top_k`; no more than have logits."""
+        ids, logits = super().top_k(rows, k)
+        return self._named(ids), logits
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """See `Pass.gather`."""
+        places = np.minimum(np.searchsorted(self._tokens, ids), len(self._tokens) - 1)
+        logits: np.ndarray = np.where(self._tokens[places] == ids, self._array[row, places], np.float32(-np.inf))
+        return logits
+
+    def rows(self) -> np.ndarray:
+        """See `Pass.rows`."""
+        rows = np.full((len(self._array), self._n_vocab), -np.inf, np.float32)
+        rows[:, self._tokens] = self._array
+        return rows
+
+    def row(self, row: int) -> np.ndarray:
+        """See `Pass.row`."""
+        logits = np.full(self._n_vocab, -np.inf, np.float32)
+        logits[self._tokens] = self._array[row]
+        return logits
+
+    def first(self, n: int) -> NarrowPass:
+        """See `Pass.first`."""
+        m = int(np.searchsorted(self._tokens, n))
+        return NarrowPass(self._array[:, :m], self._tokens[:m], n, self._features)
+
+    def _named(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at some places of a row; -1 remains."""
+        tokens: np.ndarray = np.where(places < 0, np.int32(-1), self._tokens[places])
+        return tokens
