@@ -60,7 +60,7 @@ def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> str | None:
-    """Choose a plugin of `kind` ("backend", "memory", "drafter") among `names`.
+    """Choose a plugin of `kind` ("backend", "memory", "drafter") among `names`; of drafters several, as in "suffix;recycle".
 
     Called where the user said `auto`: once per load, for drafters among those that need no draft model and, where one is given,
     once more among those that take one. Result: the first that is not None, or else the first of `names`. Augury's own plugins

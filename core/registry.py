@@ -215,12 +215,19 @@ class Registry:
         raise PluginError(f"there is no {_WORDS.get(kind, kind)} {name!r}{nearest(name, classes)}{broken}{left_out}")
 
     def choose(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> Any:
-        """The class of `kind` for a user who said `auto`: what `augury_choose` says, or else the first that can run.
+        """The class of `kind` for a user who said `auto`; see `choice`."""
+        return self.find(kind, self.choice(kind, model, reason))
+
+    def choice(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> str:
+        """What is used of `kind` where a user said `auto`: what `augury_choose` says, or else the first that can run.
 
         Args:
             kind: Of plugin.
             model: That is loaded, if there is one.
             reason: Why a class cannot run; None where it can. By default what a backend says itself.
+
+        Returns:
+            A name; of drafters perhaps a chain of them.
 
         Raises:
             PluginError: None can run.
@@ -230,7 +237,7 @@ class Registry:
         if not usable:
             told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
             raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({told or 'none is installed'})")
-        return self.find(kind, self.hooks.hook.augury_choose(kind=kind, names=usable, model=model) or usable[0])
+        return str(self.hooks.hook.augury_choose(kind=kind, names=usable, model=model) or usable[0])
 
     def add_commands(self, subparsers: Any, argv: Sequence[str]) -> None:
         """Let plugins add commands to argparse's `subparsers` for the words `argv`; one that fails is given up."""

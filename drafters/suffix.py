@@ -165,5 +165,6 @@ def augury_drafters() -> list[type[Drafter]]:
 
 @hookimpl(trylast=True)
 def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `suffix`."""
-    return "suffix" if kind == "drafter" and "suffix" in names else None
+    """Recommend `suffix`, and `recycle` for what the text does not hold."""
+    found = [name for name in ("suffix", "recycle") if kind == "drafter" and name in names]
+    return ";".join(found) if "suffix" in found else None

@@ -51,7 +51,7 @@ def choose_drafters(
     Args:
         registry: The drafters that there are.
         spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` or
-            no text at all for the preferred drafter without a model and, where a draft model is given, the preferred one with.
+            no text at all for the preferred drafters without a model and, where a draft model is given, the preferred one with.
         draft_model: For the first drafter of the chain that takes one.
         spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
 
@@ -124,7 +124,8 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
         kinds = (False, True) if is_model_given else (False,)
-        return [Spec(registry.choose("drafter", None, partial(_unsuitable, takes_model=each)).name) for each in kinds]
+        chosen = (registry.choice("drafter", None, partial(_unsuitable, takes_model=each)) for each in kinds)
+        return [spec for text in chosen for spec in parse_specs(text)]
     return specs
 
 

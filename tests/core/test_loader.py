@@ -135,9 +135,9 @@ def test_a_model_without_a_readable_tokenizer_runs_on_token_ids():
 
 def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
     with load() as engine:
-        assert engine.config["spec_type"] == "suffix"
+        assert engine.config["spec_type"] == "suffix;recycle"
     with load(draft_model=tiny_model("llama-dense-q4_0")) as engine:
-        assert engine.config["spec_type"].startswith("suffix;draft-model:model=")
+        assert engine.config["spec_type"].startswith("suffix;recycle;draft-model:model=")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_request_with_a_prediction_has_the_drafter_and_the_same_answer(engine,
     for result in (exact, resembling):
         assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in plain.pieces]
         assert result.tokens == plain.tokens
-        assert result.stats.effective["type"] == "prediction;suffix"
+        assert result.stats.effective["type"] == "prediction;suffix;recycle"
     exact, resembling = exact.stats.drafters["prediction"], resembling.stats.drafters["prediction"]
     assert exact.drafted == exact.accepted > 70
     assert resembling.accepted > 50
@@ -88,10 +88,10 @@ def test_a_request_with_a_prediction_has_the_drafter_and_the_same_answer(engine,
 
 
 def test_other_requests_do_without_the_drafter(engine):
-    assert engine.config["spec_type"] == "suffix"
+    assert engine.config["spec_type"] == "suffix;recycle"
     stats = engine.generate(PROMPT, max_tokens=4).stats
-    assert list(stats.drafters) == ["suffix"]
-    assert stats.effective["type"] == "suffix"
+    assert list(stats.drafters) == ["suffix", "recycle"]
+    assert stats.effective["type"] == "suffix;recycle"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def told(capsys, monkeypatch):
 def test_a_terminal_is_told_what_is_in_force(told):
     model, drafts = told("-np", 2, "-ctk", "q8_0")
     assert model == "llama-dense on reference (generic), 1 thread, 2 slots of 64 tokens, KV cache q8_0/f16"
-    assert drafts == "drafts: suffix, up to 16 tokens, where they pay"
+    assert drafts == "drafts: suffix;recycle, up to 16 tokens, where they pay"
 
 
 @pytest.mark.parametrize(

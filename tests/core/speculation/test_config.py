@@ -48,8 +48,12 @@ def test_what_is_in_force_is_told_of_drafters_that_are_in_use():
 
 
 def test_auto_stands_alone():
-    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto")] == ["suffix"]
-    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto", "md")] == ["suffix", "draft-model"]
+    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto")] == ["suffix", "recycle"]
+    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto", "md")] == [
+        "suffix",
+        "recycle",
+        "draft-model",
+    ]
     for text in ("auto:k=1", "auto;suffix"):
         with pytest.raises(OptionError, match="auto chooses the drafters itself"):
             choose_drafters(Registry.discover(), text)

@@ -30,8 +30,9 @@ def test_an_answer_has_what_clients_look_at(answer):
     timings = answer.timings
     assert timings["predicted_n"] == 16
     assert timings["cache_n"] + timings["prompt_n"] == answer.usage.prompt_tokens
-    assert timings["draft_n"] == sum(each["drafted"] for each in timings["drafters"].values())
-    assert timings["effective"]["type"] == "suffix"
+    proposed = [each["drafted"] for each in timings["drafters"].values()]
+    assert max(proposed) <= timings["draft_n"] <= sum(proposed)  # a token that several proposed is one
+    assert timings["effective"]["type"] == "suffix;recycle"
 
 
 def text_of(chunks):
