@@ -141,6 +141,11 @@ class Backend(Plugin, ABC):
         return None
 
     @classmethod
+    def note(cls) -> str | None:
+        """What `augury plugins` says of how it runs on this machine; None, as by default: nothing."""
+        return None
+
+    @classmethod
     def devices(cls) -> Sequence[DeviceInfo]:
         """What it can compute on, where it can run; by default the CPU."""
         n_bytes = n_bytes_of_machine()

@@ -31,7 +31,7 @@ def of_type(kind) -> dict[str, np.ndarray]:
     found = {"packed": matrix.data, "row": row}
     for n in (1, 3, 26):
         x = np.random.default_rng(n).standard_normal((n, n_cols), dtype=np.float32)
-        operand, y = aligned(matmul.activation_bytes(matrix.activation, n, n_cols)), np.zeros((n, 64), np.float32)
+        operand, y = aligned(matmul.activation_bytes(kernels.activation, n, n_cols)), np.zeros((n, 64), np.float32)
         kernels.quantize(x.ctypes.data, operand.ctypes.data, n, n_cols, 0, matmul.n_blocks(n_cols) * n)
         kernels.matmul(matrix.address, operand.ctypes.data, y.ctypes.data, n, n_cols, 0, 2, 64, scratch.ctypes.data)
         found[f"products{n}"] = y

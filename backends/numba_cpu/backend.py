@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.backends.numba_cpu import tiles
 from augury.blocks import ModelPlan
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend, Model, Progress
+from augury.log import get_logger
 from augury.memory_limit import n_bytes_of_machine, require_address_space
 from augury.options import option
 from augury.types import ModelOptions, StateSpec
@@ -41,6 +43,11 @@ class NumbaCpu(Backend):
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
 
+    @classmethod
+    def note(cls) -> str | None:
+        """See `tiles.note`."""
+        return tiles.note()
+
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a loaded plan will take."""
         return self._lowering(plan, options).state_spec
@@ -48,6 +55,8 @@ class NumbaCpu(Backend):
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
         lowering = self._lowering(plan, options)
+        if (note := tiles.note()) is not None:
+            get_logger("augury.backends.numba_cpu").info(note)
         cores = physical_cores()
         threads = options.threads or len(cores)
         if threads > MAX_THREADS:

@@ -62,7 +62,8 @@ class NumbaCpuModel(Model):
         self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         self._takes_hidden = plan.embedding.weight is None
         self._arena = Arena()
-        self._weights = Weights(file, plan, self._arena)
+        self.isa = choose_isa(file.n_bytes)
+        self._weights = Weights(file, plan, self._arena, self.isa)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         self._whole = lowering.programs()
@@ -75,7 +76,6 @@ class NumbaCpuModel(Model):
         n_aside = self.state_spec.draft_max
         self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
         self.n_threads = n_threads
-        self.isa = choose_isa()
         self._team = Team(n_threads, cores)
         self._is_closed = False
         fields = {
@@ -178,7 +178,7 @@ class NumbaCpuModel(Model):
 
     def limits(self) -> Limits:
         """Probe what the model's threads can do."""
-        return profile.limits(self._team)
+        return profile.limits(self._team, self.isa)
 
     def check(self) -> None:
         """See `Model.check`."""

@@ -12,7 +12,7 @@ from attrs import field, frozen
 from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORMATS, PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.matmul import activation_of, n_blocks
+from augury.backends.numba_cpu.kernels.matmul import n_blocks
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.errors import ModelFileError
 
@@ -48,11 +48,6 @@ class PackedMatrix:
     def n_panels(self) -> int:
         """Panels of 32 rows."""
         return -(-self.n_rows // PANEL_ROWS)
-
-    @property
-    def activation(self) -> str:
-        """The kind of activations that it is multiplied with."""
-        return activation_of(self.kind)
 
     @property
     def address(self) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import probe
-from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.packing import PackedMatrix, aligned
 from augury.profile import KernelTime, Limits
@@ -49,9 +48,9 @@ class Work:
         return KernelTime(self.name, seconds, n_bytes, n * self.n_multiply_adds + n_seen * self.multiply_adds_per_position)
 
 
-def limits(team: Team) -> Limits:
-    """Probe what a team's threads can do; each limit is the best of a few tries."""
-    isa, n_threads = choose_isa(), team.n_threads
+def limits(team: Team, isa: str) -> Limits:
+    """Probe what a team's threads can do with an instruction set; each limit is the best of a few tries."""
+    n_threads = team.n_threads
     memory, scratch = aligned(_READ_BYTES), aligned(n_threads * probe.SCRATCH_BYTES)
     memory[:] = scratch[:] = 1  # or the memory's pages would all be the same page of zeros
     # the last step would look ahead beyond the end

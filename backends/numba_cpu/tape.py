@@ -276,13 +276,13 @@ class Tape:
         """Quantise x as the matrices need it, and make what `step.multiply` reads of each: (m, 12) int64."""
         operands: dict[str, Rows] = {}
         for linear, _ in products:
-            matrix = self.weights.matrix(linear)
-            if matrix.activation not in operands:
-                operands[matrix.activation] = self._quantize(x, matrix.activation, matrix.kind, is_output=is_output)
+            if (activation := self.weights.activation(linear)) not in operands:
+                kind = self.weights.matrix(linear).kind
+                operands[activation] = self._quantize(x, activation, kind, is_output=is_output)
         entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
         for entry, (linear, y) in zip(entries, products, strict=True):
             matrix = self.weights.matrix(linear)
-            operand = operands[matrix.activation]
+            operand = operands[self.weights.activation(linear)]
             kernel = self.weights.address(matrix.kind, "matmul")
             entry[:11] = [
                 *(kernel, matrix.address, operand.address, operand.stride, y, matrix.n_cols, matrix.n_panels),

@@ -49,13 +49,13 @@ def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
 class Weights:
     """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
 
-    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena) -> None:
+    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena, isa: str) -> None:
         self._file = file
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[Any, ...], int] = {}
         self._tensors = matrices_of(file, plan)
-        self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()})
+        self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()}, isa)
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool, n_free: int) -> None:
         """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them.
@@ -128,6 +128,10 @@ class Weights:
     def matrix(self, part: Linear | Matrices) -> PackedMatrix:
         """A matrix of the plan; those of experts, all stored rows of them, are one below the other."""
         return self._matrices[_name(part)]
+
+    def activation(self, part: Linear | Matrices) -> str:
+        """The kind of activations that a matrix is multiplied with."""
+        return self.kernels[self.matrix(part).kind].activation
 
     def address(self, kind: str, kernel: str) -> int:
         """The address of a kernel (`matmul`, `quantize`, `embed`) of a weight type."""

@@ -54,6 +54,8 @@ def _lines(records: list[PluginRecord]) -> list[str]:
         lines.append(head)
         if (reason := _unavailable_reason(record)) is not None:
             lines.append(fold("    ", f"cannot run here: {reason}", " " * 8))
+        if (note := _note(record)) is not None:
+            lines.append(fold("    ", note, " " * 8))
         for device in _devices(record):
             memory = f"{device.n_bytes_free >> 20} of {device.n_bytes >> 20} MiB free"
             lines.append(fold("    ", f"device {device.name}: {device.description}, {memory}", " " * 8))
@@ -67,6 +69,10 @@ def _lines(records: list[PluginRecord]) -> list[str]:
 
 def _unavailable_reason(record: PluginRecord) -> str | None:
     return record.plugin.unavailable_reason() if issubclass(record.plugin, Backend) else None
+
+
+def _note(record: PluginRecord) -> str | None:
+    return record.plugin.note() if issubclass(record.plugin, Backend) and _unavailable_reason(record) is None else None
 
 
 def _devices(record: PluginRecord) -> Sequence[DeviceInfo]:
@@ -85,6 +91,7 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
         "distribution": record.distribution,
         "version": record.version,
         "unavailable": _unavailable_reason(record),
+        "note": _note(record),
         "devices": [
             {"name": each.name, "description": each.description, "bytes": each.n_bytes, "bytes_free": each.n_bytes_free}
             for each in _devices(record)

@@ -36,7 +36,7 @@ def test_a_matrix_is_multiplied_with_the_tokens_of_a_pass(benchmark, matrix, n):
     packed, memory = matrix
     kernel = kernels.matmul_kernels([packed.kind])[packed.kind]
     x = np.random.default_rng(n).standard_normal((n, COLS), dtype=np.float32)
-    operand, scratch = aligned(kernels.activation_bytes(packed.activation, n, COLS)), aligned(kernels.SCRATCH_BYTES)
+    operand, scratch = aligned(kernels.activation_bytes(kernel.activation, n, COLS)), aligned(kernels.SCRATCH_BYTES)
     kernel.quantize(x.ctypes.data, operand.ctypes.data, n, COLS, 0, kernels.n_blocks(COLS) * n)
     y = np.empty((n, ROWS), np.float32)
     starts = range(memory.ctypes.data, memory.ctypes.data + memory.size, packed.data.size)

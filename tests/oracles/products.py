@@ -17,12 +17,12 @@ every_kind = pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kin
 def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarray:
     """Activations as the matrix kernels want them, made in so many parts."""
     n, k = x.shape
-    out = aligned(kernels.activation_bytes(matrix.activation, n, k))
+    kernel = kernels.matmul_kernels([matrix.kind])[matrix.kind]
+    out = aligned(kernels.activation_bytes(kernel.activation, n, k))
     n_items = kernels.n_blocks(k) * n
     edges = np.linspace(0, n_items, ranges + 1).astype(int)
-    quantize = kernels.matmul_kernels([matrix.kind])[matrix.kind].quantize
     for start, end in pairwise(edges):
-        quantize(x.ctypes.data, out.ctypes.data, n, k, start, end)
+        kernel.quantize(x.ctypes.data, out.ctypes.data, n, k, start, end)
     return out
 
 

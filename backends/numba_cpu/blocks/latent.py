@@ -228,10 +228,11 @@ def quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: tuple[int, int, 
     """
     weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
     matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
-    operand = tape.space.operand(matrix.activation, part.n_in, part.n)
+    activation = weights.activation(part)
+    operand = tape.space.operand(activation, part.n_in, part.n)
     table = [
         *(weights.address(matrix.kind, "matmul"), matrix.address, part.n_in, up(part.n_out, PANEL_ROWS) // PANEL_ROWS),
-        *(n_stored, first, operand.address, operand.stride, activation_bytes(matrix.activation, 1, part.n_in)),
+        *(n_stored, first, operand.address, operand.stride, activation_bytes(activation, 1, part.n_in)),
         *(to, part.n * head_y, head_y, part.n),
     ]
     place = arena.keep(np.array(table, np.int64), "scratch")

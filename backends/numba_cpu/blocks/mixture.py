@@ -199,7 +199,7 @@ class MixtureEmitter(Emitter):
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
         stride = up(4 * PRIVATE_TOKENS * block.router.n_used * size, 64) if private else 0
         rows = (x.address, x.stride, buffers["gathered"], stride)
-        for place in {tape.weights.matrix(part).activation: i for i, part in enumerate(inputs)}.values():
+        for place in {tape.weights.activation(part): i for i, part in enumerate(inputs)}.values():
             matrix = matrices + experts.MATRIX_BYTES * place
             operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
             tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
@@ -239,13 +239,13 @@ class MixtureEmitter(Emitter):
         """The tables of matrices, one after the other: see `experts.KERNEL` and what follows it."""
         tables = np.zeros((len(parts), experts.MATRIX_BYTES // 8), np.int64)
         for table, part, y in zip(tables, parts, ys, strict=False):
-            matrix = tape.weights.matrix(part)
-            operand = tape.space.operand(matrix.activation, part.n_in, self.block.router.n_used)
+            matrix, activation = tape.weights.matrix(part), tape.weights.activation(part)
+            operand = tape.space.operand(activation, part.n_in, self.block.router.n_used)
             kernel, stored = tape.weights.address(matrix.kind, "matmul"), _n_stored(part)
             scales, biases = self._tables[part.weight]
             table[:] = [
                 *(kernel, matrix.address, part.n_in, part.n_out // PANEL_ROWS, stored // PANEL_ROWS, part.first // PANEL_ROWS),
-                *(operand.address, operand.stride, activation_bytes(matrix.activation, 1, part.n_in), y),
+                *(operand.address, operand.stride, activation_bytes(activation, 1, part.n_in), y),
                 *(up(part.n_out, PANEL_ROWS), scales, biases, stored, part.n_out),
             ]
         return self._arena.keep(tables, "scratch")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.dot import Avx2Dot, Avx512VnniDot, AvxVnniDot, Dot, NeonDot, look_up, look_up_by
 from augury.backends.numba_cpu.kernels.simd import I8, U8X64
+from augury.backends.numba_cpu.tiles import LEAST_FOR_TILES, permission
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
@@ -50,6 +49,12 @@ _NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"pac
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first. Products of quantised weights are by tiles of bfloat16 where `amx.TILES` has the name, see there.
 ISAS = {
+    "amx": InstructionSet(
+        frozenset({"amx-tile", "amx-bf16", "avx512bf16", "avx512fp16", "avx512vnni", "avx512bw"}),
+        Avx512VnniDot,
+        look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64),
+        *_WIDE,
+    ),
     "avx512vnni": InstructionSet(
         frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), *_WIDE
     ),
@@ -59,13 +64,6 @@ ISAS = {
         frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), *_NARROW
     ),
     "generic": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
-    # The last two are used where they are asked for: single tokens are slower yet.
-    "amx": InstructionSet(
-        frozenset({"amx-tile", "amx-bf16", "avx512bf16", "avx512fp16", "avx512vnni", "avx512bw"}),
-        Avx512VnniDot,
-        look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64),
-        *_WIDE,
-    ),
     "amx-stand-in": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
 }
 
@@ -82,11 +80,6 @@ define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
 }"""
 
 
-# Linux, arch/x86/include/uapi/asm/prctl.h
-_ARCH_PRCTL = {"x86_64": 158}
-_ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
-
-
 def available_isas() -> list[str]:
     """Name the instruction sets that this host can run, the best first."""
     return [name for name in _known_isas() if name != "amx" or not permission()]
@@ -96,18 +89,6 @@ def _known_isas() -> list[str]:
     """Name the instruction sets that the CPU has, whether the system lets this process use them or not."""
     features = host_features()
     return [name for name, isa in ISAS.items() if isa.needed <= features]
-
-
-@cache
-def permission() -> str:
-    """Ask the system, once, to let this process use tiles; returns why it does not, nothing where it does."""
-    machine = os.uname().machine if hasattr(os, "uname") else ""
-    if sys.platform != "linux" or machine not in _ARCH_PRCTL:
-        return "only Linux lets processes use tiles"
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_ARCH_PRCTL[machine], _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
-        return ""
-    return f"the system does not let this process use tiles: {os.strerror(ctypes.get_errno())}"
 
 
 @cache
@@ -125,15 +106,18 @@ def host_features() -> frozenset[str]:
     return frozenset(found)
 
 
-def choose_isa() -> str:
+def choose_isa(n_bytes: int = 0) -> str:
     """Name the instruction set to compile for: what `AUGURY_CPU_ISA` says, or the best that the host has.
+
+    Args:
+        n_bytes: Of the model file; see `LEAST_FOR_TILES`.
 
     Raises:
         OptionError: `AUGURY_CPU_ISA` is not an instruction set that this host can run.
     """
     asked = os.environ.get("AUGURY_CPU_ISA")
     if asked is None:
-        return _known_isas()[0]
+        return next(name for name in available_isas() if name != "amx" or n_bytes >= LEAST_FOR_TILES)
     if asked not in (available := available_isas()):
         why = f" ({permission()})" if asked in _known_isas() else ""
         msg = f"AUGURY_CPU_ISA is {asked!r}{why}, but this CPU can run {', '.join(available)}; choose one, or unset it"

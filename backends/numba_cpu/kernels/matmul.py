@@ -102,6 +102,7 @@ class MatmulKernel:
 
     Attributes:
         kind: What the weights are packed to, as in `PackedMatrix.kind`.
+        activation: The kind of activations that they are multiplied with.
         matmul: (w, x, y, n, n_cols, p0, p1, ldy, scratch): y[t * ldy + row], float32, for the rows of panels p0..p1 and all
             n <= MAX_TOKENS tokens. ldy is at least the rows of all panels, as whole panels are written. x is what
             `quantize` made of the n tokens; scratch has SCRATCH_BYTES, and no other thread uses it.
@@ -110,15 +111,10 @@ class MatmulKernel:
     """
 
     kind: str
+    activation: str
     matmul: Any
     quantize: Any
     embed: Any
-
-
-def activation_of(kind: str) -> str:
-    """Name the activations that packed weights are multiplied with."""
-    fmt = FORMATS[kind]
-    return "bf16" if choose_isa() in TILES and not fmt.float_bytes else fmt.activation
 
 
 def activation_bytes(activation: str, n: int, k: int) -> int:
@@ -131,16 +127,16 @@ def n_blocks(k: int) -> int:
     return (k + BLOCK - 1) // BLOCK
 
 
-def matmul_kernels(kinds: Iterable[str]) -> dict[str, MatmulKernel]:
+def matmul_kernels(kinds: Iterable[str], isa: str | None = None) -> dict[str, MatmulKernel]:
     """Make the kernels for packed weights; each is compiled, or taken from the cache, at first use."""
-    return {kind: _kernels(kind, choose_isa()) for kind in sorted(kinds)}
+    return {kind: _kernels(kind, isa or choose_isa()) for kind in sorted(kinds)}
 
 
 @cache
 def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
-        return MatmulKernel(kind, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
+        return MatmulKernel(kind, fmt.activation, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
     if isa in TILES:
-        return MatmulKernel(kind, tile_matmul(fmt, isa), bfloat16_quantize(isa), quantised_embed(fmt))
-    return MatmulKernel(kind, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt))
+        return MatmulKernel(kind, "bf16", tile_matmul(fmt, isa), bfloat16_quantize(isa), quantised_embed(fmt))
+    return MatmulKernel(kind, fmt.activation, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt))

@@ -3,14 +3,20 @@
 import numpy as np
 import pytest
 from oracles import weights
+from oracles.models import tiny_file
+from oracles.passes import run_of
 from oracles.products import activations, every_kind, multiply, random_matrix
 
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model, tiles
 from augury.backends.numba_cpu.kernels import amx, isa, simd
 from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.packing import aligned, pack
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
+from augury.interfaces import Progress
+from augury.plugins.architectures.llama import Llama
+from augury.types import ModelOptions
 
 TILE_ISAS = [name for name in isa.available_isas() if name in amx.TILES]
 every_tile_isa = pytest.mark.parametrize("name", TILE_ISAS)
@@ -251,6 +257,45 @@ def test_refused_tiles_are_named_with_their_reason(monkeypatch):
         isa.choose_isa()
 
 
-def test_tiles_are_used_where_they_are_asked_for_alone(monkeypatch):
+def test_tiles_are_used_of_large_models_where_they_are_permitted(monkeypatch):
     monkeypatch.delenv("AUGURY_CPU_ISA", raising=False)
-    assert isa.choose_isa() not in amx.TILES
+    monkeypatch.setattr(isa, "host_features", lambda: isa.ISAS["amx"].needed)
+    for refusal, n_bytes, expected in (("", 1 << 30, "amx"), ("", 256 << 20, "amx"), ("", 1 << 20, "avx512vnni")):
+        monkeypatch.setattr(isa, "permission", lambda refusal=refusal: refusal)
+        assert isa.choose_isa(n_bytes) == expected
+    monkeypatch.setattr(isa, "permission", lambda: "not today")
+    assert isa.choose_isa(1 << 30) == "avx512vnni"
+
+
+def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkeypatch):
+    monkeypatch.delenv("AUGURY_CPU_ISA", raising=False)
+    monkeypatch.setattr(model, "choose_isa", lambda n_bytes: "amx-stand-in" if n_bytes > 100 else isa.choose_isa())
+    file = tiny_file("llama-dense-q4_k")
+    logits = {}
+    for n_bytes in (100, 101):
+        file.n_bytes = n_bytes
+        made = NumbaCpu(NumbaCpuOptions(keep_weights=False)).load(
+            file, Llama.plans(file)["main"], ModelOptions(n_ctx=8, threads=1), Progress()
+        )
+        logits[made.isa] = made.forward(run_of([1, 2, 3])).rows().copy()
+        made.close()
+    bytes_, tiled = logits.values()
+    assert list(logits) == [isa.choose_isa(), "amx-stand-in"]
+    assert 0 < np.abs(bytes_ - tiled).max() < 0.05 * np.abs(bytes_).max()
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal", "told"),
+    [
+        ("flags : sse2 amx_bf16 amx_tile", "", "with tiles (amx) where a model file has 256 MiB or more"),
+        ("flags : sse2 amx_bf16 amx_tile", "not today", "without tiles (amx): not today"),
+        ("flags : sse2", "", None),
+        (None, "", None),
+    ],
+)
+def test_users_are_told_of_tiles(monkeypatch, tmp_path, flags, refusal, told):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(tiles, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(tiles, "permission", lambda: refusal)
+    assert NumbaCpu.note() == told
