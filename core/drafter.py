@@ -104,7 +104,8 @@ class Drafter(Plugin, ABC):
 
     is_paced: bool = False
     """Whether `draft_together` heeds `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average; one
-    with it ends each draft where the next token would not pay, and fills what is left of the limit with alternatives."""
+    with it ends each draft where the next token would not pay. Both a costly one and one that costs nothing may fill what is
+    left of the limit with alternatives, of which the planner takes those that pay."""
 
     memory_options: Mapping[str, str] = MappingProxyType({})
     """Options that the target's memory manager is given, where it has them and the user does not set them."""

@@ -10,6 +10,8 @@ it ends where it becomes improbable::
 What a token is worth is learnt by the length of the ending before it, the draft's tokens included, and by how many of the
 occurrences go on with it.
 
+Where a planner chooses among proposals, the other ways on become branches, those after longer endings first.
+
 Shorter endings occurred more often and say more about frequency. So the longest and those down to half of it are tried, and the
 draft is taken that promises more tokens: the sum of its tokens' probabilities.
 
@@ -27,7 +29,7 @@ from attrs import frozen
 
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
 from augury.types import Draft
 
@@ -40,6 +42,7 @@ _CHANCES = (
     *(0.15, 0.2, 0.25, 0.2, 0.35, 0.5, 0.25, 0.5, 0.7, 0.3, 0.6, 0.85),
     *(0.4, 0.7, 0.93, 0.5, 0.75, 0.96, 0.5, 0.8, 0.98),
 )  # by length, then where less than most, most and all occurrences agree
+_BRANCH_CHANCES = (0.06, 0.15, 0.25, 0.2, 0.2, 0.2, 0.2)  # by length
 
 
 @frozen
@@ -75,7 +78,8 @@ class Suffix(Drafter):
     name = "suffix"
     scope = "slot"
     options_class = SuffixOptions
-    evidence_chances = _CHANCES
+    evidence_chances = (*_CHANCES, *_BRANCH_CHANCES)
+    is_paced = True
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -97,10 +101,19 @@ class Suffix(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose the way on that promises most tokens."""
-        self._learn(history)
+        return self._draft(Ask(self, history, limit))
+
+    @classmethod
+    def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
+        """Propose for several slots, other ways on, too, where a planner asks."""
+        return [ask.drafter._draft(ask) for ask in asks]  # type: ignore[attr-defined] # noqa: SLF001 - of this class
+
+    def _draft(self, ask: Ask) -> Draft:
+        self._learn(ask.history)
         matches = self._texts.matches()
         if not matches:
             return Draft()
+        limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
         longest, shortest = matches[0][0], matches[-1][0]
         texts = self._texts.tokens
         n_max = self._n_max(longest, limit)
@@ -112,7 +125,10 @@ class Suffix(Drafter):
             others, their_shares = self._way(ways, min(self._n_max(shortest, limit), n_max))
             if sum(their_shares) > sum(shares):
                 tokens, shares, length = others, their_shares, shortest
-        return Draft(tokens, evidence=[_ground(length + i, share) for i, share in enumerate(shares)])
+        evidence = [_ground(length + i, share) for i, share in enumerate(shares)]
+        if ask.pace is None or len(tokens) >= ask.limit:
+            return Draft(tokens, evidence=evidence)
+        return _branched(tokens, evidence, [(found, way) for (found, _), way in zip(matches, ways, strict=True)], ask.limit)
 
     def _n_max(self, length: int, limit: int) -> int:
         return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
@@ -153,8 +169,29 @@ class Suffix(Drafter):
 
 def _ground(length: int, share: float) -> int:
     """The evidence for a token: by how many tokens before it agree, and whether all or most occurrences do."""
-    n = sum(length >= first for first in _LENGTHS[1:])
-    return 3 * n + (2 if share == 1 else 1 if share >= _MOST else 0)
+    return 3 * _step(length) + (2 if share == 1 else 1 if share >= _MOST else 0)
+
+
+def _branched(tokens: list[int], evidence: list[int], ways: list[tuple[int, list[int]]], limit: int) -> Draft:
+    """A draft, and beside it the ways on (lengths of the endings, tokens) that it does not follow, up to `limit` tokens."""
+    parents = list(range(-1, len(tokens) - 1))
+    nodes = {(i - 1, token): i for i, token in enumerate(tokens)}
+    for length, way in ways:
+        node = -1
+        for i, token in enumerate(way):
+            if token < 0 or len(tokens) == limit:  # -1: that text ends
+                break
+            if (node, token) not in nodes:
+                nodes[node, token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+                evidence.append(len(_CHANCES) + _step(length + i))
+            node = nodes[node, token]
+    return Draft(tokens, parents, evidence=evidence)
+
+
+def _step(length: int) -> int:
+    return sum(length >= first for first in _LENGTHS[1:])
 
 
 @hookimpl

@@ -13,7 +13,7 @@ import numpy as np
 
 from augury.engine.sequence import Sequence
 from augury.errors import UnsupportedError
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
@@ -199,7 +199,7 @@ class Drafting:
         for slot in slots:
             self._take_ahead(planner, slot)
         cheap = [
-            (slot, drafter, drafter.guard.ask(slot.limit))
+            (slot, drafter, drafter.guard.ask(slot.limit, Pace(slot.limit) if drafter.profile.is_paced else None))
             for slot in slots
             for drafter in slot.drafters.members
             if planner.is_asked(drafter)

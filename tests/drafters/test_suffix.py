@@ -6,6 +6,7 @@ from toys import as_history, drafted
 
 from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.errors import OptionError
+from augury.interfaces import Ask, Pace
 from augury.options import build, options_of
 
 
@@ -129,3 +130,40 @@ def test_lengths_that_never_draft_are_an_error():
         build(SuffixOptions, {"factor": 0, "offset": 0}, "suffix")
     with pytest.raises(OptionError, match="max_depth 4"):
         build(SuffixOptions, {"factor": 1, "offset": -4, "max_depth": 4}, "suffix")
+
+
+def branched(text, limit=16, depth=16, **options):
+    drafter = drafter_of(**options)
+    drafter.begin(as_history(text), 0)
+    (found,) = drafter.draft_together([Ask(drafter, as_history(text), limit, pace=Pace(depth))])
+    return found
+
+
+def paths(draft):
+    found = []
+    for token, parent in zip(draft.tokens.tolist(), draft.above.tolist(), strict=True):
+        found.append([*(found[parent] if parent >= 0 else ()), token])
+    return found
+
+
+def test_where_a_planner_asks_the_other_ways_on_are_branches():
+    text = [1, 2, 3, 4, 1, 2, 5, 6, 9, 1, 2, 3, 7, 1, 2]
+    found = branched(text)
+    chain = drafted(drafter_of(), text, 16)
+    assert found.tokens[: len(chain)].tolist() == chain
+    assert {tuple(path) for path in paths(found)} >= {(3,), (3, 7), (3, 4), (5,), (5, 6)}
+    assert found.evidence[len(chain) :].min() >= 21 > found.evidence[: len(chain)].max()
+    assert branched(text, limit=3).tokens.tolist() == found.tokens[:3].tolist()
+    assert branched(text, depth=1).depth == 1
+
+
+@settings(max_examples=60)
+@given(text=st.lists(st.integers(0, 3), min_size=2, max_size=60), limit=st.integers(0, 20), depth=st.integers(1, 20))
+def test_every_branch_follows_an_earlier_occurrence(text, limit, depth):
+    found = branched(text, limit, depth)
+    assert len(found) <= limit
+    assert found.depth <= depth
+    followed = {(text[i], *text[i + 1 : i + 1 + n]) for i in range(len(text)) for n in range(depth + 1)}
+    assert all((text[-1], *path) in followed for path in paths(found))
+    assert len({tuple(path) for path in paths(found)}) == len(found)  # no branch twice
+    assert not len(found) or 0 <= min(found.evidence) <= max(found.evidence) < len(Suffix.evidence_chances)

@@ -29,8 +29,8 @@ from augury.registry import Registry
 
 __all__ = ["add_parser", "option_words"]
 
-_CHAINS = ("suffix", "ngram-simple:n=3", "ngram-mod:preset=short")
-_CHAINS_WITH_MODEL = ("draft-model", "suffix;draft-model")
+_CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
+_CHAINS_WITH_MODEL = ("draft-model", "suffix;recycle;draft-model")
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:

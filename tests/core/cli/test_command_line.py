@@ -320,6 +320,14 @@ def test_pull_prints_the_path(capsys):
     assert run(capsys, "pull", MODEL)[:2] == (0, f"{MODEL}\n")
 
 
+def test_plugins_say_how_a_backend_runs_here(capsys, monkeypatch):
+    for note in ("with tiles", None):
+        monkeypatch.setattr("augury.backends.numba_cpu.tiles.note", lambda note=note: note)
+        told = {each["name"]: each.get("note") for each in json.loads(run(capsys, "plugins", "--json")[1])["plugins"]}
+        assert (told["numba-cpu"], told["reference"]) == (note, None)
+        assert ("    with tiles" in run(capsys, "plugins")[1].splitlines()) == (note is not None)
+
+
 def test_plugins_say_which_backend_cannot_run_here_and_why(capsys, monkeypatch):
     reason = "there is no NVIDIA driver"
     monkeypatch.setattr("augury.backends.numba_cuda.probe.unavailable_reason", lambda: reason)

@@ -56,16 +56,17 @@ def test_the_option_line_stands_alone_on_standard_output(tune):
     table = [row.split()[:3] for row in err.splitlines() if row.split()[-1:] == ["all"]]
     assert [row for row in table if row[1] == "16"] == [
         ["suffix", "16", "1"],
+        ["suffix;recycle", "16", "1"],
         ["ngram-simple:n=3", "16", "1"],
         ["ngram-mod:preset=short", "16", "1"],
     ]
 
 
 def test_the_line_can_be_used(tune, capsys, engines):
-    engines[0].update({("suffix;draft-model", 16): 1.5, ("suffix;draft-model", 32): 1.7})
+    engines[0].update({("suffix;recycle;draft-model", 16): 1.5, ("suffix;recycle;draft-model", 32): 1.7})
     code, out, _ = tune("-md", MODEL, "--draft-min", "2")
     assert code == 0
-    assert out == f"--spec-type suffix,draft-model -md {shlex.quote(MODEL)} --draft-max 32 --draft-min 2\n"
+    assert out == f"--spec-type suffix,recycle,draft-model -md {shlex.quote(MODEL)} --draft-max 32 --draft-min 2\n"
     words = [*here(), "--prompt-tokens", "1,2", "-n", 4, "-c", 64, "--json", *shlex.split(out)]
     code, out, _ = run(capsys, "run", *words)
     assert code == 0
@@ -78,10 +79,11 @@ def test_what_is_tried_follows_from_what_is_given(tune, engines):
     _, out, _ = tune("-md", "small.gguf", "--layers", "1", "--against", "ngram-cache", "--draft-max", "4", "--spec-fixed")
     assert list(dict.fromkeys(loaded)) == [
         ("suffix", 4, None),
+        ("suffix;recycle", 4, None),
         ("ngram-simple:n=3", 4, None),
         ("ngram-mod:preset=short", 4, None),
         ("draft-model", 4, "small.gguf"),
-        ("suffix;draft-model", 4, "small.gguf"),
+        ("suffix;recycle;draft-model", 4, "small.gguf"),
         ("self-spec:mode=layers,layers=1", 4, None),
         ("ngram-cache", 4, None),
         ("self-spec:mode=layers,layers=1", 2, None),
