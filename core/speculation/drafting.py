@@ -7,6 +7,7 @@ and `Outcome`, what the target made of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence as Items
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Drafting:
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
+        self._drafters_s = 0.0  # of the drafters' calls in the round that is proposed
         self._drafters: dict[int, RequestDrafters] = {}  # by slot, of its request; empty of one without drafts
 
     @property
@@ -196,6 +198,7 @@ class Drafting:
 
     def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_beside: int) -> dict[SlotProposals, Choice]:
         """Ask who costs nothing, then those costly drafters that promise to pay, and take the best of all proposals."""
+        begun_s, self._drafters_s = perf_counter(), 0.0
         for slot in slots:
             self._take_ahead(planner, slot)
         cheap = [
@@ -221,10 +224,14 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for, is_waited_for=True):
                 slot.add(drafter, draft)
             self._forbid(slots)
+        if not any(len(slot.tree) for slot in slots):
+            return {slot: Choice(slot, probed=probed.get(slot)) for slot in slots}
         nodes = planner.choose(slots, n_beside)
-        return {
+        choices = {
             slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
         }
+        planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / len(slots))
+        return choices
 
     def _forbid(self, slots: Items[SlotProposals]) -> None:
         """Leave out what constraints forbid."""
@@ -262,6 +269,7 @@ class Drafting:
             guards = [drafter.guard for _, drafter, _ in mine]
             drafts = draft_for_all(guards, [ask for *_, ask in mine])
             for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
+                self._drafters_s += guard.seconds
                 slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
                 if is_waited_for:
                     drafter.spent_s += guard.seconds
@@ -290,7 +298,10 @@ class Drafting:
 
     def n_top(self, choice: Choice) -> int:
         """How many of the most probable tokens a slot's drafters want to be told of."""
-        return max((drafter.profile.n_top for drafter in choice.proposals.drafters.members), default=0)
+        asked = choice.proposals.of
+        return max(
+            (each.profile.n_top for each in choice.proposals.drafters.members if not self._planner or each in asked), default=0
+        )
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters what became of the round."""

@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 
+_LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 128  # with each ask, of a request and of all
+
+
 @define
 class LossBudget:
     """Seconds that drafting may lose. It grows with what drafting gains and, by a small share, with time."""
@@ -78,6 +81,7 @@ class DrafterProfile:
     can_be_teacher_forced: bool = True  # as far as is known
     n_waited: int = 0  # rounds since it was asked, where it is costly
     interval: int = 0  # rounds between tries
+    gain: float = 0.25  # tokens that it alone gave by ask, in all requests
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterProfile:
@@ -97,9 +101,14 @@ class RequestDrafter:
     chances: Chances = Factory(lambda self: self.profile.chances.child(), takes_self=True)
     run: int = 0  # tokens that it had right in a row until now
     n_missed: int = 0  # tokens emitted since it was asked
-    n_idle: int = 0  # rounds since it was right
+    gain: float = Factory(lambda self: self.profile.gain, takes_self=True)  # tokens, by ask; old ones count less
     n_right: int = 0  # tokens that it had right in the last round, used or not
     spent_s: float = 0.0  # of drafting that was waited for, since the last round
+
+    def observe_gain(self, n_tokens: float) -> None:
+        """What it alone proposed in a round gave so many tokens, or took the time of as many."""
+        self.gain += _LEARN_GAIN * (n_tokens - self.gain)
+        self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
     def score(self, proposal: Proposal | None, emitted: Items[int], forbidden: Items[float] = ()) -> None:
         """Learn from what a round emitted.
@@ -110,7 +119,6 @@ class RequestDrafter:
             forbidden: By node of the slot's tree, 0 of one that a constraint forbids: it is no trial.
         """
         self.n_missed += len(emitted)
-        self.n_idle += 1
         self.n_right = 0
         if proposal is None or not len(proposal.draft):
             self.run = 0  # what it finds next is another stretch
@@ -133,8 +141,6 @@ class RequestDrafter:
             node = right[0]
             self.run += 1
             self.n_right += 1
-        if self.n_right:
-            self.n_idle = 0
 
 
 @define(eq=False)

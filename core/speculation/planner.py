@@ -40,9 +40,9 @@ N_TEACHER_FORCED = 16
 
 # How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
-_FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it is not right
-_PATIENCE = 16  # rounds without a right token after which it is asked less
-_RARELY = 8  # rounds between asks, at most
+_FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it gives less
+_RARELY = 12  # tokens between asks, at most
+_LEARN_OVERHEAD = 0.05
 _WARM_UP = 16  # asks: the first are slow
 
 # What drafting must promise
@@ -101,6 +101,7 @@ class DraftPlanner:
         profiles: Of the engine's drafters, by priority.
         agreement: Of these drafters.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
+        overhead_s: Seconds of a slot's round that go by around what drafters do, where one of them is asked.
     """
 
     def __init__(self, costs: PassCosts, profiles: Iterable[DrafterProfile], *, replays_accepted: bool = False) -> None:
@@ -116,6 +117,7 @@ class DraftPlanner:
         self.replays_accepted = replays_accepted
         self.agreement = Agreement()
         self.plain_s = plain_s = costs.seconds(1, 0)
+        self.overhead_s = 0.0
         for profile in self.profiles:
             profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)
             profile.interval = _PROBE_FIRST
@@ -127,12 +129,13 @@ class DraftPlanner:
     # Before a round
 
     def is_asked(self, drafter: RequestDrafter) -> bool:
-        """Whether to ask a drafter whatever the others say: lookups always, unless they take time and were long not right."""
+        """Whether to ask a drafter whatever the others say: lookups always, unless that takes more time than they gave last."""
         profile = drafter.profile
         if profile.is_costly or profile.is_certain:
             return not profile.is_costly
-        share = profile.cost.per_ask / (_FREE * self.plain_s)
-        return share <= 1 or drafter.n_idle < _PATIENCE or drafter.n_idle % min(ceil(share), _RARELY) == 0
+        ask_s = profile.cost.per_ask + self.overhead_s
+        share = ask_s / (_FREE * self.plain_s)
+        return share <= 1 or drafter.gain * self.plain_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
 
     def asks(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
@@ -306,6 +309,10 @@ class DraftPlanner:
         if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self.plain_s:
             profile.is_costly = True
 
+    def observe_overhead(self, seconds: float) -> None:
+        """A round took so long for each slot that some drafter was asked for, beside what drafters did."""
+        self.overhead_s += _LEARN_OVERHEAD * (seconds - self.overhead_s)
+
     def observe_proposal(self, drafter: RequestDrafter) -> None:
         """A drafter has a proposal for the coming round, made ahead or not."""
         drafter.n_missed = drafter.profile.n_waited = 0
@@ -343,6 +350,10 @@ class DraftPlanner:
         round_s = plain_s + each_s * k + sum(drafter.spent_s for drafter in drafters.every)
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in drafters.every if not drafter.profile.is_costly and not drafter.profile.is_certain]
+        for drafter in lookups:
+            if drafter in choice.proposals.of:  # a token that another one proposed, too, is the first one's
+                own = [i for i, each in enumerate(proposers) if each[0] is drafter]
+                drafter.observe_gain(sum(i in path for i in own) - len(own) * each_s / plain_s)
         n, n_accepted = _counts(proposers, path, lookups)
         drafters.budget.book(n_accepted * plain_s - n * each_s)
         unused = max((drafter.n_right for drafter in lookups), default=0) - n_accepted

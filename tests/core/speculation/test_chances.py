@@ -65,7 +65,6 @@ def test_a_request_keeps_what_each_drafter_had_right_and_since_when_it_was_not_a
         score(silent, [], [7, 8])
         unasked.score(None, [7, 8])
     assert [each.n_missed for each in (asked, silent, unasked)] == [6, 6, 6]  # whoever asks takes that back
-    assert [each.n_idle for each in (asked, silent, unasked)] == [0, 3, 3]
     assert [each.n_right for each in (asked, silent, unasked)] == [1, 0, 0]
 
 

@@ -224,9 +224,9 @@ def test_a_right_draft_that_a_stop_cuts_short_is_no_rejection(n_right):
 @pytest.mark.parametrize("turns_costly", [False, True])
 def test_a_drafter_that_turned_out_to_be_costly_is_wrong_where_it_has_nothing(turns_costly):
     class Turning(DraftPlanner):
-        def choose(self, slots, n_beside=0):
-            self.profiles[0].is_costly = turns_costly
-            return super().choose(slots, n_beside)
+        def observe_draft(self, drafter, k, seconds):
+            super().observe_draft(drafter, k, seconds)
+            drafter.profile.is_costly = turns_costly
 
         def is_asked(self, drafter):
             return True

@@ -10,6 +10,7 @@ from toys import planner_of
 
 from augury.speculation.chances import TYPICAL
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import Outcome
 from augury.types import Draft
 
 
@@ -45,23 +46,47 @@ def test_what_lookups_may_lose_is_a_share_of_a_plain_pass_at_the_last_depth():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "asked_at"),
+    ("seconds", "overhead_s", "gain", "asked_after"),
     [
-        (0.008, range(33)),  # costs nothing
-        (0.012, [*range(16), *range(16, 33, 2)]),
-        (0.0202, [*range(16), 18, 21, 24, 27, 30]),  # three times that: every third round
-        (0.18, [*range(16), 16, 24, 32]),  # at most so seldom
+        (0.008, 0.0, 0.0, 0),  # costs nothing
+        (0.012, 0.0, 0.0061, 0),  # gives more than it takes
+        (0.012, 0.0, 0.0059, 2),
+        (0.002, 0.01, 0.0059, 2),  # what goes by around it counts
+        (0.0202, 0.0, 0.0, 3),  # three times what costs nothing: every third token
+        (0.18, 0.0, 0.0, 12),  # at most so seldom
     ],
 )
-def test_a_lookup_that_takes_time_is_asked_less_while_it_is_not_right(seconds, asked_at):
+def test_a_lookup_that_takes_more_time_than_it_gives_is_asked_less(seconds, overhead_s, gain, asked_after):
     planner = linear(False, True)
     lookup, model = request_of(planner).every
     planner.observe_draft(lookup, 4, seconds)
+    planner.overhead_s, lookup.gain = overhead_s, gain
     found = []
-    for lookup.n_idle in range(33):
-        found += [lookup.n_idle] if planner.is_asked(lookup) else []
+    for lookup.n_missed in range(14):
+        found += [lookup.n_missed] if planner.is_asked(lookup) else []
         assert not planner.is_asked(model), "a costly one is asked when it was chosen"
-    assert found == list(asked_at)
+    assert found == list(range(asked_after, 14))
+
+
+def test_what_a_lookup_gives_is_what_it_alone_proposed_less_the_time_that_takes():
+    planner = linear(False, False, False)
+    request = request_of(planner)
+    first, second, silent = request.every
+    sure(request)
+    slot = slot_of(request, {0: Draft([5, 6]), 1: Draft([5, 7], [-1, 0])})
+    planner.observe_round([(choice_of(slot, [0, 1, 2]), Outcome([0, 2], 3))], DEPTH, 0, 3.5)
+    assert first.gain == pytest.approx(0.25 + (1 - 2 * 0.25 - 0.25) / 8)  # one of two; each takes a quarter of a plain pass
+    assert second.gain == pytest.approx(0.25 + (1 - 0.25 - 0.25) / 8)
+    assert silent.gain == 0.25, "it was not asked"
+    assert planner.profiles[1].gain == pytest.approx(0.25 + (1 - 0.25 - 0.25) / 128)
+    assert request_of(planner).every[1].gain == planner.profiles[1].gain
+
+
+def test_what_goes_by_around_drafters_is_learnt_slowly():
+    planner = linear(False)
+    for _ in range(2):
+        planner.observe_overhead(1.0)
+    assert planner.overhead_s == pytest.approx(0.05 + 0.05 * 0.95)
 
 
 @pytest.mark.parametrize(("seconds", "n_asks", "is_costly"), [(0.22, 16, False), (0.22, 17, True), (0.2, 99, False)])
@@ -292,7 +317,7 @@ def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong
     for _ in range(20):
         certain.score(slot.of[certain], [6])
     assert chosen(planner, slot_of(request, {0: 8})) < [8]
-    certain.n_idle = 100
+    certain.gain = -1.0
     planner.observe_draft(certain, 8, 1.0)
     assert planner.is_asked(certain), "however long it takes"
 
