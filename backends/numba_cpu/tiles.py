@@ -17,6 +17,7 @@ LEAST_FOR_TILES = 256 << 20
 _ARCH_PRCTL = {"x86_64": 158}
 _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
 _CPU_INFO = Path("/proc/cpuinfo")
+_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16"}  # as Linux calls what `isa.ISAS` asks LLVM for
 
 
 @cache
@@ -34,10 +35,10 @@ def permission() -> str:
 def note() -> str | None:
     """What a user is told of the tiles of this machine; None where it has none."""
     try:
-        flags = _CPU_INFO.read_text()
+        flags = set(_CPU_INFO.read_text().split())
     except OSError:
         return None
-    if " amx_bf16" not in flags:
+    if not flags.issuperset(_FLAGS):
         return None
     if refusal := permission():
         return f"without tiles (amx): {refusal}"

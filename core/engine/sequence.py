@@ -158,12 +158,17 @@ class Sequence:
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
+    @property
+    def may_forbid(self) -> bool:
+        """Whether `possible` may leave out tokens."""
+        return self._constraint is not None and self.request.speculation.verify != "rejection"
+
     def possible(self, draft: Draft) -> np.ndarray | None:
         """The tokens of a draft that the constraint does not forbid, by their places, rising; None for all.
 
         What a drafter drew is left as it is where that has a part in what is emitted.
         """
-        if self._constraint is None or not len(draft) or self.request.speculation.verify == "rejection":
+        if self._constraint is None or not len(draft) or not self.may_forbid:
             return None
         try:
             nodes = _possible(draft, self._constraint.n_allowed)

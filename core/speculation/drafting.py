@@ -235,8 +235,8 @@ class Drafting:
 
     def _forbid(self, slots: Items[SlotProposals]) -> None:
         """Leave out what constraints forbid."""
-        for slot in slots:
-            if len(slot.tree) and (possible := slot.sequence.possible(slot.tree.part(range(len(slot.tree))))) is not None:
+        for slot in (slot for slot in slots if len(slot.tree) and slot.sequence.may_forbid):
+            if (possible := slot.sequence.possible(slot.tree.part(range(len(slot.tree))))) is not None:
                 slot.forbid(possible.tolist())
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:

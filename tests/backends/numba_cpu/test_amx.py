@@ -287,9 +287,13 @@ def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkey
 @pytest.mark.parametrize(
     ("flags", "refusal", "told"),
     [
-        ("flags : sse2 amx_bf16 amx_tile", "", "with tiles (amx) where a model file has 256 MiB or more"),
-        ("flags : sse2 amx_bf16 amx_tile", "not today", "without tiles (amx): not today"),
-        ("flags : sse2", "", None),
+        (
+            "flags : sse2 avx512_bf16 avx512_fp16 amx_bf16 amx_tile",
+            "",
+            "with tiles (amx) where a model file has 256 MiB or more",
+        ),
+        ("flags : sse2 avx512_bf16 avx512_fp16 amx_bf16 amx_tile", "not today", "without tiles (amx): not today"),
+        ("flags : sse2 avx512_bf16 amx_bf16 amx_tile", "", None),
         (None, "", None),
     ],
 )
