@@ -22,7 +22,7 @@ _EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95
 _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
 
 TYPICAL = 0
-"""The ground of all tokens together, or of a depth of a tree: whether one of them was right."""
+"""The ground of all tokens together; of those that follow one token, that of the first alone."""
 _CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself told
 

@@ -42,13 +42,14 @@ N_TEACHER_FORCED = 16
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
 _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it gives less
 _RARELY = 12  # tokens between asks, at most
-_LEARN_OVERHEAD = 0.05
+_LEARN_OVERHEAD = 0.05  # of a round, in what goes by around drafters
 _WARM_UP = 16  # asks: the first are slow
 
 # What drafting must promise
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: what it takes is certain, what it gives is not
 _SURE = 0.995  # the highest chance of a model's token
+_LEAST_WORTH = 0.1  # tokens that a further one of a model has to promise, however little time it takes
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
 
 # When a costly drafter is tried
@@ -249,7 +250,7 @@ class DraftPlanner:
         if not drafter.profile.is_paced or not drafter.profile.cost.n_asks:
             return ask
         token_s = drafter.profile.cost.per_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
-        worth = min(max(rate * token_s, _LIKELY), 1.0)  # tokens
+        worth = min(max(rate * token_s, _LEAST_WORTH), 1.0)  # tokens
         depth = int(log(worth) / log(min(drafter.chances.surest, _SURE)))
         return evolve(ask, pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))
 

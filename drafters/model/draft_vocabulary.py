@@ -36,42 +36,42 @@ class DraftVocabulary:
             n_vocab: Of the model.
             n_first: How many of them; 0: all, None: a quarter, if that saves anything worth having.
         """
-        self.n_first = max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first
-        self.is_whole = not 0 < self.n_first < n_vocab
+        self._n_first = max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first
+        self._is_whole = not 0 < self._n_first < n_vocab
         self._n_vocab = n_vocab
         self._missing = 0.0  # share of the tokens
         self._seen: set[int] = set()  # beyond the first
         self._n_seen: dict[int, int] = {}  # tokens of a slot's text, by slot
-        self._tokens = np.arange(self.n_first, dtype=np.int32)
+        self._tokens = np.arange(self._n_first, dtype=np.int32)
 
     @property
     def tokens(self) -> np.ndarray | None:
         """(m,) int32, rising, the same array until there are others; None: all."""
-        return None if self.is_whole or self._missing > _TOO_OFTEN else self._tokens
+        return None if self._is_whole or self._missing > _TOO_OFTEN else self._tokens
 
     def begin(self, slot: int, history: np.ndarray) -> None:
         """A slot has a new text, `history` (h,) int32."""
         self._n_seen[slot] = len(history)
-        if not self.is_whole:
+        if not self._is_whole:
             self._add(history)
 
     def follow(self, slot: int, history: np.ndarray) -> None:
         """A slot's text went on, to `history` (h,) int32."""
         new = history[self._n_seen.get(slot, 0) :]
         self._n_seen[slot] = len(history)
-        if self.is_whole:
+        if self._is_whole:
             return
         for token in new.tolist():
-            is_missing = token >= self.n_first and token not in self._seen
+            is_missing = token >= self._n_first and token not in self._seen
             self._missing += (1 - _KEEP) * (is_missing - self._missing)
         self._add(new)
 
     def _add(self, tokens: np.ndarray) -> None:
-        found = set(tokens[(tokens >= self.n_first) & (tokens < self._n_vocab)].tolist()) - self._seen
+        found = set(tokens[(tokens >= self._n_first) & (tokens < self._n_vocab)].tolist()) - self._seen
         if not found:
             return
-        most = max(self.n_first // _MOST_SEEN, _FEW_SEEN)
+        most = max(self._n_first // _MOST_SEEN, _FEW_SEEN)
         if len(self._seen) + len(found) > most:
             self._seen.clear()  # of older texts
         self._seen.update(sorted(found)[:most])
-        self._tokens = np.array([*range(self.n_first), *sorted(self._seen)], np.int32)
+        self._tokens = np.array([*range(self._n_first), *sorted(self._seen)], np.int32)
