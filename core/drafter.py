@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from attrs import frozen
 
-from augury.engine.sampling import SamplingParams
 from augury.plugin import Plugin
+from augury.sampling import SamplingParams
 from augury.types import tokens_array
 
 if TYPE_CHECKING:

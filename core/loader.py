@@ -14,10 +14,10 @@ import attrs
 
 from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
-from augury.engine.guard import guarded
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.files.models import resolve
+from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
 from augury.options import Spec, build, check_mapping, options_of, parse_specs

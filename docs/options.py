@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.option_flags import flag_of
-from augury.engine.sampling import sampling_options
 from augury.options import options_of
 from augury.registry import Registry
+from augury.sampling import sampling_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,9 +13,9 @@ from typing import Any
 
 from augury.cli.foreign_flags import ignored
 from augury.cli.parser import FlagsAction, Parser
-from augury.engine.sampling import sampling_options
 from augury.errors import OptionError
 from augury.options import Option
+from augury.sampling import sampling_options
 
 __all__ = ["DraftParams"]
 

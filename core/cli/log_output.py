@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TextIO
 
 from augury.cli.table import table
-from augury.speculation.draft_log import VerifiedDraft
+from augury.engine.draft_log import VerifiedDraft
 from augury.types import TokenLogprob
 
 __all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]

@@ -11,10 +11,10 @@ from typing import Any
 from augury.cli.parser import count, counts
 from augury.cli.report import say
 from augury.cli.text_file import read_text
-from augury.engine.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 from augury.errors import OptionError
 from augury.options import Option
 from augury.registry import Registry
+from augury.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 
 __all__ = ["add_sampling_flags", "request_params"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from augury.constraint import Constraint, ConstraintSession
-from augury.engine.guard import SlowCalls, describe
 from augury.errors import AuguryError, OptionError, PluginError, UnsupportedError
+from augury.guard import SlowCalls, describe
 from augury.options import build, parse_specs
 from augury.registry import Registry
 

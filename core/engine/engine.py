@@ -193,7 +193,8 @@ class Engine(Evaluations):
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
-            planner = None if is_fixed or draft_max == 0 else planner_for(context, chains[0], draft_max)
+            replays = context.replays_accepted
+            planner = None if is_fixed or not draft_max else planner_for(target, chains[0], draft_max, replays_accepted=replays)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
@@ -237,7 +238,7 @@ class Engine(Evaluations):
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: variables for the chat template, such as `{"enable_thinking": False}`.
             n: So many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
-            **params: How to sample, see `augury.engine.sampling.SamplingParams`, and the rest that
+            **params: How to sample, see `augury.sampling.SamplingParams`, and the rest that
                 `augury.engine.request.make_request` knows.
 
         Raises:

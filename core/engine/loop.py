@@ -18,16 +18,16 @@ import attrs
 import numpy as np
 
 from augury.engine.context import EngineContext
+from augury.engine.draft_log import log_draft
 from augury.engine.evaluation import Steps, embed, evaluate, score
-from augury.engine.guard import attempt, guarded
 from augury.engine.round_pass import RoundPass, Share
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import CapacityError, OptionError, PluginError
+from augury.guard import attempt, guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
-from augury.speculation.draft_log import log_draft
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice, Outcome
 from augury.types import Round, read_only

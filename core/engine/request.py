@@ -13,11 +13,11 @@ from attrs import frozen
 
 from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
-from augury.engine.sampling import SamplingParams, sampling_options
 from augury.engine.sampling_step import SamplingStep
 from augury.errors import OptionError, PromptTooLongError, UnsupportedError
 from augury.options import check_count, nearest
 from augury.registry import Registry
+from augury.sampling import SamplingParams, sampling_options
 from augury.speculation.config import Speculation, speculative_params
 from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
@@ -163,7 +163,7 @@ def make_request(
 
     Args:
         prompt: See `checked_tokens`.
-        params: Those of `augury.engine.sampling.SamplingParams`;
+        params: Those of `augury.sampling.SamplingParams`;
             `max_tokens` (None or -1: until an end token or a full context), `min_tokens` (before so many neither end tokens nor
             stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`, `context_shift` (where the context
             is full, leave out `n_discard` tokens after the text's first `n_keep` ones, and go on; -1 keeps the prompt, 0 leaves

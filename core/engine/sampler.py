@@ -21,9 +21,7 @@ import attrs
 import numpy as np
 
 from augury.engine.dry import Breakers, Dry
-from augury.engine.guard import describe
 from augury.engine.mirostat import Mirostat
-from augury.engine.sampling import SamplingParams
 from augury.engine.sampling_step import (
     Adjustment,
     Penalties,
@@ -40,7 +38,9 @@ from augury.engine.sampling_step import (
     xtc,
 )
 from augury.errors import OptionError, PluginError, UnsupportedError
+from augury.guard import describe
 from augury.passes import ArrayPass, Pass
+from augury.sampling import SamplingParams
 
 __all__ = ["Sampler", "random_stream"]
 

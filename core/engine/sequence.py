@@ -14,12 +14,12 @@ from augury.engine.dry import Breakers, breakers
 from augury.engine.infill import infill
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
-from augury.engine.sampling import SamplingParams
 from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.passes import Pass
+from augury.sampling import SamplingParams
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob

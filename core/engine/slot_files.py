@@ -16,9 +16,9 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
-from augury.engine.sampling import SamplingParams
 from augury.errors import ModelFileError, OptionError
 from augury.files.atomic_file import write_atomically
+from augury.sampling import SamplingParams
 from augury.slot_states import join_parts, split_parts
 
 if TYPE_CHECKING:

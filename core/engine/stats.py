@@ -10,8 +10,8 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from augury.engine.guard import guarded
 from augury.engine.request import Request
+from augury.guard import guarded
 from augury.log import get_logger
 from augury.types import DrafterStats, Round, Summary, Timings, TokenLogprob
 

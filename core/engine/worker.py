@@ -14,11 +14,11 @@ from typing import Any
 from attrs import frozen
 
 from augury.engine.channel import Channel
-from augury.engine.guard import guarded
 from augury.engine.loop import Loop
 from augury.engine.sequence import Sequence
 from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, QueueFullError
+from augury.guard import guarded
 
 __all__ = ["Worker"]
 

@@ -8,7 +8,6 @@ from time import perf_counter
 import numpy as np
 
 from augury.batch import Batch
-from augury.engine.context import EngineContext
 from augury.interfaces import Drafter, Model
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile
@@ -29,12 +28,12 @@ _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
 
 
-def planner_for(context: EngineContext, chain: Sequence[Drafter], draft_max: int) -> DraftPlanner | None:
+def planner_for(model: Model, chain: Sequence[Drafter], draft_max: int, *, replays_accepted: bool) -> DraftPlanner | None:
     """A planner for a chain of drafters in every slot, by what passes of this model cost here; None without drafters."""
     if not chain:
         return None
-    costs = measure_passes(context.model, context.spec.n_slots * (draft_max + 1))
-    return DraftPlanner(costs, map(DrafterProfile.of, chain), replays_accepted=context.replays_accepted)
+    costs = measure_passes(model, model.state_spec.n_slots * (draft_max + 1))
+    return DraftPlanner(costs, map(DrafterProfile.of, chain), replays_accepted=replays_accepted)
 
 
 def measure_passes(model: Model, n_largest: int) -> PassCosts:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.engine import guard
+from augury import guard
 from augury.engine.sequence import Sequence
 from augury.errors import PluginError
 from augury.interfaces import Ask, Drafter, Pace

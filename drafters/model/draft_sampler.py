@@ -11,7 +11,7 @@ from augury.engine.sampler import Sampler, random_stream
 from augury.passes import Pass
 
 if TYPE_CHECKING:
-    from augury.engine.sampling import SamplingParams
+    from augury.sampling import SamplingParams
 
 __all__ = ["DraftSampler"]
 

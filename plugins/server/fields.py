@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model, model_validator
 
-from augury.engine.sampling import SAMPLER_LETTERS, sampling_options
 from augury.plugins.server.errors import RequestError
+from augury.sampling import SAMPLER_LETTERS, sampling_options
 from augury.types import Token
 
 __all__ = ["IGNORED", "N_FIELDS", "N_MESSAGES", "EngineFields", "Fields", "RequestFields", "Texts", "draft_origin"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from augury.engine.sampler import Sampler
-from augury.engine.sampling import SamplingParams
 from augury.passes import ArrayPass
+from augury.sampling import SamplingParams
 
 pytestmark = pytest.mark.bench
 

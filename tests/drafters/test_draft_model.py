@@ -13,13 +13,13 @@ from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_dr
 from augury.drafters.model.draft_runner import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
-from augury.engine.sampling import SamplingParams
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Ask, Model, Pace, Session
 from augury.options import options_of
 from augury.passes import ArrayPass
 from augury.plugins.memory.checkpoints import Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
+from augury.sampling import SamplingParams
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys

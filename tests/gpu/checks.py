@@ -258,7 +258,7 @@ def overlap():
     prompts = [[*range(first, first + 20)] for first in (5, 600, 9000)]
     for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **on_cpu}):
         with (
-            patch("augury.engine.engine.planner_for", lambda _, chain, __: _Eager(flat, map(DrafterProfile.of, chain))),
+            patch("augury.engine.engine.planner_for", lambda _, chain, *__, **___: _Eager(flat, map(DrafterProfile.of, chain))),
             engine_of(target, draft, **how) as engine,
         ):
             results = engine.generate(prompts, max_tokens=N_OVERLAPPED, temperature=0.0, logprobs=1, ignore_eos=True)

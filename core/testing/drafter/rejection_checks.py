@@ -10,8 +10,8 @@ import numpy as np
 
 from augury.engine.engine import Engine
 from augury.engine.sampler import Sampler
-from augury.engine.sampling import SamplingParams
 from augury.passes import ArrayPass
+from augury.sampling import SamplingParams
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together

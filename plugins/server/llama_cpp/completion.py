@@ -13,7 +13,6 @@ import attrs
 from anyio import to_thread
 from starlette.requests import Request
 
-from augury.engine.sampling import SamplingParams
 from augury.engine.stats import PromptProgress
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
@@ -23,6 +22,7 @@ from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
+from augury.sampling import SamplingParams
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token, TokenLogprob
 

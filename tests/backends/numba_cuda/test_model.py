@@ -202,7 +202,9 @@ def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_
         return log
 
     flat, log_of, found = PassCosts([PassTime(1, 0, 1e3), PassTime(9, 0, 1e3)], 9), list[str](), []
-    monkeypatch.setattr("augury.engine.engine.planner_for", lambda _, chain, __: Planner(flat, map(DrafterProfile.of, chain)))
+    monkeypatch.setattr(
+        "augury.engine.engine.planner_for", lambda _, chain, *__, **___: Planner(flat, map(DrafterProfile.of, chain))
+    )
     monkeypatch.setattr(_loaded.CudaModel, "forward", logged("begin", _loaded.CudaModel.forward))
     monkeypatch.setattr(DevicePass, "wait", logged("wait", DevicePass.wait))
     monkeypatch.setattr(DraftModel, "draft_together", logged("draft", DraftModel.draft_together))

@@ -6,8 +6,8 @@ from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.engine.sampler import Sampler
-from augury.engine.sampling import SamplingParams
 from augury.passes import ArrayPass
+from augury.sampling import SamplingParams
 
 N_VOCAB, K = 2000, 3  # drafted tokens, so there are four rows
 ROW = 4 * N_VOCAB

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.sampling_flags import request_params
-from augury.engine.sampling import SAMPLERS
 from augury.errors import OptionError
 from augury.registry import Registry
+from augury.sampling import SAMPLERS
 
 REGISTRY = Registry.discover()
 STORED = json.loads((Path(__file__).parents[2] / "data" / "flags" / "flags.json").read_text())

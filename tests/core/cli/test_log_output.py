@@ -7,7 +7,7 @@ import pytest
 
 from augury.cli.log_output import configure_logging
 from augury.cli.token_writer import TokenWriter
-from augury.speculation.draft_log import DraftedToken, VerifiedDraft
+from augury.engine.draft_log import DraftedToken, VerifiedDraft
 from augury.types import Token, TokenLogprob
 
 CHOSEN = TokenLogprob(4, log(0.5), b"d")

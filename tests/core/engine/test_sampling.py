@@ -8,9 +8,9 @@ from vocabularies import tiny
 
 from augury.engine.dry import breakers
 from augury.engine.sampler import Sampler, random_stream
-from augury.engine.sampling import SAMPLERS, SamplingParams
 from augury.errors import OptionError
 from augury.passes import ArrayPass
+from augury.sampling import SAMPLERS, SamplingParams
 from augury.text.tokenizer import load_tokenizer
 
 V = 24

@@ -9,8 +9,8 @@ from oracles.models import tiny_model
 
 from augury import Engine
 from augury.drafters.model.draft_sampler import DraftSampler
-from augury.engine.sampling import SamplingParams
 from augury.passes import ArrayPass
+from augury.sampling import SamplingParams
 
 PARAMS = SamplingParams(temperature=0.9, top_k=5, top_p=0.95, min_p=0.0, seed=7)
 ROW = np.random.default_rng(1).normal(scale=2, size=20).astype(np.float32)

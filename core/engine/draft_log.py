@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
+from augury.engine.sequence import Sequence
+from augury.engine.verification import Accepted
 from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
 from augury.types import Draft, TokenLogprob
-
-if TYPE_CHECKING:
-    from augury.engine.sequence import Sequence
-    from augury.engine.verification import Accepted
 
 __all__ = ["DraftedToken", "VerifiedDraft", "log_draft"]
 
