@@ -132,7 +132,7 @@ class Loop:
             n_emitted=sum(each.n_emitted for each in outcomes),
             draft_s=draft_s + done.late_s,
             forward_s=done.seconds,
-            ids=tuple(share.sequence.request.id for share in shares),
+            ids=tuple(share.sequence.id for share in shares),
         )
         self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.choice is None))
         self._publish()
@@ -268,9 +268,9 @@ class Loop:
         limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
         shares = []
-        for each in choices:
-            tokens = each.sequence.history[-1:]
-            shares.append(self._attempt([each.sequence], self._share, each.sequence, tokens, 1 + len(each.draft), each))
+        for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
+            tokens, n_rows = sequence.history[-1:], 1 + len(choice.draft)
+            shares.append(self._attempt([sequence], self._share, sequence, tokens, n_rows, choice))
         return [share for share in shares if share is not None] + chunks
 
     def _chunks(self, n_chunk: int) -> list[Share]:
@@ -294,7 +294,7 @@ class Loop:
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
-        return min(sequence.request.speculation.n_max, self._context.draft_room(sequence.slot), sequence.n_left - 1)
+        return min(sequence.speculation.n_max, self._context.draft_room(sequence.slot), sequence.n_left - 1)
 
     def _forward(self, shares: Items[Share]) -> RoundPass:
         return RoundPass.compute(self._context, self._drafting, shares, self._n_vocab)
@@ -325,6 +325,7 @@ class Loop:
             top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *passed.top_k(rows, n_top))))
         path = tuple(accepted.path[: n_emitted - 1])
         self._keep(share, path)
+        sequence.counter.round(names, draft.depth, len(path), n_emitted)
         return Outcome(path, n_emitted, is_stopped=len(path) < len(accepted.path), top=top)
 
     def _feed_drafters(self, share: Share, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:

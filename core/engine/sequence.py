@@ -18,8 +18,10 @@ from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError, UnsupportedError
+from augury.interfaces import Session
 from augury.passes import Pass
 from augury.sampling import SamplingParams
+from augury.speculation.drafted_sequence import DraftedSequence
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob
@@ -27,7 +29,7 @@ from augury.types import Draft, Result, Token, TokenLogprob
 __all__ = ["Sequence"]
 
 
-class Sequence:
+class Sequence(DraftedSequence):
     """The state of one request. The history is a buffer that only ever grows; a draft lies beyond its end until accepted."""
 
     def __init__(
@@ -54,6 +56,7 @@ class Sequence:
             AuguryError: The request's sampling or constraint does not fit the model.
         """
         self.request = request
+        self.id, self.speculation = request.id, request.speculation
         self.leader: Sequence | None = None  # the first answer to the same prompt: this one waits until the prompt is processed
         self.channel = channel
         self.tokenizer = tokenizer
@@ -65,7 +68,7 @@ class Sequence:
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        self.counter = RequestCounter(request)
+        self.counter: RequestCounter = RequestCounter(request)
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
@@ -73,7 +76,7 @@ class Sequence:
         self.forced: Callable[[int], Tokens[int]] = lambda _: ()  # of so many tokens at most, those that must follow
         if request.constraint is not None:
             session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
-            self._constraint = ConstraintGuard(request.constraint, session, request.speculation.timeout_s)
+            self._constraint = ConstraintGuard(request.constraint, session, self.speculation.timeout_s)
             self.forced = self._constraint.forced  # drafters keep it, and the sequence shall not be kept by it
         self.sampler = Sampler(
             request.sampling,
@@ -94,6 +97,11 @@ class Sequence:
         self._buffer[: self._n] = request.prompt
         self._view = self._buffer.view()
         self._view.flags.writeable = False
+
+    def describe(self, session: Session) -> None:
+        """See `DraftedSequence.describe`."""
+        session.sampling, session.verify = self.sampler.params, self.speculation.verify
+        session.forced, session.prediction = self.forced, self.request.prediction
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
         """Of the sampler `dry`: made once for those that most requests have."""
@@ -161,7 +169,7 @@ class Sequence:
     @property
     def may_forbid(self) -> bool:
         """Whether `possible` may leave out tokens."""
-        return self._constraint is not None and self.request.speculation.verify != "rejection"
+        return self._constraint is not None and self.speculation.verify != "rejection"
 
     def possible(self, draft: Draft) -> np.ndarray | None:
         """The tokens of a draft that the constraint does not forbid, by their places, rising; None for all.
@@ -201,7 +209,7 @@ class Sequence:
             row = first_row + 1 + node
             return argmax[row] if is_plain else sampler.choose(logits, row, text(node, depth), n_emitted + depth)
 
-        speculation = self.request.speculation
+        speculation = self.speculation
         if speculation.synthetic and parents is None:
             self._buffer[self._n : self._n + len(tokens)] = tokens
             return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), lambda i: choose(i - 1, i))
@@ -223,7 +231,7 @@ class Sequence:
         Where acceptance is synthetic they say nothing about it: then by what the same chance makes of the proposal itself.
         """
         emitted = self.history[-n_emitted:]
-        rates = self.request.speculation.synthetic
+        rates = self.speculation.synthetic
         if not rates or not len(proposal) or proposal.parents is not None:
             return emitted
         k = min(len(proposal), n_emitted)

@@ -13,7 +13,8 @@ from attrs import frozen
 from augury.engine.request import Request
 from augury.guard import guarded
 from augury.log import get_logger
-from augury.types import DrafterStats, Round, Summary, Timings, TokenLogprob
+from augury.speculation.drafting_counter import DraftingCounter
+from augury.types import Round, Summary, Timings, TokenLogprob
 
 __all__ = [
     "Counts",
@@ -27,9 +28,6 @@ __all__ = [
 ]
 
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
-
-
-_BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 
 Drafted = tuple[str | None, int, int, list[int], int]
@@ -59,19 +57,16 @@ class PromptProgress:
     seconds: float  # since the request has a slot
 
 
-class RequestCounter:
+class RequestCounter(DraftingCounter):
     """Counts what one request does. Only rounds that are over are counted, so there is nothing to roll back."""
 
     def __init__(self, request: Request) -> None:
+        super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self.plain_s: float | None = None  # what the planner takes a plain pass to be
         self._request = request
         self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
-        self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
-            member.name: attrs.asdict(DrafterStats()) | {name: [] for name in _BY_POSITION}
-            for member in request.speculation.members
-        }
         self._draft_lengths: list[int] = []
         self._n_drafted = self._n_accepted = 0
         self._accepted_by_position: list[int] = []
@@ -91,15 +86,7 @@ class RequestCounter:
         if self._n_emitted <= 1:
             self._first_token_at = self._last_token_at = perf_counter()
             self._prompt_s += seconds
-        self._counts[drafter]["begin_s"] += seconds
-
-    def failed(self, drafter: str, told: str) -> None:
-        """A drafter failed, as `told` says, and is left out of the rest of the request."""
-        self._counts[drafter]["failed"] = told
-
-    def has_failed(self, drafter: str) -> bool:
-        """Whether a drafter did."""
-        return self._counts[drafter]["failed"] is not None
+        super().begun(drafter, seconds)
 
     def chunk(self, n_tokens: int, seconds: float) -> None:
         """So many tokens of the prompt were in a pass, of which they took `seconds`."""
@@ -126,24 +113,6 @@ class RequestCounter:
         self._n_shifts += 1
         self._n_discarded += n_discarded
 
-    def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
-        """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
-        counts = self._counts[drafter]
-        counts["calls"] += 1
-        counts["drafts"] += n_proposed > 0
-        counts["draft_s"] += seconds
-
-    def teacher_forced(self, drafter: str, seconds: float) -> None:
-        """A drafter said for so long what it would have drafted."""
-        self._counts[drafter]["draft_s"] += seconds
-
-    def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
-        """A drafter drafted so many tokens while a pass was computed, which hid it but for `late_s`."""
-        counts = self._counts[drafter]
-        counts["ahead"] += n_tokens
-        counts["draft_s"] += late_s
-        counts["hidden_s"] += hidden_s
-
     def round(self, drafters: Sequence[str], depth: int, n_accepted: int, n_emitted: int) -> None:
         """A round is over.
 
@@ -163,34 +132,12 @@ class RequestCounter:
         self._last_drafter = drafters[0] if drafters else self._last_drafter
         self._last_token_at = perf_counter()
 
-    def verified(self, drafter: str, n_offered: int, n_accepted: int, depth: int, *, is_ahead: bool = False) -> None:
-        """So many tokens of a drafter's proposal, `depth` deep and perhaps made ahead, were verified and accepted."""
-        counts = self._counts[drafter]
-        counts["used"] += 1
-        counts["drafted"] += n_offered
-        counts["accepted"] += n_accepted
-        if is_ahead:
-            counts["ahead_used"] += n_offered
-        for name, n in zip(_BY_POSITION, (depth, n_accepted), strict=True):
-            places = counts[name]
-            places.extend([0] * (depth - len(places)))
-            for position in range(n):
-                places[position] += 1
-
     def drafting(self) -> Drafted:
         """What was drafted so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
         return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, len(self._draft_lengths)
 
-    def told(self, drafter: str, seconds: float) -> None:
-        """A drafter was told what became of the round, and took so long."""
-        self._counts[drafter]["accept_s"] += seconds
-
     def summary(self) -> Summary:
         """What it comes to so far."""
-        drafters = {
-            drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
-            for drafter, counts in self._counts.items()
-        }
         return Summary(
             id=self._request.id,
             slot=self._slot,
@@ -207,7 +154,7 @@ class RequestCounter:
             n_accepted=self._n_accepted,
             accepted_by_position=tuple(self._accepted_by_position),
             draft_lengths=tuple(self._draft_lengths),
-            drafters=drafters,
+            drafters=self.drafters(),
             timings=Timings(
                 prompt_s=self._prompt_s,
                 predict_s=self._last_token_at - self._first_token_at,

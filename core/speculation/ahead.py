@@ -60,7 +60,7 @@ def _able(choice: Choice) -> RequestDrafter | None:
     if not len(choice.draft):
         return None
     # what is drawn would be other tokens, of which others are accepted
-    if choice.sequence.request.speculation.verify != "match":
+    if choice.sequence.speculation.verify != "match":
         return None
     asked = (drafter for drafter in choice.proposals.of if drafter.guard.drafts_ahead)
     return next(asked, None)

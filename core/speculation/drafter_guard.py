@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from augury import guard
-from augury.engine.sequence import Sequence
 from augury.errors import PluginError
 from augury.interfaces import Ask, Drafter, Pace
+from augury.speculation.drafted_sequence import DraftedSequence
 from augury.types import Draft, Verdict, read_only
 
 __all__ = ["DrafterGuard", "draft_for_all", "draft_together_ahead", "misfit", "warn"]
@@ -50,7 +50,7 @@ class DrafterGuard:
     """
 
     def __init__(
-        self, drafter: Drafter, name: str, sequence: Sequence, n_vocab: int, on_failure: Callable[..., object]
+        self, drafter: Drafter, name: str, sequence: DraftedSequence, n_vocab: int, on_failure: Callable[..., object]
     ) -> None:
         """Take over a drafter.
 
@@ -67,7 +67,7 @@ class DrafterGuard:
         self.is_left_out = False
         self.is_asked_alone = getattr(type(drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT
         self.on_failure = on_failure
-        self.id = sequence.request.id
+        self.id = sequence.id
         self._sequence = sequence
         self._n_vocab = n_vocab
         self._has_begun = False
@@ -114,14 +114,10 @@ class DrafterGuard:
         return seconds
 
     def _begin(self, options: Any) -> Iterator[object] | None:
-        drafter, sequence = self.drafter, self._sequence
-        drafter.options = options
-        if drafter.session is not None:
-            drafter.session.sampling = sequence.sampler.params
-            drafter.session.verify = sequence.request.speculation.verify
-            drafter.session.forced = sequence.forced
-            drafter.session.prediction = sequence.request.prediction
-        steps: Any = drafter.begin(self.history, sequence.n_reused)
+        self.drafter.options = options
+        if self.drafter.session is not None:
+            self._sequence.describe(self.drafter.session)
+        steps: Any = self.drafter.begin(self.history, self._sequence.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps
@@ -199,7 +195,7 @@ class DrafterGuard:
     def took(self, method: str, seconds: float, n_slots: int) -> None:
         """A call for so many slots took so long."""
         self.seconds = seconds / n_slots
-        if seconds > (limit := self._sequence.request.speculation.timeout_s):
+        if seconds > (limit := self._sequence.speculation.timeout_s):
             self.is_asked_alone = True
             if (error := self._slow_calls.add(seconds, limit)) is not None:
                 self.fail(method, error)

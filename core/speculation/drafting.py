@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from augury.engine.sequence import Sequence
 from augury.errors import UnsupportedError
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
+from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
     Choice,
@@ -84,9 +84,9 @@ class Drafting:
 
     # A request begins and ends
 
-    def open(self, sequence: Sequence, n_reused: int) -> int:
+    def open(self, sequence: DraftedSequence, n_reused: int) -> int:
         """A request has a slot, which holds so many tokens of its prompt; how many of them its drafters can do without."""
-        speculation = sequence.request.speculation
+        speculation = sequence.speculation
         drafters = self._drafters[sequence.slot] = RequestDrafters()
         if self._planner is not None:
             drafters.budget = self._planner.new_budget()
@@ -103,32 +103,32 @@ class Drafting:
                 n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
         return n_reused
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: DraftedSequence) -> None:
         """A request's prompt is processed: its drafters may begin."""
         if (drafters := self._drafters[sequence.slot]).every:
             drafters.prefill = self._prefill(sequence, drafters.every)
 
-    def prefill(self, sequence: Sequence) -> bool:
+    def prefill(self, sequence: DraftedSequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
         return next(self._drafters[sequence.slot].prefill, True) is True
 
-    def _prefill(self, sequence: Sequence, drafters: Items[RequestDrafter]) -> Iterator[None]:
+    def _prefill(self, sequence: DraftedSequence, drafters: Items[RequestDrafter]) -> Iterator[None]:
         """Let one drafter after another begin; yields where others shall go on in between."""
-        for drafter, member in zip(drafters, sequence.request.speculation.members, strict=True):
+        for drafter, member in zip(drafters, sequence.speculation.members, strict=True):
             if drafter.guard.is_left_out:
                 continue
             seconds = yield from drafter.guard.begin(member.options)
             if not drafter.guard.is_left_out:
                 drafter.profile.cost.observe_prompt(len(sequence.history), seconds)
 
-    def features(self, sequences: Items[Sequence]) -> tuple[str, ...]:
+    def features(self, sequences: Items[DraftedSequence]) -> tuple[str, ...]:
         """What the drafters of some requests want to be fed."""
         if not any(profile.features for profile in self._profiles):
             return ()
         members = (drafter for each in sequences for drafter in self._drafters[each.slot].members)
         return tuple(sorted({name for drafter in members for name in drafter.profile.features}))
 
-    def feed(self, sequence: Sequence, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+    def feed(self, sequence: DraftedSequence, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Tokens from `start` on are computed, and kept: feed the request's drafters."""
         for drafter in self._drafters[sequence.slot].members:
             if names := drafter.profile.features:
@@ -136,7 +136,7 @@ class Drafting:
                 guard.feed(start, read_only(tokens), {name: read_only(features[name]) for name in names})
                 sequence.counter.told(guard.name, guard.seconds)
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: DraftedSequence) -> None:
         """A request is over: tell those of its drafters that have begun."""
         if (drafters := self._drafters.pop(sequence.slot, None)) is not None:
             for drafter in drafters.every:
@@ -144,7 +144,7 @@ class Drafting:
 
     # Before a pass
 
-    def propose(self, limits: Items[tuple[Sequence, int]], n_beside: int) -> list[Choice]:
+    def propose(self, limits: Items[tuple[DraftedSequence, int]], n_beside: int) -> list[Choice]:
         """What each sequence takes into the round.
 
         Args:
@@ -159,8 +159,8 @@ class Drafting:
             choices = self._planned(self._planner, asking, n_beside + len(slots) - len(asking)) if asking else {}
         return [choices.get(slot) or Choice(slot) for slot in slots]
 
-    def _slot(self, sequence: Sequence, limit: int) -> SlotProposals:
-        speculation = sequence.request.speculation
+    def _slot(self, sequence: DraftedSequence, limit: int) -> SlotProposals:
+        speculation = sequence.speculation
         may_branch = self._may_branch and not speculation.synthetic  # chance accepts chains alone
         drafters, n_min = self._drafters[sequence.slot], max(speculation.n_min, 1)
         agreement = None if self._planner is None else self._planner.agreement
@@ -187,7 +187,7 @@ class Drafting:
         part = draft if slot.may_branch else draft.trunk()[0]
         if (possible := slot.sequence.possible(part)) is not None:
             part, kept = part.only(possible), kept[possible]
-        speculation = slot.sequence.request.speculation
+        speculation = slot.sequence.speculation
         # what a drafter drew may end it early: to throw that away would favour other draws
         n_min = 1 if speculation.verify == "rejection" else slot.n_min
         if len(part) < n_min:
@@ -243,7 +243,7 @@ class Drafting:
         """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
         sequence, guard = slot.sequence, drafter.guard
         is_right, seconds = None, 0.0
-        if not sequence.request.speculation.synthetic:
+        if not sequence.speculation.synthetic:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
             sequence.counter.teacher_forced(guard.name, seconds)
             if guard.is_left_out:
@@ -307,9 +307,8 @@ class Drafting:
         """Tell a sequence's drafters what became of the round."""
         proposals = choice.proposals
         sequence = choice.sequence
-        sequence.counter.round(choice.names, choice.draft.depth, len(outcome.path), outcome.n_emitted)
         emitted = sequence.history[-outcome.n_emitted :].tolist()
-        if proposals.agreement is not None and len(proposals.of) > 1 and not sequence.request.speculation.synthetic:
+        if proposals.agreement is not None and len(proposals.of) > 1 and not sequence.speculation.synthetic:
             proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.of.get(drafter)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Sequence as Items
 import numpy as np
 from attrs import Factory, define, field, frozen
 
-from augury.engine.sequence import Sequence
 from augury.interfaces import Drafter
 from augury.speculation.chances import TYPICAL, Agreement, Chances
 from augury.speculation.costs import DraftCost
+from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
 from augury.types import Draft
@@ -220,7 +220,7 @@ class Proposal:
 class SlotProposals:
     """What the drafters of a slot propose for a round."""
 
-    sequence: Sequence
+    sequence: DraftedSequence
     drafters: RequestDrafters
     limit: int  # at most so many tokens can be verified
     n_context: int  # tokens of the text
@@ -268,7 +268,7 @@ class Choice:
     probed: RequestDrafter | None = None  # asked not because it promises more, but to see whether it does
 
     @property
-    def sequence(self) -> Sequence:
+    def sequence(self) -> DraftedSequence:
         """Whose."""
         return self.proposals.sequence
 

@@ -140,7 +140,7 @@ class ScriptedDrafting(Drafting):
         asked: dict[SlotProposals, tuple[Way, Play]] = {}
         asks = []
         for slot in slots:
-            play = self.plays[slot.sequence.request.id]
+            play = self.plays[slot.sequence.id]
             if not play.rounds:
                 play.cancel()
                 continue

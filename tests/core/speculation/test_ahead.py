@@ -290,7 +290,7 @@ def test_of_a_draft_that_branches_the_first_path_is_taken_for_accepted(monkeypat
     monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [None for _ in asks])
     for parents in (None, [-1, 0, 0], [-1, -1, 0]):
         slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents)}, limit=8)
-        slot.sequence = SimpleNamespace(request=SimpleNamespace(speculation=Speculation()))
+        slot.sequence = SimpleNamespace(speculation=Speculation())
         guard = SimpleNamespace(drafts_ahead=True, drafter=None, history=np.zeros(1, np.int32), seconds=0.0)
         slot.drafters.every[0].guard = guard
         ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)

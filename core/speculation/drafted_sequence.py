@@ -1,0 +1,62 @@
+"""What speculation sees of a running request: the engine's sequences are such, and nothing else of them is known here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from augury.interfaces import Session
+from augury.speculation.config import Speculation
+from augury.speculation.drafting_counter import DraftingCounter
+from augury.types import Draft, Token
+
+__all__ = ["DraftedSequence"]
+
+
+class DraftedSequence(ABC):
+    """A running request that drafters draft for.
+
+    Attributes:
+        id: The request's.
+        slot: That it has.
+        speculation: Which drafters may draft how far.
+        n_reused: Tokens of the text that the slot held when the text was processed.
+        pieces: What was emitted.
+        counter: Of what its drafters do.
+    """
+
+    id: str
+    slot: int
+    speculation: Speculation
+    n_reused: int
+    pieces: Items[Token]
+    counter: DraftingCounter
+
+    @property
+    @abstractmethod
+    def history(self) -> np.ndarray:
+        """Prompt and output so far, (h,) int32, read-only."""
+
+    @property
+    @abstractmethod
+    def n_left(self) -> int:
+        """Tokens that may still be emitted before the end, or before the context is full."""
+
+    @property
+    @abstractmethod
+    def may_forbid(self) -> bool:
+        """Whether `possible` may leave out tokens."""
+
+    @abstractmethod
+    def possible(self, draft: Draft) -> np.ndarray | None:
+        """The tokens of a draft that may be emitted, by their places, rising; None for all."""
+
+    @abstractmethod
+    def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
+        """The tokens that a proposal is judged by, where it was made before the last `n_emitted` tokens."""
+
+    @abstractmethod
+    def describe(self, session: Session) -> None:
+        """Set what the session of a drafter says of the request."""
