@@ -45,12 +45,11 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, be
         drafts = draft_together_ahead(guards, [ask for *_, ask in asked])
         for (choice, drafter, ask), draft in zip(asked, drafts, strict=True):
             seconds += (took_s := drafter.guard.seconds)
-            proposals, made = choice.proposals, Draft() if draft is None else draft
-            if len(made):
-                drafter.profile.cost.observe(len(made), 0, took_s)
-            guess = np.append(ask.guess, made.tokens[:1])
-            confidence = None if made.confidence is None else made.confidence[1:]
-            rest = Draft(made.tokens[1:], confidence=confidence)
+            if len(draft):
+                drafter.profile.cost.observe(len(draft), 0, took_s)
+            guess = np.append(ask.guess, draft.tokens[:1])
+            confidence = None if draft.confidence is None else draft.confidence[1:]
+            rest, proposals = Draft(draft.tokens[1:], confidence=confidence), choice.proposals
             proposals.drafters.ahead = AheadDraft(drafter, proposals.n_context, guess, rest, took_s)
     return seconds
 

@@ -39,6 +39,8 @@ def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
 class DrafterGuard:
     """A drafter of one request. Its calls return whatever happens, and what they return is no longer the drafter's to change.
 
+    A call that fails gives what a drafter gives that has nothing to say, such as an empty draft; `is_left_out` says the rest.
+
     Attributes:
         drafter: Which is called.
         name: The drafter's.
@@ -85,9 +87,9 @@ class DrafterGuard:
         return self._shown[: len(history)]
 
     def n_held(self, n_reused: int) -> int:
-        """How many of the first `n_reused` tokens of the text it needs to hear nothing of; all where it fails."""
-        n: int | None = self._call("n_held", self._n_held)
-        return n_reused if n is None else n
+        """How many of the first `n_reused` tokens of the text it needs to hear nothing of."""
+        n: int = self._call("n_held", self._n_held, otherwise=n_reused)
+        return n
 
     def _n_held(self) -> int:
         n: Any = self.drafter.n_held(self.history)
@@ -130,22 +132,24 @@ class DrafterGuard:
         """What it is asked for a draft of at most `limit` tokens with."""
         return Ask(self.drafter, self.history, limit, pace=pace)
 
-    def draft(self, ask: Ask) -> Draft | None:
-        """What it drafts alone, at most `ask.limit` tokens; None where it fails."""
+    def draft(self, ask: Ask) -> Draft:
+        """What it drafts alone, at most `ask.limit` tokens."""
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
-        draft: Draft | None = self._call("draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit))
+        draft: Draft = self._call(
+            "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=_NO_DRAFT
+        )
         return draft
 
     @property
     def drafts_ahead(self) -> bool:
         """Whether it can be asked for what follows a guess."""
-        if self.is_left_out or self.is_asked_alone:
-            return False
-        return self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)) is True
+        may_ask = not (self.is_left_out or self.is_asked_alone)
+        return may_ask and bool(self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)))
 
     def teacher_forced(self, n: int) -> np.ndarray | None:
-        """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
+        """What it would have drafted for the last n tokens, (n,) integers; None where it can never say."""
         tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
+        self._sequence.counter.teacher_forced(self.name, self.seconds)
         return tokens
 
     def _teacher_forced(self, n: int) -> np.ndarray | None:
@@ -160,10 +164,12 @@ class DrafterGuard:
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Give it what was computed of tokens that the text keeps."""
         self._call("feed", self.drafter.feed, start, tokens, features)
+        self._sequence.counter.told(self.name, self.seconds)
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""
         self._call("accept", lambda: self.drafter.accept(self.history, verdict))
+        self._sequence.counter.told(self.name, self.seconds)
 
     def end(self) -> None:
         """Tell it that the request is over, if it was told of its beginning."""
@@ -186,13 +192,25 @@ class DrafterGuard:
             None if parents is None else parents[:limit],
             None if probabilities is None else np.array(probabilities[:limit], np.float32),
             None if confidence is None else np.array(confidence[:limit], np.float32),
-            None if evidence is None else evidence[:limit].copy(),
+            None if evidence is None else evidence[:limit],
         )
         if (seen := misfit(copy, self._n_vocab, len(self.drafter.evidence_chances))) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return copy
 
-    def took(self, method: str, seconds: float, n_slots: int) -> None:
+    def _call(self, method: str, call: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
+        """What a call returns; `otherwise` where it fails, or the drafter is left out for taking too long."""
+        start = perf_counter()
+        try:
+            result = call(*arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+            self.took(method, perf_counter() - start)
+            self.fail(method, error)
+            return otherwise
+        self.took(method, perf_counter() - start)
+        return otherwise if self.is_left_out else result
+
+    def took(self, method: str, seconds: float, n_slots: int = 1) -> None:
         """A call for so many slots took so long."""
         self.seconds = seconds / n_slots
         if seconds > (limit := self._sequence.speculation.timeout_s):
@@ -201,67 +219,51 @@ class DrafterGuard:
                 self.fail(method, error)
 
     def fail(self, method: str, error: BaseException) -> None:
-        """A method failed: the drafter is left out, unless it is not known over which of several slots."""
-        if method == _TOGETHER:
-            self.is_asked_alone = True
-        elif not self.is_left_out:
+        """A method failed: the drafter is left out."""
+        if not self.is_left_out:
             self.is_left_out = True
             self._sequence.counter.failed(self.name, f"{method}: {guard.describe(error)}")
             self.on_failure(self.name, method, error, self.id)
 
-    def _call(self, method: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call returns; None where it fails, or the drafter is left out for taking too long."""
-        result, _ = _call([self], method, call, *arguments)
-        return None if self.is_left_out else result
 
-
-def _call(
-    guards: Items[DrafterGuard], method: str, call: Callable[..., Any], *arguments: Any
-) -> tuple[Any, BaseException | None]:
-    """Call a drafter for one or several slots, and note what it took and whether it failed; returns as `attempt` does."""
-    start = perf_counter()
-    result, error = guard.attempt(call, *arguments)
-    seconds = perf_counter() - start
-    for each in guards:
-        each.took(method, seconds, len(guards))
-        if error is not None:
-            each.fail(method, error)
-    return result, error
-
-
-def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
-    """What a drafter drafts for several slots, together where it can; None for each where it fails."""
-    together = [i for i, each in enumerate(guards) if not each.is_asked_alone]
-    found = _together([guards[i] for i in together], [asks[i] for i in together], DrafterGuard.draft)
-    drafts = dict(zip(together, found, strict=True))
+def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+    """What a drafter drafts for several slots, together where it can."""
+    drafts: dict[int, Draft] = {}
+    if together := [i for i, each in enumerate(guards) if not each.is_asked_alone]:
+        found = _together([guards[i] for i in together], [asks[i] for i in together], DrafterGuard.draft)
+        drafts = dict(zip(together, found, strict=True))
     return [drafts[i] if i in drafts else each.draft(ask) for i, (each, ask) in enumerate(zip(guards, asks, strict=True))]
 
 
-def draft_together_ahead(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
-    """What a drafter drafts for several slots after guesses; None for each where it fails: then it gets no more of them."""
-    return _together(guards, asks, lambda *_: None)
+def draft_together_ahead(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+    """What a drafter drafts for several slots after guesses. Where it fails, it gets no more of them."""
+    return _together(guards, asks, lambda *_: _NO_DRAFT)
 
 
-def _together(
-    guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[DrafterGuard, Ask], Draft | None]
-) -> list[Draft | None]:
+def _together(guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[DrafterGuard, Ask], Draft]) -> list[Draft]:
     """What a drafter drafts for several slots together; where it fails, what each has `instead`."""
-
-    def draft() -> list[Draft | None]:
-        answers = list(type(guards[0].drafter).draft_together(list(asks)))
-        if len(answers) != len(asks):
-            raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
-        return [each.checked(answer, ask.limit) for each, answer, ask in zip(guards, answers, asks, strict=True)]
-
-    if not guards:
-        return []
-    drafts: list[Draft | None] | None
-    drafts, error = _call(guards, _TOGETHER, draft)
-    if drafts is None:
+    start = perf_counter()
+    try:
+        drafts = _answers(guards, asks)
+    except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+        for each in guards:
+            each.took(_TOGETHER, perf_counter() - start, len(guards))
+            each.is_asked_alone = True
         drafts = [instead(each, ask) for each, ask in zip(guards, asks, strict=True)]
-        if error is not None and not any(each.is_left_out for each in guards):
+        if not any(each.is_left_out for each in guards):
             guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.id for each in guards))
+        return drafts
+    seconds = perf_counter() - start
+    for each in guards:
+        each.took(_TOGETHER, seconds, len(guards))
     return drafts
+
+
+def _answers(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+    answers = list(type(guards[0].drafter).draft_together(list(asks)))
+    if len(answers) != len(asks):
+        raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
+    return [each.checked(answer, ask.limit) for each, answer, ask in zip(guards, answers, asks, strict=True)]
 
 
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
@@ -271,19 +273,14 @@ def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
-    if parents is not None and len(parents) != n:
-        return f"{len(parents)} parents of {n} tokens"
-    if parents is not None and any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
-        return f"parents {parents.tolist()}, where each is -1 or stands before its token"
-    for name, expected in (("probabilities", (n, n_vocab)), ("confidence", (n,)), ("evidence", (n,))):
+    shapes = (("parents", (n,)), ("probabilities", (n, n_vocab)), ("confidence", (n,)), ("evidence", (n,)))
+    for name, expected in shapes:
         if (array := getattr(draft, name)) is not None and array.shape != expected:
             return f"{name} of shape {array.shape}, expected {expected}"
+    if parents is not None and any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+        return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
-    return _odd_evidence(draft.evidence, n_grounds)
-
-
-def _odd_evidence(evidence: np.ndarray | None, n_grounds: int) -> str | None:
-    if evidence is None or not len(evidence) or 0 <= evidence.min() <= evidence.max() < n_grounds:
-        return None
-    return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"
+    if (evidence := draft.evidence) is not None and n and not 0 <= evidence.min() <= evidence.max() < n_grounds:
+        return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"
+    return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence as Items
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -132,9 +131,7 @@ class Drafting:
         """Tokens from `start` on are computed, and kept: feed the request's drafters."""
         for drafter in self._drafters[sequence.slot].members:
             if names := drafter.profile.features:
-                guard = drafter.guard
-                guard.feed(start, read_only(tokens), {name: read_only(features[name]) for name in names})
-                sequence.counter.told(guard.name, guard.seconds)
+                drafter.guard.feed(start, read_only(tokens), {name: read_only(features[name]) for name in names})
 
     def end(self, sequence: DraftedSequence) -> None:
         """A request is over: tell those of its drafters that have begun."""
@@ -245,7 +242,6 @@ class Drafting:
         is_right, seconds = None, 0.0
         if not sequence.speculation.synthetic:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
-            sequence.counter.teacher_forced(guard.name, seconds)
             if guard.is_left_out:
                 return
             if tokens is not None:
@@ -270,10 +266,10 @@ class Drafting:
             drafts = draft_for_all(guards, [ask for *_, ask in mine])
             for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
                 self._drafters_s += guard.seconds
-                slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
+                slot.sequence.counter.drafted(guard.name, len(draft), guard.seconds)
                 if is_waited_for:
                     drafter.spent_s += guard.seconds
-                if draft is not None:
+                if not guard.is_left_out:
                     if self._planner is not None:
                         self._planner.observe_draft(drafter, draft.depth, guard.seconds)
                     yield slot, drafter, draft
@@ -323,13 +319,12 @@ class Drafting:
                 drafter.score(proposal, truth, proposals.tree.chances)
             if outcome.is_stopped:  # what follows was not rejected
                 n_offered = len(path)
-            told: dict[str, Any] = {"n_offered": n_offered, "n_accepted": len(path), "n_emitted": outcome.n_emitted}
-            told |= {"is_used": n_offered > 0, "n_proposed": 0 if proposal is None else len(proposal.nodes), "path": path}
+            top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:
                 after, parents, ids, logits = outcome.top
-                told |= {"top_after": after, "top_parents": parents, "top_ids": ids[:, :n_top], "top_logits": logits[:, :n_top]}
-            guard.accept(Verdict(**told))
-            sequence.counter.told(guard.name, guard.seconds)
+                top = (after, parents, ids[:, :n_top], logits[:, :n_top])
+            n_proposed = 0 if proposal is None else len(proposal.nodes)
+            guard.accept(Verdict(n_offered, len(path), outcome.n_emitted, n_offered > 0, n_proposed, path, *top))
 
     def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_beside: int, pass_s: float) -> None:
         """A pass over these slots and `n_beside` other tokens took so long."""

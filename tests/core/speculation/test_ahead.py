@@ -287,7 +287,7 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
 
 def test_of_a_draft_that_branches_the_first_path_is_taken_for_accepted(monkeypatch):
     made, asked = knowing(0.001), []
-    monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [None for _ in asks])
+    monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [Draft() for _ in asks])
     for parents in (None, [-1, 0, 0], [-1, -1, 0]):
         slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents)}, limit=8)
         slot.sequence = SimpleNamespace(speculation=Speculation())

@@ -119,7 +119,7 @@ NO_DRAFTS = {
     "tokens are int64 of shape (1, 2)": lambda history: Draft([[1, 2]]),
     "parents [1, -1], where each": returning(Draft([1, 2], [1, -1])),
     "parents [-2, 0], where each": returning(Draft([1, 2], [-2, 0])),
-    "1 parents of 2 tokens": returning(Draft([1, 2], [-1])),
+    "parents of shape (1,), expected (2,)": returning(Draft([1, 2], [-1])),
     "probabilities of shape (2, 15), expected (2, 16)": returning(Draft([1, 2], probabilities=np.ones((2, 15)) / 15)),
     "confidence of shape (1,), expected (2,)": returning(Draft([1, 2], confidence=np.ones(1))),
     "confidence [1.0, nan], where each": returning(Draft([1, 2], confidence=np.float32([1, np.nan]))),
