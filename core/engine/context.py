@@ -75,10 +75,6 @@ class EngineContext(Context):
         """See `MemoryManager.room`."""
         return self.memory.room(slot)
 
-    def draft_room(self, slot: int) -> int:
-        """See `MemoryManager.draft_room`."""
-        return self.memory.draft_room(slot)
-
     def chunk(self, slot: int, n: int, n_left: int) -> int:
         """See `MemoryManager.chunk`."""
         return min(max(self.memory.chunk(slot, n, n_left), 1), n)

@@ -25,11 +25,11 @@ from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import CapacityError, OptionError, PluginError
-from augury.guard import attempt, guarded
+from augury.guard import guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Choice, Outcome
+from augury.speculation.drafts import Outcome
 from augury.types import Round, read_only
 
 __all__ = ["Loop"]
@@ -100,7 +100,8 @@ class Loop:
         draft_s = perf_counter() - start
         if not shares:  # nobody is there, or all wait for their drafters
             return
-        done: RoundPass | None = self._attempt([share.sequence for share in shares], self._forward, shares)
+        parts = self._context, self._drafting, shares, self._n_vocab
+        done: RoundPass | None = self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)
         if done is None:
             return
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
@@ -202,10 +203,12 @@ class Loop:
 
     def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
         """Do a step for some sequences; if it fails, they end with what it raised, and None is returned."""
-        result, error = attempt(step, *arguments)
-        for sequence in sequences if error is not None else ():
-            self._end(sequence, error)
-        return result
+        try:
+            return step(*arguments)
+        except BaseException as error:  # noqa: BLE001 - a plugin's failure does not end the engine's thread
+            for sequence in sequences:
+                self._end(sequence, error)
+            return None
 
     def _drop_cancelled(self) -> None:
         for sequence in [sequence for sequence in (*self._running, *self._waiting) if sequence.channel.cancels]:
@@ -269,9 +272,10 @@ class Loop:
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
         shares = []
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
-            tokens, n_rows = sequence.history[-1:], 1 + len(choice.draft)
-            shares.append(self._attempt([sequence], self._share, sequence, tokens, n_rows, choice))
-        return [share for share in shares if share is not None] + chunks
+            fed = sequence.slot, sequence.history[-1:], 1 + len(choice.draft), choice.draft
+            if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
+                shares.append(Share(sequence, feed, choice))
+        return shares + chunks
 
     def _chunks(self, n_chunk: int) -> list[Share]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
@@ -282,51 +286,43 @@ class Loop:
                 n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
                 if n is None:
                     continue
-                tokens, is_last = left[:n], n == len(left)
-                if (share := self._attempt([sequence], self._share, sequence, tokens, int(is_last))) is not None:
-                    n_chunk -= len(tokens)
-                    shares.append(share)
+                feed = self._attempt([sequence], self._context.feed, sequence.slot, left[:n], int(n == len(left)))
+                if feed is not None:
+                    n_chunk -= n
+                    shares.append(Share(sequence, feed))
         return shares
-
-    def _share(self, sequence: Sequence, tokens: np.ndarray, rows: int, choice: Choice | None = None) -> Share:
-        feed = self._context.feed(sequence.slot, tokens, rows, None if choice is None else choice.draft)
-        return Share(sequence, feed, choice)
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
-        return min(sequence.speculation.n_max, self._context.draft_room(sequence.slot), sequence.n_left - 1)
-
-    def _forward(self, shares: Items[Share]) -> RoundPass:
-        return RoundPass.compute(self._context, self._drafting, shares, self._n_vocab)
+        return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
     def _emit(self, share: Share, done: RoundPass, row: int) -> Outcome | None:
         """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
-        sequence, choice, passed = share.sequence, share.choice, done.passed
-        if not share.feed.n_rows:
-            self._keep(share)
-            return Outcome((), n_emitted=0)
-        draft, names = share.feed.draft, () if choice is None else choice.names
-        accepted = sequence.verify(draft, passed, row, done.argmax)
-        n_emitted = sequence.emit(accepted, passed, row, names)
-        if not n_emitted:  # what its slot holds is as before the pass
-            return None
-        if choice is None:
-            self._keep(share)
+        sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
+        draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
+        n_emitted, is_stopped, top = 0, False, None
+        if feed.n_rows:  # a chunk has none, unless it is a prompt's last
+            accepted = sequence.verify(draft, passed, row, done.argmax)
+            n_emitted = sequence.emit(accepted, passed, row, names)
+            if not n_emitted:  # what its slot holds is as before the pass
+                return None
+            path = tuple(accepted.path[: n_emitted - 1])
+            is_stopped = len(path) < len(accepted.path)
+            if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+                guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
+        self._context.commit(feed, path)
+        sequence.n_kept += len(feed.tokens) + len(path)
+        if choice is not None:
+            sequence.counter.round(names, draft.depth, len(path), n_emitted)
+            if n_top := self._drafting.n_top(choice):
+                rows = np.arange(row, row + feed.n_rows, dtype=np.int32)
+                after = np.concatenate([feed.tokens, draft.tokens])
+                top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *passed.top_k(rows, n_top))))
+        elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
             sequence.counter.prefilled()
-            return Outcome((), n_emitted)
-        if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
-        top = None
-        if n_top := self._drafting.n_top(choice):
-            rows = np.arange(row, row + share.feed.n_rows, dtype=np.int32)
-            after = np.concatenate([share.feed.tokens, draft.tokens])
-            top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *passed.top_k(rows, n_top))))
-        path = tuple(accepted.path[: n_emitted - 1])
-        self._keep(share, path)
-        sequence.counter.round(names, draft.depth, len(path), n_emitted)
-        return Outcome(path, n_emitted, is_stopped=len(path) < len(accepted.path), top=top)
+        return Outcome(path, n_emitted, is_stopped, top)
 
     def _feed_drafters(self, share: Share, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
         """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
@@ -336,11 +332,6 @@ class Loop:
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)
-
-    def _keep(self, share: Share, path: Items[int] = ()) -> None:
-        """Keep what was fed, and those tokens of the draft that `path` names."""
-        self._context.commit(share.feed, path)
-        share.sequence.n_kept += len(share.feed.tokens) + len(path)
 
     def _conclude(self, sequence: Sequence) -> None:
         """A round is over: end a sequence that is through, and cut the text of one whose context is full."""

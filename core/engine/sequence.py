@@ -281,23 +281,21 @@ class Sequence(DraftedSequence):
         return len(emitted)
 
     def _finish_after(self, token: int) -> None:
-        if self._text.is_stopped or token in self._end_tokens or self._is_complete():
+        """See whether the text ends with a token: by a stop, by a constraint that lets nothing follow, or at a limit."""
+        is_complete = self._text.is_stopped or token in self._end_tokens
+        if not is_complete and self._constraint is not None:
+            try:
+                self._constraint.follow(self.history, self.n_emitted)
+            except (PluginError, UnsupportedError) as error:
+                self.fail(error)
+            is_complete = self._constraint.n_complete == self.n_emitted
+        if is_complete:
             self.finish_reason = "stop"
         elif self.n_left == 0 and self.error is None:
             if self.n_emitted == self.request.max_tokens:
                 self.finish_reason = "length"
             elif not self.request.context_shift:
                 self.finish_reason = "context"
-
-    def _is_complete(self) -> bool:
-        """Whether the constraint lets nothing follow; where it fails instead, so does the request."""
-        if self._constraint is None:
-            return False
-        try:
-            self._constraint.follow(self.history, self.n_emitted)
-        except (PluginError, UnsupportedError) as error:
-            self.fail(error)
-        return self._constraint.n_complete == self.n_emitted
 
     def _logprobs(self, logits: Pass, rows: Tokens[int], tokens: Tokens[int]) -> list[tuple[Any, ...]]:
         """`logprob`, `bytes` and `top_logprobs` of each `Token`."""

@@ -180,8 +180,7 @@ class Drafting:
 
     def _whole(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft) -> Choice | None:
         """A draft alone, but for what cannot be verified; None where nothing is left, or too little."""
-        kept = np.arange(len(draft)) if slot.may_branch else draft.trunk()[1]
-        part = draft if slot.may_branch else draft.trunk()[0]
+        part, kept = (draft, np.arange(len(draft))) if slot.may_branch else draft.trunk()
         if (possible := slot.sequence.possible(part)) is not None:
             part, kept = part.only(possible), kept[possible]
         speculation = slot.sequence.speculation

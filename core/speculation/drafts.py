@@ -125,7 +125,10 @@ class RequestDrafter:
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        tokens, children, node = proposal.draft.tokens.tolist(), proposal.children(), -1
+        tokens, node = proposal.draft.tokens.tolist(), -1
+        children: dict[int, list[int]] = {}  # by place in the draft, -1 for the history
+        for i, parent in enumerate(proposal.parents):
+            children.setdefault(parent, []).append(i)
         for token in emitted:
             tried = [i for i in children.get(node, ()) if not forbidden or forbidden[proposal.nodes[i]]]
             if not tried:
@@ -186,6 +189,11 @@ class Proposal:
     grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
+    @property
+    def parents(self) -> Items[int]:
+        """(k,) of each token the place of the one that it follows, -1 for the history."""
+        return range(-1, len(self.nodes) - 1) if self.draft.parents is None else self.draft.parents.tolist()
+
     def verified(self, nodes: Items[int], accepted: Items[int]) -> tuple[int, list[int]]:
         """How many of its tokens were verified, and which were accepted, rising.
 
@@ -200,20 +208,9 @@ class Proposal:
     def depth(self, nodes: Collection[int]) -> int:
         """How many of its tokens can be accepted at most, if these nodes are verified."""
         depths = [0]  # of the history, then of each token; those after one that is left out do not matter
-        parents = range(-1, len(self.nodes) - 1) if self.draft.parents is None else self.draft.parents.tolist()
-        for node, parent in zip(self.nodes, parents, strict=True):
+        for node, parent in zip(self.nodes, self.parents, strict=True):
             depths.append(depths[parent + 1] + 1 if node in nodes else 0)
         return max(depths)
-
-    def children(self) -> dict[int, list[int]]:
-        """By place in the draft, -1 for the history: the places of the tokens that follow."""
-        n = len(self.draft)
-        if self.draft.parents is None:
-            return {i - 1: [i] for i in range(n)}
-        children: dict[int, list[int]] = {}
-        for i, parent in enumerate(self.draft.parents.tolist()):
-            children.setdefault(parent, []).append(i)
-        return children
 
 
 @define(eq=False)

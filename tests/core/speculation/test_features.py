@@ -6,7 +6,7 @@ from oracles.models import tiny_model
 from toys import toy_engine
 
 from augury import Engine
-from augury.engine.loop import Loop
+from augury.engine.round_pass import RoundPass
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
@@ -148,14 +148,14 @@ def test_a_target_without_the_features_is_refused():
 
 
 def test_where_nobody_wants_features_no_pass_computes_them(monkeypatch):
-    asked, forward = [], Loop._forward
+    asked, compute = [], RoundPass.compute
 
-    def watched(loop, shares):
-        done = forward(loop, shares)
+    def watched(*parts):
+        done = compute(*parts)
         asked.append(done.features)
         return done
 
-    monkeypatch.setattr(Loop, "_forward", watched)
+    monkeypatch.setattr(RoundPass, "compute", watched)
     with toy_engine() as engine:
         engine.generate([1, 2], max_tokens=3)
     assert asked == [{}] * 3
