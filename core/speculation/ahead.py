@@ -33,11 +33,12 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, be
     Returns:
         The seconds that it took; 0 where nobody was asked.
     """
-    able = [(choice, drafter) for choice in choices if (drafter := _able(choice)) is not None]
+    able = [(choice, drafter, choice.draft.trunk()[0].tokens) for choice in choices if (drafter := _able(choice)) is not None]
+    lengths = planner.n_ahead(choices, able, n_beside, begun_s) if able else ()
     asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
-    for (choice, drafter), n in zip(able, planner.n_ahead(choices, able, n_beside, begun_s) if able else (), strict=True):
+    for (choice, drafter, guess), n in zip(able, lengths, strict=True):
         if n:
-            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, choice.draft.trunk()[0].tokens)
+            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, guess)
             asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
     seconds = 0.0
     for asked in asks.values():

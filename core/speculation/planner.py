@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
+import numpy as np
 from attrs import evolve, frozen
 
 from augury.interfaces import Pace
@@ -257,13 +258,18 @@ class DraftPlanner:
     # During its pass
 
     def n_ahead(
-        self, choices: Sequence[Choice], able: Sequence[tuple[Choice, RequestDrafter]], n_beside: int, begun_s: float
+        self,
+        choices: Sequence[Choice],
+        able: Sequence[tuple[Choice, RequestDrafter, np.ndarray]],
+        n_beside: int,
+        begun_s: float,
     ) -> list[int]:
         """How many tokens to draft ahead: those that are likely enough to be wanted, as far as the pass has time for them.
 
         Args:
             choices: Of the slots that decode.
-            able: Those of them for which a drafter can draft ahead, and that drafter. They share the time.
+            able: Those of them for which a drafter can draft ahead, that drafter, and the tokens of the draft that are guessed
+                to be accepted. They share the time.
             n_beside: Other tokens in the pass.
             begun_s: Seconds of the pass that are over.
 
@@ -274,8 +280,8 @@ class DraftPlanner:
         depth = sum(each.proposals.n_context for each in choices) / len(choices)
         left_s = (self.costs.seconds(n, depth) - begun_s) / len(able)
         found = []
-        for choice, drafter in able:
-            k, cost = choice.draft.depth, drafter.profile.cost
+        for choice, drafter, guess in able:
+            k, cost = len(guess), drafter.profile.cost
             chances = survival(drafter.chances.typical, k + 1 + choice.proposals.limit)[k + 1 :]
             n_wanted = sum(chance >= _LIKELY for chance in chances)
             found.append(next((j for j in range(n_wanted, 0, -1) if cost.seconds(1 + j, 0) <= left_s), 0))

@@ -173,7 +173,7 @@ class Scenario:
         drafter = next((each for each in choice.proposals.of if each.profile.is_costly), None)
         if drafter is None:
             return None, None, 0
-        (n,) = planner.n_ahead([choice], [(choice, drafter)], 0, 0.0)
+        (n,) = planner.n_ahead([choice], [(choice, drafter, choice.draft.trunk()[0].tokens)], 0, 0.0)
         if not n:
             return None, None, 0
         source, after = sources[drafter], position + len(choice.draft)

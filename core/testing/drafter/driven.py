@@ -114,7 +114,7 @@ class _AlwaysAhead(DraftPlanner):
     def n_ahead(
         self,
         choices: Items[Choice],  # noqa: ARG002
-        able: Items[tuple[Choice, RequestDrafter]],
+        able: Items[tuple[Choice, RequestDrafter, np.ndarray]],
         n_beside: int,  # noqa: ARG002
         begun_s: float,  # noqa: ARG002
     ) -> list[int]:

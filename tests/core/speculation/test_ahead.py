@@ -246,12 +246,12 @@ def choices_of(planner, *lengths, limit=8):
     choices = []
     for k in lengths:
         slot = slot_of(request_of(planner), {0: k} if k else {}, limit=limit)
-        choices.append((choice_of(slot, range(k)), slot.drafters.every[0]))
+        choices.append((choice_of(slot, range(k)), slot.drafters.every[0], np.arange(k)))
     return choices
 
 
 def n_ahead(planner, choices, able, begun_s=0.0):
-    return planner.n_ahead([choice for choice, _ in choices], able, 0, begun_s)
+    return planner.n_ahead([choice for choice, *_ in choices], able, 0, begun_s)
 
 
 def knowing(per_token_s, n_right=1000):
@@ -286,15 +286,17 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
 
 
 def test_of_a_draft_that_branches_the_first_path_is_taken_for_accepted(monkeypatch):
-    made, asked = knowing(0.001), []
+    made, asked = knowing(0.001, n_right=0), []
     monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [Draft() for _ in asks])
-    for parents in (None, [-1, 0, 0], [-1, -1, 0]):
+    for parents in (None, [-1, 0, 0], [-1, -1, 0], [-1, -1, 1]):
         slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents)}, limit=8)
         slot.sequence = SimpleNamespace(speculation=Speculation())
         guard = SimpleNamespace(drafts_ahead=True, drafter=None, history=np.zeros(1, np.int32), seconds=0.0)
         slot.drafters.every[0].guard = guard
         ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)
-    assert [ask.guess.tolist() for ask in asked] == [[1, 2, 3], [1, 2], [1, 3]]
+    assert [ask.guess.tolist() for ask in asked] == [[1, 2, 3], [1, 2], [1, 3], [1]]
+    # as likely as what follows that path: of a model 0.65 to the fifth power is enough, to the sixth it is not
+    assert [ask.limit - 1 for ask in asked] == [1, 2, 2, 3]
 
 
 def test_one_whose_draft_was_made_ahead_is_not_asked_again():
