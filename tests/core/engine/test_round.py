@@ -1,0 +1,93 @@
+"""One round is read in one sitting: how many functions of ours it leads through, and that the page draws them as they are."""
+
+import inspect
+import sys
+
+import pytest
+from sources import ROOT
+from toys import ScriptedDrafter, planner_of, toy_engine
+
+from augury.engine.loop import Loop
+from augury.speculation.costs import PassCosts, PassTime
+
+ARITHMETIC = {f"augury.speculation.{name}" for name in ("planner", "best_nodes", "joint_tree", "chances", "costs")}
+
+
+def function_of(frame, properties):
+    """The module and name of the function of ours that a frame runs, or a closure in it; None of what does not count."""
+    module, code = frame.f_globals.get("__name__", ""), frame.f_code
+    is_ours = module.startswith(("augury.engine.", "augury.speculation.", "augury.guard")) and module not in ARITHMETIC
+    name = module, code.co_qualname.split(".<locals>")[0]
+    return name if is_ours and name not in properties and not name[1].endswith("__") else None
+
+
+def properties_of_ours():
+    classes = {
+        found
+        for name, module in tuple(sys.modules.items())
+        if name.startswith("augury.")
+        for found in vars(module).values()
+        if isinstance(found, type)
+    }
+    getters = [found.fget for each in classes for found in vars(each).values() if isinstance(found, property)]
+    return {(each.__module__, each.__qualname__) for each in getters if inspect.isfunction(each)}
+
+
+def callers_of(frame, properties):
+    """The functions of ours through which a frame was called, the last one first."""
+    while (frame := frame.f_back) is not None and frame.f_code.co_name != "watched":
+        if (name := function_of(frame, properties)) is not None:
+            yield name
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Of each round its functions in order: each with the one whose step it is, and whether it calls others."""
+    rounds, run, properties = [], Loop.round, properties_of_ours()
+
+    def watched(loop):
+        steps_of, calling = {}, set()
+
+        def profile(frame, event, _):
+            if event == "call" and (name := function_of(frame, properties)) is not None:
+                callers = list(callers_of(frame, properties))
+                if name in callers:  # a closure, called back
+                    return
+                calling.update(callers[:1])
+                steps_of.setdefault(name, next((caller for caller in callers if caller[1] != "Loop._attempt"), None))
+
+        sys.setprofile(profile)
+        try:
+            run(loop)
+        finally:
+            sys.setprofile(None)
+            rounds.append((steps_of, calling))
+
+    monkeypatch.setattr(Loop, "round", watched)
+    return rounds
+
+
+def drawn():
+    """The steps of docs/architecture.md: how deep each stands, its name, and its file."""
+    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## One round\n")[1].split("```")[1]
+    for line in section.strip("\n").splitlines():
+        yield (len(line) - len(line.lstrip())) // 2, *line.split()[:2]
+
+
+def test_a_round_is_read_in_twenty_functions_of_eight_files_which_the_page_draws(traced):
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.16)], 64)
+    with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(3, 1)]), planner=planner_of(costs, False)) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=40, temperature=0.0)
+    assert result.stats.drafters["scripted"].accepted > 9
+    steps_of, calling = traced[3]
+    names = list(steps_of)
+    last = max(i for i, name in enumerate(names) if (steps_of[name] or name)[1] == "Drafting.settle")
+    steps = [name for name in names[: last + 1] if name in calling]
+    assert len(steps) <= 20, steps
+    assert len({module for module, _ in steps}) <= 8, steps
+
+    def depth(name):
+        return 0 if steps_of[name] is None else 1 + depth(steps_of[name])
+
+    found = [(depth(name), name[1], "/".join(name[0].split(".")[1:]) + ".py") for name in steps]
+    assert found == list(drawn()), "the round as it ran (left) and docs/architecture.md, One round (right), differ"
