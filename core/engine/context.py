@@ -38,9 +38,8 @@ class EngineContext(Context):
         self.is_busy = False
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
         self.chain_rows = 0 if self._has_sequence_state else model.chain_rows  # such a state could not be cut back
-        self._last_drafts: dict[
-            int, tuple[int, int, np.ndarray]
-        ] = {}  # by slot: mark, layers and tokens of its last pass of `forward_drafts`
+        # by slot: mark, layers and tokens of its last pass of `forward_drafts`
+        self._last_drafts: dict[int, tuple[int, int, np.ndarray]] = {}
         self._unknown: set[int] = set()  # slots of which it is not known what they hold
         self._restored: dict[int, tuple[int, int]] = {}  # by slot, since it was opened: restored states, replayed tokens
 

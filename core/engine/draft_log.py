@@ -66,19 +66,18 @@ def log_draft(
         node: _target_choice(sequence, token, logits, first_row + 1 + node)
         for node, token in zip(reached, accepted.tokens, strict=False)
     }
-    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
     probabilities = draft.confidence
     if draft.probabilities is not None:
         probabilities = draft.probabilities[np.arange(len(draft)), draft.tokens]
     tokens = tuple(
         DraftedToken(
             token,
-            _bytes(sequence, token),
+            sequence.bytes_of(token),
             None if probabilities is None else float(probabilities[i]),
             chosen.get(parent),
             is_accepted=i in path,
         )
-        for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), parents, strict=True))
+        for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), draft.above.tolist(), strict=True))
     )
     verified = VerifiedDraft(sequence.slot, tuple(dict.fromkeys(drafters)), tokens, chosen[reached[-1]])
     DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
@@ -86,8 +85,4 @@ def log_draft(
 
 def _target_choice(sequence: Sequence, token: int, logits: Pass, row: int) -> TokenLogprob:
     logit = float(logits.gather(row, np.array([token], np.int32))[0])
-    return TokenLogprob(token, logit - logits.log_normalizer(row), _bytes(sequence, token))
-
-
-def _bytes(sequence: Sequence, token: int) -> bytes | None:
-    return None if sequence.tokenizer is None else sequence.tokenizer.piece(token)
+    return TokenLogprob(token, logit - logits.log_normalizer(row), sequence.bytes_of(token))

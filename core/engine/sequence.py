@@ -162,28 +162,20 @@ class Sequence(DraftedSequence):
 
     @property
     def n_left(self) -> int:
-        """Tokens that may still be emitted before the end, or before the context is full."""
+        """See `DraftedSequence.n_left`."""
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
-    @property
-    def may_forbid(self) -> bool:
-        """Whether `possible` may leave out tokens."""
-        return self._constraint is not None and self.speculation.verify != "rejection"
-
-    def possible(self, draft: Draft) -> np.ndarray | None:
-        """The tokens of a draft that the constraint does not forbid, by their places, rising; None for all.
-
-        What a drafter drew is left as it is where that has a part in what is emitted.
-        """
-        if self._constraint is None or not len(draft) or not self.may_forbid:
+    def possible(self, tokens: Tokens[int], parents: Tokens[int]) -> list[int] | None:
+        """See `DraftedSequence.possible`. What a drafter drew is left as it is where that has a part in what is emitted."""
+        if self._constraint is None or not tokens or self.speculation.verify == "rejection":
             return None
         try:
-            nodes = _possible(draft, self._constraint.n_allowed)
+            nodes = _possible(tokens, parents, self._constraint.n_allowed)
         except (PluginError, UnsupportedError) as error:
             self.fail(error)
-            nodes = np.arange(0)
-        return None if len(nodes) == len(draft) else nodes
+            nodes = []
+        return None if len(nodes) == len(tokens) else nodes
 
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token after it.
@@ -226,10 +218,7 @@ class Sequence(DraftedSequence):
         return match_tree(tokens, parents, choose)
 
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
-        """What a proposal is judged by that was made before the last `n_emitted` tokens: by these.
-
-        Where acceptance is synthetic they say nothing about it: then by what the same chance makes of the proposal itself.
-        """
+        """See `DraftedSequence.truth`. Synthetic acceptance judges a proposal by the same chance, whatever was emitted."""
         emitted = self.history[-n_emitted:]
         rates = self.speculation.synthetic
         if not rates or not len(proposal) or proposal.parents is not None:
@@ -309,8 +298,8 @@ class Sequence(DraftedSequence):
             normalizer = logits.log_normalizer(row)
             logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
             top = zip(ids.tolist(), values.tolist(), strict=True)
-            alternatives = tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
-            told.append((logprob, self._bytes(token), alternatives))
+            alternatives = tuple(TokenLogprob(each, x - normalizer, self.bytes_of(each)) for each, x in top)
+            told.append((logprob, self.bytes_of(token), alternatives))
         return told
 
     def _drawn(self, token: int, index: int) -> tuple[Any, ...]:
@@ -318,10 +307,11 @@ class Sequence(DraftedSequence):
         ids, probabilities = self.sampler.drawn_from.pop(index, (np.array([token]), np.ones(1)))
         with np.errstate(divide="ignore"):
             logprobs = dict(zip(ids.tolist(), np.log(probabilities).tolist(), strict=True))
-        best = [TokenLogprob(each, x, self._bytes(each)) for each, x in logprobs.items() if x > -np.inf]
-        return logprobs.get(token, -np.inf), self._bytes(token), tuple(best[: self.request.logprobs])
+        best = [TokenLogprob(each, x, self.bytes_of(each)) for each, x in logprobs.items() if x > -np.inf]
+        return logprobs.get(token, -np.inf), self.bytes_of(token), tuple(best[: self.request.logprobs])
 
-    def _bytes(self, token: int) -> bytes | None:
+    def bytes_of(self, token: int) -> bytes | None:
+        """What a token stands for by itself; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.piece(token)
 
     def fail(self, error: Exception) -> None:
@@ -350,14 +340,13 @@ class Sequence(DraftedSequence):
         )
 
 
-def _possible(draft: Draft, n_allowed: Callable[[list[int]], int]) -> np.ndarray:
+def _possible(tokens: Tokens[int], parents: Tokens[int], n_allowed: Callable[[list[int]], int]) -> list[int]:
     """The tokens of a draft, by their places, that are allowed after those before them."""
-    tokens = draft.tokens.tolist()
-    if draft.parents is None:
-        return np.arange(n_allowed(tokens))
+    if all(parent == i - 1 for i, parent in enumerate(parents)):
+        return list(range(n_allowed(list(tokens))))
     paths: list[list[int] | None] = []  # to each token; None where it, or one on the way, is not allowed
-    for token, parent in zip(tokens, draft.parents.tolist(), strict=True):
+    for token, parent in zip(tokens, parents, strict=True):
         before = paths[parent] if parent >= 0 else []
         path = None if before is None else [*before, token]
         paths.append(path if path is not None and n_allowed(path) == len(path) else None)
-    return np.array([node for node, path in enumerate(paths) if path is not None], np.int64)
+    return [node for node, path in enumerate(paths) if path is not None]

@@ -60,7 +60,7 @@ def _able(choice: Choice) -> RequestDrafter | None:
     if not len(choice.draft):
         return None
     # what is drawn would be other tokens, of which others are accepted
-    if choice.sequence.speculation.verify != "match":
+    if choice.proposals.sequence.speculation.verify != "match":
         return None
     asked = (drafter for drafter in choice.proposals.of if drafter.guard.drafts_ahead)
     return next(asked, None)
@@ -73,4 +73,4 @@ def settle_ahead(choices: Items[Choice], late: float) -> None:
             late_s = late * ahead.seconds
             ahead.drafter.spent_s += late_s
             name = ahead.drafter.profile.name
-            choice.sequence.counter.drafted_ahead(name, len(ahead.draft), late_s, ahead.seconds - late_s)
+            choice.proposals.sequence.counter.drafted_ahead(name, len(ahead.draft), late_s, ahead.seconds - late_s)

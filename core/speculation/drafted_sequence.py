@@ -44,14 +44,9 @@ class DraftedSequence(ABC):
     def n_left(self) -> int:
         """Tokens that may still be emitted before the end, or before the context is full."""
 
-    @property
     @abstractmethod
-    def may_forbid(self) -> bool:
-        """Whether `possible` may leave out tokens."""
-
-    @abstractmethod
-    def possible(self, draft: Draft) -> np.ndarray | None:
-        """The tokens of a draft that may be emitted, by their places, rising; None for all."""
+    def possible(self, tokens: Items[int], parents: Items[int]) -> list[int] | None:
+        """The tokens of a draft that its constraint does not forbid, by their places, rising; None for all."""
 
     @abstractmethod
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from attrs import Factory, define
 
 from augury import guard
 from augury.errors import PluginError
@@ -36,52 +37,36 @@ def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
     guard.warn("augury.speculation.drafting", f"a drafter failed and is {then}", error, **facts)
 
 
+@define(eq=False)
 class DrafterGuard:
     """A drafter of one request. Its calls return whatever happens, and what they return is no longer the drafter's to change.
 
     A call that fails gives what a drafter gives that has nothing to say, such as an empty draft; `is_left_out` says the rest.
-
-    Attributes:
-        drafter: Which is called.
-        name: The drafter's.
-        id: The request's.
-        seconds: What the last call took; of one for several slots an equal share.
-        is_left_out: Whether it failed. From then on it is told that the request is over, and nothing else.
-        is_asked_alone: Whether it is asked by `draft`: it cannot draft for several slots at once, or was slow or failed when it
-            did, and nobody knows over which.
     """
 
-    def __init__(
-        self, drafter: Drafter, name: str, sequence: DraftedSequence, n_vocab: int, on_failure: Callable[..., object]
-    ) -> None:
-        """Take over a drafter.
-
-        Args:
-            drafter: Of the sequence's slot.
-            name: The drafter's.
-            sequence: The request.
-            n_vocab: V, of the target.
-            on_failure: Told of the drafter's name, the method that failed, the error, and the request's id.
-        """
-        self.drafter = drafter
-        self.name = name
-        self.seconds = 0.0
-        self.is_left_out = False
-        self.is_asked_alone = getattr(type(drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT
-        self.on_failure = on_failure
-        self.id = sequence.id
-        self._sequence = sequence
-        self._n_vocab = n_vocab
-        self._has_begun = False
-        self._slow_calls = guard.SlowCalls()
-        self._text = np.empty(len(sequence.history) + sequence.n_left, np.int32)
-        self._shown = read_only(self._text)
-        self._n_shown = 0
+    drafter: Drafter
+    name: str
+    sequence: DraftedSequence
+    n_vocab: int  # V, of the target
+    on_failure: Callable[..., object]  # told of the drafter's name, the method that failed, the error, and the request's id
+    seconds: float = 0.0  # that the last call took; of one for several slots an equal share
+    is_left_out: bool = False  # it failed: from then on it is told that the request is over, and nothing else
+    # by `draft`: it cannot draft for several slots at once, or was slow or failed when it did, and nobody knows over which
+    is_asked_alone: bool = Factory(
+        lambda self: getattr(type(self.drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT, takes_self=True
+    )
+    _has_begun: bool = False
+    _slow_calls: guard.SlowCalls = Factory(guard.SlowCalls)
+    _text: np.ndarray = Factory(
+        lambda self: np.empty(len(self.sequence.history) + self.sequence.n_left, np.int32), takes_self=True
+    )
+    _shown: np.ndarray = Factory(lambda self: read_only(self._text), takes_self=True)
+    _n_shown: int = 0
 
     @property
     def history(self) -> np.ndarray:
         """The request's text as the drafter sees it, (h,) int32: a copy, for what it does to that is to reach nobody else."""
-        history = self._sequence.history
+        history = self.sequence.history
         self._text[self._n_shown : len(history)] = history[self._n_shown :]
         self._n_shown = len(history)
         return self._shown[: len(history)]
@@ -102,7 +87,7 @@ class DrafterGuard:
         self._has_begun = True
         steps: Iterator[object] = self._call("begin", self._begin, options) or iter(())
         seconds = self._begun()
-        n = len(self._sequence.history)
+        n = len(self.sequence.history)
         for _ in range(_SPARE_STEPS + n):
             if self.is_left_out:
                 return seconds
@@ -118,14 +103,14 @@ class DrafterGuard:
     def _begin(self, options: Any) -> Iterator[object] | None:
         self.drafter.options = options
         if self.drafter.session is not None:
-            self._sequence.describe(self.drafter.session)
-        steps: Any = self.drafter.begin(self.history, self._sequence.n_reused)
+            self.sequence.describe(self.drafter.session)
+        steps: Any = self.drafter.begin(self.history, self.sequence.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps
 
     def _begun(self) -> float:
-        self._sequence.counter.begun(self.name, self.seconds)
+        self.sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
     def ask(self, limit: int, pace: Pace | None = None) -> Ask:
@@ -149,7 +134,7 @@ class DrafterGuard:
     def teacher_forced(self, n: int) -> np.ndarray | None:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say."""
         tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
-        self._sequence.counter.teacher_forced(self.name, self.seconds)
+        self.sequence.counter.took(self.name, self.seconds, "draft_s")
         return tokens
 
     def _teacher_forced(self, n: int) -> np.ndarray | None:
@@ -164,12 +149,12 @@ class DrafterGuard:
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Give it what was computed of tokens that the text keeps."""
         self._call("feed", self.drafter.feed, start, tokens, features)
-        self._sequence.counter.told(self.name, self.seconds)
+        self.sequence.counter.took(self.name, self.seconds, "accept_s")
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""
         self._call("accept", lambda: self.drafter.accept(self.history, verdict))
-        self._sequence.counter.told(self.name, self.seconds)
+        self.sequence.counter.took(self.name, self.seconds, "accept_s")
 
     def end(self) -> None:
         """Tell it that the request is over, if it was told of its beginning."""
@@ -194,7 +179,7 @@ class DrafterGuard:
             None if confidence is None else np.array(confidence[:limit], np.float32),
             None if evidence is None else evidence[:limit],
         )
-        if (seen := misfit(copy, self._n_vocab, len(self.drafter.evidence_chances))) is not None:
+        if (seen := misfit(copy, self.n_vocab, len(self.drafter.evidence_chances))) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return copy
 
@@ -213,7 +198,7 @@ class DrafterGuard:
     def took(self, method: str, seconds: float, n_slots: int = 1) -> None:
         """A call for so many slots took so long."""
         self.seconds = seconds / n_slots
-        if seconds > (limit := self._sequence.speculation.timeout_s):
+        if seconds > (limit := self.sequence.speculation.timeout_s):
             self.is_asked_alone = True
             if (error := self._slow_calls.add(seconds, limit)) is not None:
                 self.fail(method, error)
@@ -222,8 +207,8 @@ class DrafterGuard:
         """A method failed: the drafter is left out."""
         if not self.is_left_out:
             self.is_left_out = True
-            self._sequence.counter.failed(self.name, f"{method}: {guard.describe(error)}")
-            self.on_failure(self.name, method, error, self.id)
+            self.sequence.counter.failed(self.name, f"{method}: {guard.describe(error)}")
+            self.on_failure(self.name, method, error, self.sequence.id)
 
 
 def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
@@ -251,7 +236,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[
             each.is_asked_alone = True
         drafts = [instead(each, ask) for each, ask in zip(guards, asks, strict=True)]
         if not any(each.is_left_out for each in guards):
-            guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.id for each in guards))
+            guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.sequence.id for each in guards))
         return drafts
     seconds = perf_counter() - start
     for each in guards:

@@ -89,10 +89,7 @@ class Drafting:
         drafters = self._drafters[sequence.slot] = RequestDrafters()
         if self._planner is not None:
             drafters.budget = self._planner.new_budget()
-        by_name = {
-            profile.name: (profile, drafter)
-            for profile, drafter in zip(self._profiles, self._chains[sequence.slot], strict=True)
-        }
+        by_name = {each.name: (each, own) for each, own in zip(self._profiles, self._chains[sequence.slot], strict=True)}
         for member in speculation.members if speculation.n_max else ():
             profile, drafter = by_name[member.name]
             guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
@@ -181,8 +178,8 @@ class Drafting:
     def _whole(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft) -> Choice | None:
         """A draft alone, but for what cannot be verified; None where nothing is left, or too little."""
         part, kept = (draft, np.arange(len(draft))) if slot.may_branch else draft.trunk()
-        if (possible := slot.sequence.possible(part)) is not None:
-            part, kept = part.only(possible), kept[possible]
+        if (possible := slot.sequence.possible(part.tokens.tolist(), part.above.tolist())) is not None:
+            part, kept = part.only(np.array(possible, np.int64)), kept[possible]
         speculation = slot.sequence.speculation
         # what a drafter drew may end it early: to throw that away would favour other draws
         n_min = 1 if speculation.verify == "rejection" else slot.n_min
@@ -231,9 +228,9 @@ class Drafting:
 
     def _forbid(self, slots: Items[SlotProposals]) -> None:
         """Leave out what constraints forbid."""
-        for slot in (slot for slot in slots if len(slot.tree) and slot.sequence.may_forbid):
-            if (possible := slot.sequence.possible(slot.tree.part(range(len(slot.tree))))) is not None:
-                slot.forbid(possible.tolist())
+        for slot in slots:
+            if (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
+                slot.forbid(possible)
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:
         """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
@@ -293,15 +290,13 @@ class Drafting:
 
     def n_top(self, choice: Choice) -> int:
         """How many of the most probable tokens a slot's drafters want to be told of."""
-        asked = choice.proposals.of
-        return max(
-            (each.profile.n_top for each in choice.proposals.drafters.members if not self._planner or each in asked), default=0
-        )
+        told = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
+        return max((drafter.profile.n_top for drafter in told), default=0)
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters what became of the round."""
         proposals = choice.proposals
-        sequence = choice.sequence
+        sequence = proposals.sequence
         emitted = sequence.history[-outcome.n_emitted :].tolist()
         if proposals.agreement is not None and len(proposals.of) > 1 and not sequence.speculation.synthetic:
             proposals.tree.teach(proposals.agreement, emitted)

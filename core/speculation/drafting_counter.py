@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -41,10 +41,6 @@ class DraftingCounter:
         counts["drafts"] += n_proposed > 0
         counts["draft_s"] += seconds
 
-    def teacher_forced(self, drafter: str, seconds: float) -> None:
-        """A drafter said for so long what it would have drafted."""
-        self._counts[drafter]["draft_s"] += seconds
-
     def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
         """A drafter drafted so many tokens while a pass was computed, which hid it but for `late_s`."""
         counts = self._counts[drafter]
@@ -66,9 +62,9 @@ class DraftingCounter:
             for position in range(n):
                 places[position] += 1
 
-    def told(self, drafter: str, seconds: float) -> None:
-        """A drafter was told what became of the round, and took so long."""
-        self._counts[drafter]["accept_s"] += seconds
+    def took(self, drafter: str, seconds: float, of: Literal["draft_s", "accept_s"]) -> None:
+        """A drafter was asked for no draft, but took so long to say what it would have drafted, or to hear of the text."""
+        self._counts[drafter][of] += seconds
 
     def drafters(self) -> dict[str, DrafterStats]:
         """What it comes to so far, by drafter."""

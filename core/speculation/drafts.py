@@ -75,9 +75,7 @@ class DrafterProfile:
     features: tuple[str, ...] = ()
     chances: Chances = Factory(lambda self: Chances(is_costly=self.is_costly, is_certain=self.is_certain), takes_self=True)
     cost: DraftCost = Factory(DraftCost)
-    budget: LossBudget = Factory(
-        lambda: LossBudget(0.0, 0.0, 0.0)
-    )  # of a costly one: what it may lose in all requests together
+    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # of a costly one, in all requests together
     can_be_teacher_forced: bool = True  # as far as is known
     n_waited: int = 0  # rounds since it was asked, where it is costly
     interval: int = 0  # rounds between tries
@@ -127,7 +125,7 @@ class RequestDrafter:
             return
         tokens, node = proposal.draft.tokens.tolist(), -1
         children: dict[int, list[int]] = {}  # by place in the draft, -1 for the history
-        for i, parent in enumerate(proposal.parents):
+        for i, parent in enumerate(proposal.draft.above.tolist()):
             children.setdefault(parent, []).append(i)
         for token in emitted:
             tried = [i for i in children.get(node, ()) if not forbidden or forbidden[proposal.nodes[i]]]
@@ -189,11 +187,6 @@ class Proposal:
     grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
-    @property
-    def parents(self) -> Items[int]:
-        """(k,) of each token the place of the one that it follows, -1 for the history."""
-        return range(-1, len(self.nodes) - 1) if self.draft.parents is None else self.draft.parents.tolist()
-
     def verified(self, nodes: Items[int], accepted: Items[int]) -> tuple[int, list[int]]:
         """How many of its tokens were verified, and which were accepted, rising.
 
@@ -208,7 +201,7 @@ class Proposal:
     def depth(self, nodes: Collection[int]) -> int:
         """How many of its tokens can be accepted at most, if these nodes are verified."""
         depths = [0]  # of the history, then of each token; those after one that is left out do not matter
-        for node, parent in zip(self.nodes, self.parents, strict=True):
+        for node, parent in zip(self.nodes, self.draft.above.tolist(), strict=True):
             depths.append(depths[parent + 1] + 1 if node in nodes else 0)
         return max(depths)
 
@@ -263,11 +256,6 @@ class Choice:
     draft: Draft = Factory(Draft)  # k tokens
     nodes: Items[int] = ()  # (k,) of the slot's tree
     probed: RequestDrafter | None = None  # asked not because it promises more, but to see whether it does
-
-    @property
-    def sequence(self) -> DraftedSequence:
-        """Whose."""
-        return self.proposals.sequence
 
     @property
     def names(self) -> list[str]:

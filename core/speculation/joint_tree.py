@@ -175,12 +175,8 @@ class JointTree(Generic[Proposer]):
         is_chain = all(parent == i - 1 for i, parent in enumerate(parents))
         probabilities = None
         if self.drawn:
-            rows = [self.drawn.get(node) for node in nodes]
-            n_vocab = len(next(iter(self.drawn.values())))
-            probabilities = np.zeros((len(nodes), n_vocab), np.float32)
-            for i, row in enumerate(rows):
-                if row is not None:
-                    probabilities[i] = row
+            certain = np.zeros_like(next(iter(self.drawn.values())))
+            probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
         confidence = np.array([self.chances[node] for node in nodes], np.float32)
         tokens = [self.tokens[node] for node in nodes]
         return Draft(tokens, None if is_chain else parents, probabilities, confidence)

@@ -111,13 +111,7 @@ class _AlwaysAhead(DraftPlanner):
     def __init__(self) -> None:
         super().__init__(PassCosts([PassTime(1, 0, 1.0)], 1), ())
 
-    def n_ahead(
-        self,
-        choices: Items[Choice],  # noqa: ARG002
-        able: Items[tuple[Choice, RequestDrafter, np.ndarray]],
-        n_beside: int,  # noqa: ARG002
-        begun_s: float,  # noqa: ARG002
-    ) -> list[int]:
+    def n_ahead(self, choices: Items[Choice], able: Items[Any], *_: Any, **__: Any) -> list[int]:  # noqa: ARG002
         return [_N_AHEAD for _ in able]
 
 

@@ -23,14 +23,14 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     counter.drafted("other", 0, 0.125)
     counter.round(["one"] * 3, 3, 2, 3)
     counter.verified("one", 3, 2, 3)
-    counter.told("one", 0.0625)
+    counter.took("one", 0.0625, "accept_s")
     counter.begun("other", 8.0)  # with a text that was cut in the middle of the answer: no prompt time
     now[0] += 1
-    counter.teacher_forced("other", 0.5)
+    counter.took("other", 0.5, "draft_s")
     counter.drafted("one", 2, 0.25)
     counter.round(["one"], 1, 0, 1)
     counter.verified("one", 1, 0, 1)
-    counter.told("other", 0.125)
+    counter.took("other", 0.125, "accept_s")
     counter.failed("other", "draft: broken")
     now[0] += 9
     one = DrafterStats(2, 2, 2, 4, 2, (2, 1, 1), (1, 1, 0), 0.5, 0.5, 0.0625)

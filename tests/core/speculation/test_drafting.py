@@ -199,7 +199,7 @@ def test_a_drafter_is_told_which_tokens_of_its_own_tree_were_accepted_whatever_p
 
     monkeypatch.setattr(EngineContext, "may_branch", may_branch)
     allowed = possible or range(6)
-    monkeypatch.setattr(Sequence, "possible", lambda _, draft: np.array([node for node in allowed if node < len(draft)], int))
+    monkeypatch.setattr(Sequence, "possible", lambda _, tokens, parents: [node for node in allowed if node < len(tokens)])
     with toy_engine(drafter=Bushy) as engine:
         result = engine.generate([1], max_tokens=8, **GREEDY)
         verdict = next(event[1] for event in engine._drafters[0].events if event[0] == "accept")
@@ -308,7 +308,7 @@ class Told(DraftPlanner):
     def observe_round(self, rounds, depth, n_beside, pass_s):
         self.passed.append(n_beside + sum(1 + len(choice.draft) for choice, _ in rounds))
         if not n_beside:
-            lengths = [len(choice.sequence.history) - outcome.n_emitted for choice, outcome in rounds]
+            lengths = [len(choice.proposals.sequence.history) - outcome.n_emitted for choice, outcome in rounds]
             self.depths.append((depth, lengths))
 
 
