@@ -102,7 +102,9 @@ class Sampler:
         params: How, with the seed in force.
         is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
             call.
-        error: Why no token could be chosen, where a constraint or a logits processor is the reason.
+        follows_text: Whether a constraint or mirostat goes along with the text, so that tokens must be asked for in the order
+            of their indices, each after the tokens that are emitted before it.
+        error: Why no token could be chosen at the last place asked for, where a constraint or a logits processor is the reason.
         drawn_from: By index, what tokens were drawn from, if that is kept; of those that are certain there may be nothing.
     """
 
@@ -129,8 +131,7 @@ class Sampler:
             late: Tokens that are not among the first `n_early` of the request.
             n_early: See `late`.
             processors: Steps over whole rows, float32, before anything else.
-            constraint: What it does not allow is not drawn. Tokens are then asked for in the order of their indices; so they
-                are where mirostat is used.
+            constraint: What it does not allow is not drawn.
             breakers: Of `dry`.
             infill: The sampler of that name.
             keeps_drawn: Whether `drawn_from` is wanted.
@@ -167,6 +168,7 @@ class Sampler:
         if first in _UNSORTED:
             steps[first] = _sorting(steps[first])
         self._steps = tuple(steps.values())
+        self.follows_text = constraint is not None or params.mirostat > 0
         self._mirostat: Mirostat | None = None
         if params.mirostat and not params.is_greedy:
             tuning = params.mirostat_tau, params.mirostat_eta
@@ -213,6 +215,7 @@ class Sampler:
 
     def _drawn_from(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same with the logits in between; where it stays unsorted, only the best token has its place."""
+        self.error = None
         if self._mirostat is not None:
             self._mirostat.go_on(history, index)
         try:
@@ -237,7 +240,7 @@ class Sampler:
         return ids, values, probabilities
 
     def uniforms(self, index: int) -> tuple[float, float]:
-        """Two numbers in [0, 1) for token `index`, to verify by rejection with; the second is the one that `choose` takes."""
+        """Two numbers in [0, 1) for token `index`, for `verification.reject`; the second is the one that `choose` takes."""
         index += self.params.seed_offset
         return self._acceptance(index), self._uniform(index)
 

@@ -212,6 +212,7 @@ class Sequence(DraftedSequence):
                 draft.probabilities,
                 lambda node, depth: sampler.distribution(logits, first_row + 1 + node, text(node, depth), n_emitted + depth),
                 lambda depth: sampler.uniforms(n_emitted + depth),
+                1 if sampler.follows_text else None,
             )
         if parents is None:
             return match(tokens, lambda i: choose(i - 1, i))

@@ -84,45 +84,85 @@ def reject(
     probabilities: np.ndarray | None,
     target: Callable[[int, int], Distribution],
     uniform: Callable[[int], tuple[float, float]],
+    n_block: int | None = None,
 ) -> Accepted:
-    """Accept a drawn token with probability min(1, p/q); draw from what is left of p where it is refused.
+    """Accept drawn tokens block by block; draw from what is left of p where the rest of a block is refused.
 
-    Where the token drawn from that is another one of the draft in the same place, it is accepted as well. What is emitted is
-    distributed as by the target alone, but not token by token the same.
+    A block is a path of drawn tokens. After i of them it has the weight w(i), of at most 1, and p is the target's distribution
+    of the token that follows, q what the block's next token was drawn from::
+
+        w(0) = 1,  w(i+1) = min(1, w(i) p/q)    the chance that more than i tokens are accepted, where the next one is known
+        left(i)  = max(0, w(i) p - q)           by token; its sum is L(i)
+        h(i) = L(i) / (L(i) + 1 - w(i))         the chance that i tokens are accepted if more are not
+
+    A token follows the first i with weight min(w(i) p, q), as the next of the block, and with left(i), as one drawn from what
+    is left: together w(i) p. So after any i accepted tokens the next one is distributed as by the target. A ratio p/q above 1
+    makes up for one below 1 before it, so w(i) is never less than the product of min(1, p/q), which is the chance of a block's
+    tokens to be accepted one by one, as blocks of one token.
+
+    Where the token drawn from what is left is another one of the draft in the same place, it is accepted as well, and another
+    block may follow it. What is emitted is distributed as by the target alone, but not token by token the same.
 
     Args:
         draft: k proposed tokens.
         parents: (k,), parents[i] < i is what token i follows, -1 the history. Of the tokens after one parent at most one was
-            drawn.
-        probabilities: (k, V), q: what each was drawn from; a row of zeros, or None for all, where it was certain. To leave a
-            drawn token out because of what it is would be a bias.
+            drawn. Tokens before it may decide whether it is there; to leave a drawn token out because of what it is would be a
+            bias.
+        probabilities: (k, V), q: what each was drawn from; a row of zeros, or None for all, where it was certain.
         target: target(i, d) is p, the target's distribution after draft token i, -1 for the history, which has d tokens of the
-            draft before and including it; called in order.
-        uniform: uniform(d) gives two numbers in [0, 1) for depth d: one to accept by, one to draw by.
+            draft before and including it; called after what a token follows was asked for, and never after an impossible one.
+        uniform: uniform(d) gives two numbers in [0, 1) for depth d: one to accept a block by that begins there, one to draw by.
+            Each is used once, so a later round must not depend on the number of a depth that this one accepted by.
+        n_block: Tokens of a block at most; of 1 the target is asked for nothing after a refused token.
 
-    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3; of several
+    Source: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444), algorithm 2; of single
+    tokens Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3; of several
     candidates Miao et al. 2023, "SpecInfer" (arXiv 2305.09781), section 4.3, where only one was drawn.
     """
     emitted: list[int] = []
     path: list[int] = []
     node = -1
     while True:
-        ids, p = target(node, len(path))
-        accept, draw = uniform(len(path))
-        following = [i for i in range(node + 1, len(draft)) if parents[i] == node]
-        drawn = next((i for i in following if probabilities is not None and probabilities[i].any()), None)
-        if drawn is not None and probabilities is not None:
-            p_token = float(p[ids == draft[drawn]].sum())
-            if accept * float(probabilities[drawn, draft[drawn]]) < p_token:
-                emitted.append(int(draft[drawn]))
-                path.append(node := drawn)
-                continue
-            rest = np.maximum(p - probabilities[drawn, ids], 0.0)
-            p = rest if rest.sum() > 0 else p  # nothing is left where rounding alone refused
-        emitted.append(_drawn(ids, p, draw))
-        if (found := next((i for i in following if i != drawn and draft[i] == emitted[-1]), None)) is None:
+        block = [] if probabilities is None else _drawn_path(draft, parents, probabilities, node)[:n_block]
+        left, chances, weight = list[Distribution](), list[float](), 1.0
+        for before, i in zip([node, *block], block, strict=False):
+            ids, p = target(before, len(path) + len(left))
+            q = probabilities[i]  # type: ignore[index] # there is no block without them
+            rest = np.maximum(weight * p - q[ids], 0.0)
+            sum_left = float(rest.sum())
+            left.append((ids, rest) if sum_left > 0 else (ids, p))  # nothing is left where rounding alone refused
+            chances.append(sum_left / (sum_left + (1.0 - weight)) if sum_left > 0 else 0.0)
+            weight = min(weight * float(p[ids == draft[i]].sum()) / float(q[draft[i]]), 1.0)
+            if not weight:
+                break
+        n_accepted = _n_accepted([*chances, weight], uniform(len(path))[0])
+        for node in block[:n_accepted]:
+            emitted.append(int(draft[node]))
+            path.append(node)
+        if block and n_accepted == len(block):
+            continue
+        ids, p = left[n_accepted] if block else target(node, len(path))
+        emitted.append(_drawn(ids, p, uniform(len(path))[1]))
+        here = (i for i in range(node + 1, len(draft)) if parents[i] == node and draft[i] == emitted[-1])
+        if (found := next(here, None)) is None:
             return Accepted(emitted, path)
         path.append(node := found)
+
+
+def _drawn_path(draft: Sequence[int], parents: Sequence[int], probabilities: np.ndarray, node: int) -> list[int]:
+    """The drawn tokens that follow a node one after another."""
+    later = range(node + 1, len(draft))
+    return [node := i for i in later if parents[i] == node and probabilities[i, draft[i]] > 0]
+
+
+def _n_accepted(chances: Sequence[float], uniform: float) -> int:
+    """The last place of a block that is accepted, each with its chance, the first at any rate; one number decides for all."""
+    refused = 1.0
+    for n in range(len(chances) - 1, 0, -1):
+        refused *= 1.0 - chances[n]
+        if uniform < 1.0 - refused:
+            return n
+    return 0
 
 
 def accept_by_chance(

@@ -8,6 +8,7 @@ from toys import ScriptedDrafter, toy_engine
 from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter
+from augury.testing.toys import registry_with_toys
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
 
@@ -184,5 +185,41 @@ def test_rejection_draws_each_token_by_its_own_numbers(drafter, monkeypatch):
     monkeypatch.setattr(Sampler, "uniforms", noted)
     with toy_engine(drafter=drafter, verify="rejection") as engine:
         result = engine.generate([1, 2], max_tokens=40, **WAYS["sampled"])
-    assert places == list(range(40))
+    assert list(dict.fromkeys(places)) == list(range(40))
     assert drafter is None or result.stats.n_accepted > 2
+
+
+class Drawn(Drafter):
+    """Draws drafts of four tokens, each token as probable as any other."""
+
+    name = "drawn"
+
+    def __init__(self, model):
+        super().__init__(None, None)
+        self.rng, self.n_vocab = np.random.default_rng(1), model.info.n_vocab
+
+    def draft(self, history, limit):
+        k = min(limit, 4)
+        rows = np.full((k, self.n_vocab), 1 / self.n_vocab, np.float32)
+        return Draft(self.rng.integers(self.n_vocab, size=k), probabilities=rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "looks_ahead"), [({}, True), ({"mirostat": 2}, False), ({"constraint": "toy-residues:modulus=2"}, False)]
+)
+def test_blocks_are_verified_ahead_of_what_is_emitted_unless_something_follows_the_text(how, looks_ahead, monkeypatch):
+    asked, distribution = [], Sampler.distribution
+
+    def noted(self, logits, row, history, index):
+        asked.append(history[len(history) - index :].tolist())
+        return distribution(self, logits, row, history, index)
+
+    monkeypatch.setattr(Sampler, "distribution", noted)
+    with toy_engine(drafter=Drawn, verify="rejection", registry=registry_with_toys()) as engine:
+        result = engine.generate([1, 2], max_tokens=40, temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=3, **how)
+    assert result.stats.n_accepted > 2
+    emitted = list(result.tokens)
+    if looks_ahead:
+        assert any(text != emitted[: len(text)] for text in asked)
+    else:
+        assert asked == [emitted[:i] for i in range(40)]

@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
-from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
+from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance
 
 
 @given(draft=st.lists(st.integers(0, 3), max_size=8), target=st.lists(st.integers(0, 3), min_size=9, max_size=9))
@@ -56,98 +55,6 @@ def test_a_tree_without_branches_is_a_chain(chain, target):
     as_tree = match_tree(chain, list(range(-1, len(chain) - 1)), lambda _, depth: target[depth])
     as_chain = match(chain, target.__getitem__)
     assert (as_tree.tokens, list(as_tree.path)) == (as_chain.tokens, list(as_chain.path))
-
-
-P = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.1, 0.4, 0.4], [0.25, 0.25, 0.25, 0.25]])  # after 0, 1 and 2 draft tokens
-
-
-def chi_square(counts, p):
-    expected = p * counts.sum()
-    assert (counts[expected == 0] == 0).all()
-    return float(((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum())
-
-
-@pytest.mark.parametrize(
-    "q",
-    [
-        [[0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1]],
-        [[0.5, 0.3, 0.2, 0.0], [0.1, 0.1, 0.4, 0.4]],  # the target's own
-        [[0.0, 0.0, 0.1, 0.9], [0.97, 0.01, 0.01, 0.01]],
-        None,  # certain, of token 1 and then of token 2
-    ],
-)
-def test_rejection_keeps_the_target_s_distribution(q):
-    rng = np.random.default_rng(5)
-    n = 20_000
-    first, second = np.zeros(4), np.zeros(4)
-    n_accepted = 0
-    ids, probabilities = np.arange(4), None if q is None else np.array(q, np.float32)
-    drafts = np.tile([1, 2], (n, 1)) if q is None else np.column_stack([rng.choice(4, n, p=row) for row in q])
-    for drawn, numbers in zip(drafts.tolist(), rng.random((n, 3, 2)).tolist(), strict=True):
-        accepted = reject(drawn, [-1, 0], probabilities, lambda _, depth: (ids, P[depth]), numbers.__getitem__)
-        assert accepted.tokens[:-1] == drawn[: len(accepted.path)]
-        n_accepted += len(accepted.path) > 0
-        first[accepted.tokens[0]] += 1
-        if len(accepted.tokens) > 1:
-            second[accepted.tokens[1]] += 1
-    # 3 degrees of freedom: 16.27 is exceeded once in a thousand times
-    assert chi_square(first, P[0]) < 16.27
-    assert chi_square(second, P[1]) < 16.27
-    expected_rate = P[0, 1] if q is None else np.minimum(P[0], q[0]).sum()
-    assert abs(n_accepted / n - expected_rate) < 4 * np.sqrt(0.25 / n)
-
-
-@pytest.mark.parametrize("q", [None, [0.25, 0.25, 0.25, 0.25], [0.0, 0.9, 0.1, 0.0], [0.5, 0.3, 0.2, 0.0]])
-def test_of_a_tree_rejection_keeps_the_target_s_distribution_too(q):
-    """After the history two certain tokens and perhaps a drawn one, and the same after the first certain one."""
-    rng = np.random.default_rng(8)
-    n, parents = 30_000, [-1, -1, 0, 0] if q is None else [-1, -1, -1, 0, 0, 0]
-    first, second = np.zeros(4), np.zeros(4)
-    n_accepted = np.zeros(3)
-    for numbers in rng.random((n, 3, 2)).tolist():
-        drawn = [] if q is None else rng.choice(4, 2, p=q).tolist()
-        draft = [1, 2, *drawn[:1], 0, 3, *drawn[1:]]
-        rows = None if q is None else np.float32([[0.0] * 4, [0.0] * 4, q] * 2)
-        accepted = reject(draft, parents, rows, lambda _, depth: (np.arange(4), P[depth]), numbers.__getitem__)
-        assert [draft[i] for i in accepted.path] == accepted.tokens[:-1]
-        assert [parents[i] for i in accepted.path] == [-1, *accepted.path[:-1]][: len(accepted.path)]
-        first[accepted.tokens[0]] += 1
-        n_accepted[len(accepted.path)] += 1
-        if accepted.path and accepted.path[0] == 0:
-            second[accepted.tokens[1]] += 1
-    assert chi_square(first, P[0]) < 16.27
-    assert chi_square(second, P[1]) < 16.27
-    assert 1 - n_accepted[0] / n > P[0, 1:3].sum() - 0.02, "the drawn one adds to what the others accept"
-
-
-@given(
-    draft=st.lists(st.integers(0, 3), max_size=3),
-    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8),
-)
-def test_a_row_of_zeros_counts_as_certain(draft, numbers):
-    def verified(probabilities):
-        target = lambda _, depth: (np.arange(4), P[depth % 3])
-        accepted = reject(
-            draft, range(-1, len(draft) - 1), probabilities, target, lambda d: (numbers[2 * d], numbers[2 * d + 1])
-        )
-        return accepted.tokens, list(accepted.path)
-
-    assert verified(None) == verified(np.zeros((len(draft), 4), np.float32))
-
-
-def test_a_draft_that_the_target_finds_certain_is_accepted_and_an_impossible_one_is_not():
-    def target(_, depth):
-        return np.array([3]), np.array([1.0])
-
-    def uniform(depth):
-        return 0.999, 0.0
-
-    assert reject([3, 3], [-1, 0], None, target, uniform).tokens == [3, 3, 3]
-    assert reject([2], [-1], None, target, lambda _: (0.0, 0.5)).tokens == [3]
-    # rounding alone refused it, and nothing else is left
-    row, last = np.eye(4, dtype=np.float32)[3:], 1 - 2**-53
-    nearly = (np.array([3, 2]), np.array([last, 0.0]))
-    assert reject([3], [-1], row, lambda *_: nearly, lambda _: (last, 0.5)).tokens == [3]
 
 
 def test_chance_accepts_each_position_at_its_rate():
