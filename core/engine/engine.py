@@ -141,8 +141,8 @@ class Engine(Evaluations):
             spec_fixed: Draft in every round as far as `draft_max` allows, by the first drafter that has something to propose;
                 otherwise drafter and length, 0 included, are those that by measured costs give most tokens per second.
             spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
-                `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
-                `spec_fixed`, for what is drafted has a part in what is emitted.
+                `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. What is drafted
+                has a part in what is emitted there, so a seed repeats its text with `spec_fixed` alone.
             spec_synth_rates: For benchmarks: the chance that a draft's token 1, 2, … is accepted where all before it were, the
                 last for all after it. The text is then not the model's; trees are verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
@@ -171,13 +171,12 @@ class Engine(Evaluations):
         check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
-        is_fixed = spec_fixed or spec_verify == "rejection"
         chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         chosen += serving_drafters(registry, chosen) if chosen else []
         members = tuple(member for _, member in chosen)
-        speculation = Speculation(members, draft_max, draft_min, is_fixed, spec_verify, synthetic, spec_timeout)
+        speculation = Speculation(members, draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
         loader = Loader(registry, device, progress or Progress(), files)
         with loader.closed_on_failure() as made:
@@ -194,7 +193,8 @@ class Engine(Evaluations):
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
             replays = context.replays_accepted
-            planner = None if is_fixed or not draft_max else planner_for(target, chains[0], draft_max, replays_accepted=replays)
+            has_none = spec_fixed or draft_max == 0
+            planner = None if has_none else planner_for(target, chains[0], draft_max, replays_accepted=replays)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}

@@ -37,18 +37,19 @@ class Best:
 def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_accepted: bool = False) -> Best:
     """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n.
 
-    A child never ranks before its parent. What was drawn comes first, and is taken in any case.
+    A child never ranks before its parent. What was drawn comes first, in the order in which it was proposed, and is taken in
+    any case as far as there is room: whether it is must not depend on which token it is.
 
     Args:
         slots: With their trees.
         curve: Of the pass.
         replays_accepted: See `DraftPlanner`; no tree branches then.
     """
-    drawn = [set(slot.tree.ancestry(slot.tree.drawn)) for slot in slots]
+    reach, drawn = [slot.reach() for slot in slots], [slot.drawn for slot in slots]
     ranked = sorted(
-        (node not in drawn[i], -chance, i, node)
-        for i, slot in enumerate(slots)
-        for node, chance in enumerate(slot.reach())
+        (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)
+        for i, chances in enumerate(reach)
+        for node, chance in enumerate(chances)
         if chance > _UNLIKELY or node in drawn[i]
     )
     draft_s = sum(drafter.spent_s for slot in slots for drafter in slot.of)
@@ -57,11 +58,11 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     left_out: set[tuple[int, int]] = set()
     n_best, n_short, expected = 0, 0, float(len(slots))
     best_rate = (expected + _GAIN) / (curve.hoped[0] + draft_s)
-    for is_chosen, negative, i, node in ranked:
-        slot, count, n, chance = slots[i], counts[i], len(taken), -negative
+    for is_chosen, _, i, node in ranked:
+        slot, count, n, chance = slots[i], counts[i], len(taken), reach[i][node]
         if count == slot.limit:
             continue
-        if (i, slot.tree.parents[node]) in left_out or not _is_covered(slot, node, count, curve, n):
+        if (i, slot.tree.parents[node]) in left_out or (is_chosen and not _is_covered(slot, node, count, curve, n)):
             left_out.add((i, node))
             continue
         n_short += (count + 1 < slot.n_min) - (0 < count < slot.n_min)

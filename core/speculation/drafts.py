@@ -220,6 +220,7 @@ class SlotProposals:
     of: dict[RequestDrafter, Proposal] = Factory(dict)  # of those that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
     _reach: list[float] | None = None
+    _drawn: list[int] = Factory(list)
 
     def take(self, drafter: RequestDrafter, draft: Draft) -> None:
         """Take a draft as it is, alone."""
@@ -242,10 +243,21 @@ class SlotProposals:
         """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
         if self._reach is None:
             self._reach = self.tree.reach(self.agreement)
+            self._drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
             if not self.may_branch:
                 path = set(self.tree.best_path(self._reach))
                 self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]
+                self._drawn = [node for node in self._drawn if node in path]
         return self._reach
+
+    @property
+    def drawn(self) -> list[int]:
+        """The nodes of the tree that are verified whatever their chance: what was drawn, each after what it follows.
+
+        They are in the order of their drafters, so which of them there is room for does not depend on what later ones drew.
+        """
+        self.reach()
+        return self._drawn
 
 
 @frozen(eq=False)

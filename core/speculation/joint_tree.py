@@ -98,7 +98,7 @@ class JointTree(Generic[Proposer]):
                 self.chances[node] = max(self.chances[node], chance)
                 if proposer not in self.proposers[node]:
                     self.proposers[node].append(proposer)
-            if draft.probabilities is not None and at not in self._has_drawn:
+            if draft.probabilities is not None and draft.probabilities[i, token] > 0 and at not in self._has_drawn:
                 self.drawn[node] = draft.probabilities[i]
                 self._has_drawn.add(at)
             nodes.append(node)
@@ -158,10 +158,11 @@ class JointTree(Generic[Proposer]):
                 break
 
     def best_path(self, reach: Items[float]) -> list[int]:
-        """The nodes from the history on, each time to the child that is likeliest."""
+        """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
         best: dict[int, int] = {}
         for node, parent in enumerate(self.parents):
-            if reach[node] > (reach[best[parent]] if parent in best else 0.0):
+            is_better = reach[node] > (reach[best[parent]] if parent in best else 0.0)
+            if node in self.drawn or (is_better and best.get(parent) not in self.drawn):
                 best[parent] = node
         path, node = list[int](), -1
         while (node := best.get(node, -1)) >= 0:

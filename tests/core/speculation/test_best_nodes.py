@@ -1,0 +1,100 @@
+"""What a planner takes of drawn drafts leaves the distribution of what is emitted as it is."""
+
+import inspect
+
+import numpy as np
+import pytest
+from oracles.chances import distribution
+from oracles.drawn_drafts import Text, distance, verified
+from oracles.planner_scenarios import request_of, slot_of
+from toys import planner_of
+
+from augury.speculation import best_nodes as module
+from augury.speculation.best_nodes import PassCurve, best_nodes
+from augury.speculation.costs import PassCosts, PassTime
+from augury.types import Draft
+
+COSTS = PassCosts([PassTime(1, 0, 1.0)], 1)
+CURVES = {"free": [1.0 + 0.01 * n for n in range(40)], "dear": [1.0 + 0.5 * n for n in range(40)]}
+
+
+def drawn(text, chance):
+    """A drawn draft whose confidence tells which tokens it drew."""
+    tokens, _, rows = text.chain(chance)
+    confidence = [row[token] for token, row in zip(tokens, rows, strict=True)]
+    return Draft(tokens, None, np.array(rows, np.float32).reshape(len(tokens), text.n_vocab), np.array(confidence, np.float32))
+
+
+def rivals(seed):
+    """A target and two drafters that draw, whose probabilities float32 holds."""
+    texts = Text(seed, 2), Text(seed + 1000, 2)
+    for text in texts:
+        text.q = {each: np.floor(q * 64) / 64 for each, q in text.q.items()}
+        for q in text.q.values():
+            q[q.argmax()] += 1 - q.sum()
+    texts[1].p = texts[0].p
+    return texts
+
+
+def outcomes(seed, *, limit, curve="free", may_branch=True, budget=8.0, is_costly=True, choose=best_nodes):
+    """What is emitted where a lookup, two drafters that draw, and another slot's drafter share a pass."""
+    first, second = rivals(seed)
+    certain = np.random.default_rng(seed).integers(first.n_vocab, size=2).tolist()
+    known, verified_by = PassCurve(CURVES[curve], CURVES[curve]), {}
+
+    def taken(*drafts):
+        request = request_of(planner_of(COSTS, False, is_costly, True))
+        request.budget.seconds = budget
+        slot = slot_of(request, dict(enumerate((Draft(certain), *drafts))), limit)
+        slot.may_branch = may_branch
+        beside = slot_of(request_of(planner_of(COSTS, False)), {0: Draft(certain)})
+        ((nodes, _),) = [choose([slot, beside], known).nodes]
+        part = slot.tree.part(nodes)
+        assert len(nodes) <= limit
+        assert may_branch or part.parents is None
+        rows = [] if part.probabilities is None else part.probabilities.astype(float).tolist()
+        return part.tokens.tolist(), part.above.tolist(), rows
+
+    def run(chance):
+        drafts = drawn(first, chance), drawn(second, chance)
+        key = tuple(tuple(draft.tokens.tolist()) for draft in drafts)
+        if key not in verified_by:
+            verified_by[key] = taken(*drafts)
+        return verified(first, verified_by[key], chance)
+
+    return first, distribution(run)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 6])
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("may_branch", [True, False])
+def test_what_is_taken_of_drawn_drafts_keeps_the_distribution(limit, curve, may_branch):
+    for seed in range(3):
+        assert distance(*outcomes(seed, limit=limit, curve=curve, may_branch=may_branch)) < 1e-12
+
+
+def test_a_budget_keeps_it_as_well():
+    """Of a lookup that draws, another drafter's token may be the same, and paid for by that one."""
+    for seed in range(3):
+        assert distance(*outcomes(seed, limit=6, curve="dear", budget=0.0, is_costly=False)) < 1e-12
+
+
+FAULTS = {
+    "the likeliest of the drawn first": ("(False, drawn[i].index(node), i, node)", "(False, -chance, i, node)", {"limit": 3}),
+    "drawn tokens by their places": ("drawn[i].index(node), i", "0, i", {"limit": 2}),
+    "drawn tokens by their chance": ("slot.drawn for", "[] for", {"limit": 2}),
+    "drawn tokens by the budget": (
+        "(is_chosen and not _is_covered",
+        "(not _is_covered",
+        {"limit": 6, "curve": "dear", "budget": 0.0, "is_costly": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_choice_by_what_was_drawn_emits_something_else(fault):
+    before, after, how = FAULTS[fault]
+    source, names = inspect.getsource(best_nodes), dict(vars(module))
+    assert source.count(before) == 1
+    exec(source.replace(before, after), names)
+    assert max(distance(*outcomes(seed, choose=names["best_nodes"], **how)) for seed in range(6)) > 1e-3
