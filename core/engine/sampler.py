@@ -207,11 +207,11 @@ class Sampler:
             index: How many tokens the request emitted before this one.
 
         Returns:
-            ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
-            the row is not finite, or `error` says why there is no token, -1 is certain.
+            ids (m,) int32 and probabilities (m,) float64, the most probable first; one of probability 1 at temperature 0.
+            Where the row is not finite, or `error` says why there is no token, -1 is certain.
         """
-        ids, values, probabilities = self._drawn_from(logits, row, history, index)
-        return _sorted(ids, values, probabilities) if self._stays_unsorted else (ids, probabilities)
+        ids, _, probabilities = self._drawn_from(logits, row, history, index)
+        return ids, probabilities
 
     def _drawn_from(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same with the logits in between; where it stays unsorted, only the best token has its place."""

@@ -475,7 +475,8 @@ def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_le
 
 
 @pytest.mark.sample(0)
-def test_rejection_keeps_the_distribution_of_the_target():
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_rejection_keeps_the_distribution_of_the_target(is_planned):
     """The second token of many requests, whose draft is drawn from something else than the target."""
 
     class Guess(Drafter):
@@ -490,7 +491,9 @@ def test_rejection_keeps_the_distribution_of_the_target():
             return Draft([int(self.rng.choice(4, p=[0.4, 0.3, 0.2, 0.1]))], probabilities=q)
 
     counts = np.zeros(4)
-    with toy_engine(n_vocab=4, drafter=Guess, verify="rejection") as engine:
+    lookup = lambda _: ScriptedDrafter(ToyModel(n_vocab=4))  # which makes a tree of it, where it guesses something else
+    how = {"drafter": [lookup, Guess], "planner": constant(2)} if is_planned else {"drafter": Guess}
+    with toy_engine(n_vocab=4, verify="rejection", **how) as engine:
         logits = ToyModel(n_vocab=4).logits(np.array([1, 2]))
         for seed in range(3000):
             result = engine.generate([1], max_tokens=3, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
