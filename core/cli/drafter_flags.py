@@ -69,7 +69,8 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
         "--spec-verify",
         choices=VERIFY,
         default="match",
-        help="match: the output is that of plain decoding; rejection: it has the same distribution (default: match)",
+        help="match: the output is that of plain decoding; rejection: it has the same distribution, and a seed repeats it with "
+        "--spec-fixed alone (default: match)",
     )
     parser.add_argument(
         "--spec-synth-rates",

@@ -34,8 +34,9 @@ class JointTree(Generic[Proposer]):
         parents: By node, -1: the history.
         chances: By node: that it is right where its parent is; 0 of one that is forbidden.
         proposers: By node.
-        drawn: Of the nodes that a drafter drew, what each was drawn from, (V,) float32; of each parent's one at most. They have
-            to be verified whatever their chance, for `verification.reject` would be biased against what is left out.
+        drawn: Of the nodes that a drafter drew, what each was drawn from, (V,) float32, in the order of the drafters; of each
+            parent's one at most. They have to be verified whatever their chance: `verification.reject` would be biased against
+            what is left out.
 
     Example:
         >>> from augury.types import Draft
