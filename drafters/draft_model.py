@@ -172,11 +172,11 @@ class DraftModel(Drafter):
             history = self._translation.follow(history)
             if self._translation.is_within_character or not len(history):
                 limit = 0
-        tree = self._tree if self._sampler is None else None
+        tree = self._tree
         n_candidates, depth = (1, limit) if tree is None else (tree.width, tree.depth)
         if pace is not None:
             depth = min(depth, pace.depth)
-            if tree is None and self._sampler is None and self._translation is None:
+            if tree is None and self._translation is None:
                 n_candidates = _N_CANDIDATES
         return DraftRequest(
             self.session.slot,

@@ -45,7 +45,7 @@ class WrittenDraft:
     Attributes:
         tokens: In order.
         probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
-        confidence: How probable each is; empty unless that was computed.
+        confidence: How probable the best token in the place of each is, whichever was drawn; empty unless that was computed.
         reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
     """
@@ -210,7 +210,6 @@ class DraftRunner:
         ids = np.array([best], np.int32)
         if request.n_candidates > 1:
             (ids,), _ = logits.top_k(np.array([row], np.int32), request.n_candidates)
-            ids = ids[ids < self._n_vocab]
         is_judged = request.p_min > 0 or request.least_reach > 0 or request.n_candidates > 1
         if is_judged or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             probabilities = _probabilities(logits, row, ids).tolist()
@@ -228,9 +227,10 @@ class DraftRunner:
             return False
         else:
             written.tokens.append(best)
-            written.confidence += probabilities[:1]
-            if request.n_candidates > 1:
-                written.candidates.append(list(zip(ids.tolist(), probabilities, strict=True)))
+        written.confidence += probabilities[:1]
+        if request.n_candidates > 1:
+            known = [each for each in zip(ids.tolist(), probabilities, strict=True) if each[0] < self._n_vocab]
+            written.candidates.append(known)
         written.reach *= probabilities[0] if probabilities else 1.0
         return True
 

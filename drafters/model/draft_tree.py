@@ -61,7 +61,7 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
                             └─ dog         0.9·0.4
 
     The chain comes first and the others by falling probability, so that a cut leaves the best. The probabilities of the tokens
-    alone are the draft's confidence.
+    alone are the draft's confidence. The alternatives to a drawn token are certain.
 
     Args:
         written: With candidates.
@@ -70,15 +70,19 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
     """
     n = len(written.tokens)
     thoughts: list[tuple[float, int, int, float]] = []
-    confidence: list[float] = []
+    confidence = list(written.confidence)
     reached = 1.0
     for place, (token, candidates) in enumerate(zip(written.tokens, written.candidates, strict=True)):
         thoughts += [(-reached * p, place, other, p) for other, p in candidates if other != token]
-        confidence.append(dict(candidates).get(token, 0.0))
-        reached *= confidence[-1]
+        reached *= confidence[place]
     likely = [(place, token, p) for path, place, token, p in sorted(thoughts)[: limit - n] if -path >= p_min]
+    probabilities = None
+    if written.probabilities:
+        probabilities = np.zeros((n + len(likely), len(written.probabilities[0])), np.float32)
+        probabilities[:n] = written.probabilities
     return Draft(
         written.tokens + [token for _, token, _ in likely],
         parents=[*range(-1, n - 1), *(place - 1 for place, _, _ in likely)],
+        probabilities=probabilities,
         confidence=np.array(confidence + [p for _, _, p in likely], np.float32),
     )

@@ -186,9 +186,10 @@ def _odd_probabilities(draft: Draft) -> str | None:
     """What is wrong with what tokens were drawn from, or None."""
     if (probabilities := draft.probabilities) is None:
         return None
+    is_drawn = probabilities.any(axis=1)
     is_sum_1 = abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE
-    if not (np.isfinite(probabilities).all() and (probabilities >= 0).all() and is_sum_1.all()):
+    if not (np.isfinite(probabilities).all() and (probabilities >= 0).all() and (is_sum_1 | ~is_drawn).all()):
         return "probabilities that are negative or not finite, or do not sum to 1"
-    if (probabilities[np.arange(len(draft)), draft.tokens] <= 0).any():
+    if (is_drawn & (probabilities[np.arange(len(draft)), draft.tokens] <= 0)).any():
         return "a token whose probability is 0"
     return None

@@ -42,7 +42,7 @@ def test_a_terminal_is_told_what_is_in_force(told):
         ),
         (
             ["--spec-type", DRAFTER, "--spec-verify", "rejection"],
-            f"{DRAFTER}, up to 16 tokens, in every round, verified by rejection",
+            f"{DRAFTER}, up to 16 tokens, where they pay, verified by rejection",
         ),
     ],
 )

@@ -11,6 +11,9 @@ from augury import Engine
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.passes import ArrayPass
 from augury.sampling import SamplingParams
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import DrafterProfile
+from augury.speculation.planner import DraftPlanner
 
 PARAMS = SamplingParams(temperature=0.9, top_k=5, top_p=0.95, min_p=0.0, seed=7)
 ROW = np.random.default_rng(1).normal(scale=2, size=20).astype(np.float32)
@@ -71,16 +74,25 @@ def test_a_bias_on_a_token_that_the_draft_model_lacks_is_no_error():
     assert draw(sampler(attrs.evolve(PARAMS, logit_bias={25: 3.0}), n_vocab=30))[1].shape == (30,)
 
 
+def where_drafts_pay(context, drafters, draft_max):
+    """A planner for passes of any size in a second."""
+    profiles = [DrafterProfile.of(drafter) for drafter in drafters]
+    return DraftPlanner(PassCosts([PassTime(1, 0, 1.0), PassTime(64, 0, 1.001)], 64), profiles)
+
+
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("p_min", [0.0, 0.1])
-def test_rejection_keeps_the_distribution_and_accepts_more_than_matching(p_min):
+@pytest.mark.parametrize(
+    ("options", "is_fixed"), [({"p_min": 0.0}, True), ({"p_min": 0.1}, True), ({"tree": "2x3"}, True), ({}, False)]
+)
+def test_rejection_keeps_the_distribution_and_accepts_more_than_matching(options, is_fixed, monkeypatch):
+    monkeypatch.setattr("augury.engine.engine.planner_for", where_drafts_pay)
     n_requests, how = 1200, {"max_tokens": 4, "ignore_eos": True, "temperature": 0.9, "top_k": 3, "min_p": 0.0, "top_p": 1.0}
     draft = {
         "spec_type": "draft-model",
         "draft_model": tiny_model("llama-dense-q4_0"),
-        "draft_max": 3,
-        "spec_fixed": True,
-        "spec_options": {"draft-model": {"p_min": p_min}},
+        "draft_max": 6 if "tree" in options else 3,
+        "spec_fixed": is_fixed,
+        "spec_options": {"draft-model": options},
     }
     counts, rates = {}, {}
     for first_seed, verify in enumerate(("match", "rejection")):

@@ -1,6 +1,9 @@
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, strategies as st
+from oracles.chances import distribution
+from oracles.drawn_drafts import Text, distance, verified
 from oracles.models import tiny_model
 
 from augury import Engine
@@ -12,6 +15,7 @@ from augury.types import Draft
 
 WRITTEN = WrittenDraft(
     tokens=[1, 2, 3],
+    confidence=[0.9, 0.5, 0.8],
     candidates=[[(1, 0.9), (9, 0.05)], [(2, 0.5), (7, 0.4), (6, 0.1)], [(3, 0.8), (5, 0.1)]],
 )
 
@@ -35,6 +39,32 @@ def test_the_planner_expects_no_less_of_what_was_written_because_of_second_thoug
     assert reach(branched(WRITTEN, 16, 0.0))[:3] == pytest.approx(reach(written), rel=0.2)
 
 
+def test_second_thoughts_about_drawn_tokens_are_certain():
+    rows = [np.full(10, 0.1, np.float32)] * 3
+    draft = branched(evolve(WRITTEN, tokens=[1, 6, 3], probabilities=rows), 16, 0.0)
+    assert draft.tokens.tolist() == [1, 6, 3, 2, 7, 9, 5]
+    assert draft.parents.tolist() == [-1, 0, 1, 0, 0, -1, 1]
+    assert np.array_equal(draft.probabilities, [*rows, *np.zeros((4, 10), np.float32)])
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 6])
+def test_of_drawn_tokens_with_second_thoughts_the_target_s_distribution_is_emitted(limit):
+    text = Text(3, 2)
+
+    def run(chance):
+        tokens, _, rows = text.chain(chance)
+        befores = [tuple(tokens[:i]) for i in range(len(tokens))]
+        candidates = [[(int(i), text.q[each][i]) for i in np.argsort(-text.q[each])[:2]] for each in befores]
+        written = WrittenDraft(tokens, rows, [each[0][1] for each in candidates], candidates)
+        draft = branched(written, limit, 0.0)
+        probabilities = np.zeros((len(draft), text.n_vocab))  # in float64, unlike the draft's
+        probabilities[: len(rows)] = rows
+        assert np.array_equal(draft.probabilities, np.float32(probabilities))
+        return verified(text, (draft.tokens.tolist(), draft.parents.tolist(), probabilities.tolist()), chance)
+
+    assert distance(text, distribution(run)) < 1e-12
+
+
 def test_a_limit_leaves_out_the_least_likely_and_never_the_chain():
     assert branched(WRITTEN, 4, 0.0).tokens.tolist() == [1, 2, 3, 7]
     assert branched(WRITTEN, 3, 0.0).tokens.tolist() == [1, 2, 3]
@@ -51,7 +81,8 @@ def test_every_tree_is_a_chain_with_leaves(width, depth, n_more, data):
     for _ in range(depth):
         tokens = data.draw(st.lists(st.integers(0, 20), min_size=width, max_size=width, unique=True))
         candidates.append([(token, 1 / (i + 2)) for i, token in enumerate(tokens)])
-    written = WrittenDraft(tokens=[place[0][0] for place in candidates], candidates=candidates)
+    best = [place[0] for place in candidates]
+    written = WrittenDraft([token for token, _ in best], confidence=[p for _, p in best], candidates=candidates)
     draft = branched(written, depth + n_more, 0.0)
     assert len(draft) == min(depth * width, depth + n_more)
     assert draft.parents[:depth].tolist() == list(range(-1, depth - 1))
