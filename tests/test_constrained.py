@@ -97,10 +97,12 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_fixed", [True, False])
 @pytest.mark.parametrize("drafter", ["forced", "draft-model", "suffix"])
-def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, way):
-    results = answers(way, spec_type=SPECS.get(drafter, drafter), spec_verify="rejection", slots=2, threads=1)
-    assert sum(result.stats.n_accepted for result in results) > 0
+def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, is_fixed, way):
+    how = {"spec_verify": "rejection", "spec_fixed": is_fixed, "slots": 2, "threads": 1}
+    results = answers(way, spec_type=SPECS.get(drafter, drafter), **how)
+    assert not is_fixed or sum(result.stats.n_accepted for result in results) > 0
     if WAYS[way]["temperature"] == 0:
         assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
 

@@ -112,7 +112,7 @@ def reject(
         target: target(i, d) is p, the target's distribution after draft token i, -1 for the history, which has d tokens of the
             draft before and including it; called after what a token follows was asked for, and never after an impossible one.
         uniform: uniform(d) gives two numbers in [0, 1) for depth d: one to accept a block by that begins there, one to draw by.
-            Each is used once, so a later round must not depend on the number of a depth that this one accepted by.
+            A later round must be given others: rounds that take the numbers of their tokens' places never share one.
         n_block: Tokens of a block at most; of 1 the target is asked for nothing after a refused token.
 
     Source: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444), algorithm 2; of single

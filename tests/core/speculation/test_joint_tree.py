@@ -89,6 +89,12 @@ def test_of_the_tokens_after_one_parent_one_counts_as_drawn():
     assert tree.part([2]).probabilities.tolist() == [[0.0] * 4]
 
 
+def test_a_row_of_zeros_is_no_draw():
+    tree = JointTree()
+    tree.add("one", Draft([1, 2], [-1, -1], np.float32([[0, 0, 0, 0], [0, 0, 1, 0]])), [0.5, 0.5])
+    assert list(tree.drawn) == [1]
+
+
 def test_one_that_is_forbidden_takes_nothing_from_its_siblings():
     tree = JointTree()
     tree.add("d", Draft([1, 2], [-1, -1]), [0.9, 0.6])
