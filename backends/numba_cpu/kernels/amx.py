@@ -66,6 +66,9 @@ class Tiles(Protocol):
     def load(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
         """Fill a tile with rows that lie `stride` bytes apart."""
 
+    def stream(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
+        """Fill a tile like `load`, past the nearest cache, which keeps what it has."""
+
     def save(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
         """Store the rows of a tile `stride` bytes apart."""
 
@@ -112,6 +115,10 @@ class AmxTiles:
     def load(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
         """Fill a tile."""
         call(b, "llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
+
+    def stream(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
+        """Fill a tile, past the nearest cache."""
+        call(b, "llvm.x86.tileloaddt164", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def save(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
         """Store a tile."""
@@ -168,6 +175,8 @@ class StandInTiles:
         with cgutils.for_range(b, _n_rows(b, memory, tile)) as loop:
             to = b.add(_place(b, memory, tile), b.mul(loop.index, ir.Constant(I64, ROW_BYTES)))
             store(b, to, load(b, b.add(address, b.mul(loop.index, stride)), I32X16))
+
+    stream = load
 
     def save(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
         """Store a tile."""
@@ -316,6 +325,9 @@ release = _operation(0, lambda tiles, b, _, _args: tiles.release(b), 0)  # isa
 clear = _operation(1, lambda tiles, b, numbers, args: tiles.clear(b, *args, *numbers), 1)  # isa, tile, memory
 load_tile = _operation(  # isa, tile, memory, address, stride
     1, lambda tiles, b, numbers, args: tiles.load(b, args[0], *numbers, *args[1:]), 3
+)
+stream_tile = _operation(  # isa, tile, memory, address, stride
+    1, lambda tiles, b, numbers, args: tiles.stream(b, args[0], *numbers, *args[1:]), 3
 )
 save_tile = _operation(1, lambda tiles, b, numbers, args: tiles.save(b, args[0], *numbers, *args[1:]), 3)
 dot = _operation(3, lambda tiles, b, numbers, args: tiles.dot(b, *args, *numbers), 1)  # isa, sums, tokens, weights, memory

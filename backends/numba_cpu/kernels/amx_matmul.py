@@ -20,6 +20,7 @@ from augury.backends.numba_cpu.kernels.amx import (
     load_tile,
     release,
     save_tile,
+    stream_tile,
 )
 from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR
@@ -28,10 +29,11 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.format import Format
 
-_CHUNK = 8  # blocks whose tiles are kept where there are more tokens than two tiles have
+_CHUNK = 16  # blocks whose tiles are kept where there are more tokens than two tiles have: they fill most of the nearest cache
 _PANELS = 8  # that take these blocks one after the other
 _AHEAD = 8  # blocks that are fetched before they are unpacked
 _LARGE = 16 << 20  # bytes of products that have left the caches before they are read
+_SUMS_AHEAD = 4 * VECTOR  # that are fetched with each block: all are within a chunk
 _PAIR = 2 * TILE_BYTES  # the tiles of a block's weights
 _SUM_BYTES = 4 * PANEL_ROWS
 # Offsets into scratch memory.
@@ -83,6 +85,28 @@ def _add_products(isa, scratch, weights, first, second, has_second):
         load_tile(isa, 5, scratch, second, ROW_BYTES)
         dot(isa, 2, 5, 6, scratch)
         dot(isa, 3, 5, 7, scratch)
+
+
+@helper
+def _add_chunk(isa, scratch, weights, count, columns, step, first, second, ahead):
+    """Add the products of a chunk's weights, which the nearest cache holds and activations are not to drive out.
+
+    Blocks of activations lie `step` bytes apart. The next tiles' sums, from `ahead` on, are fetched meanwhile.
+    """
+    for _ in range(count):
+        load_tile(isa, 6, scratch, weights, ROW_BYTES)
+        stream_tile(isa, 4, scratch, columns + first, ROW_BYTES)
+        dot(isa, 0, 4, 6, scratch)
+        load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
+        dot(isa, 1, 4, 7, scratch)
+        stream_tile(isa, 5, scratch, columns + second, ROW_BYTES)
+        dot(isa, 2, 5, 6, scratch)
+        dot(isa, 3, 5, 7, scratch)
+        weights += _PAIR
+        columns += step
+        for line in range(0, _SUMS_AHEAD, VECTOR):
+            simd.prefetch(ahead + line)
+        ahead += _SUMS_AHEAD
 
 
 @helper
@@ -174,13 +198,8 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                             _clear(isa, scratch)
                         else:
                             _load(isa, scratch, sums, m)
-                        columns = x + k * n * ROW_BYTES
-                        for i in range(count):
-                            weights = tiles + i * _PAIR
-                            _add_products(
-                                isa, scratch, weights, columns + first * ROW_BYTES, columns + second * ROW_BYTES, True
-                            )
-                            columns += n * ROW_BYTES
+                        columns, step, ahead = x + k * n * ROW_BYTES, n * ROW_BYTES, sums + 2 * m * _SUM_BYTES
+                        _add_chunk(isa, scratch, tiles, count, columns, step, first * ROW_BYTES, second * ROW_BYTES, ahead)
                         _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
                             _write(sums, exponents, to + first * 4 * ldy, ldy, m, is_large)
