@@ -264,21 +264,31 @@ class Tape:
             self.add(Work("norm"), step.add_norm, x.address, x.stride, *added, *to, is_private=private and not waits)
         self._pending = []
 
-    def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
-        """Write products of x with matrices, each to an address; returns their `entries`."""
-        entries = self.entries(x, products, is_output=is_output)
+    def multiply(
+        self,
+        name: str,
+        x: Rows,
+        products: Sequence[tuple[Linear, int]],
+        *,
+        is_output: bool = False,
+        are_operands: bool = False,
+    ) -> np.ndarray:
+        """Write products of x, rows or operands of the matrices, each to an address; returns their `entries`."""
+        entries = self.entries(x, products, is_output=is_output, are_operands=are_operands)
         matrices = [self.weights.matrix(linear) for linear, _ in products]
         n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
         self.add(work, step.multiply, entries.ctypes.data, len(entries), n_panels, int(is_output))
         return entries
 
-    def entries(self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
-        """Quantise x as the matrices need it, and make what `step.multiply` reads of each: (m, 12) int64."""
+    def entries(
+        self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False, are_operands: bool = False
+    ) -> np.ndarray:
+        """Quantise x as the matrices need it, unless it is so, and make what `step.multiply` reads of each: (m, 12) int64."""
         operands: dict[str, Rows] = {}
         for linear, _ in products:
             if (activation := self.weights.activation(linear)) not in operands:
                 kind = self.weights.matrix(linear).kind
-                operands[activation] = self._quantize(x, activation, kind, is_output=is_output)
+                operands[activation] = x if are_operands else self._quantize(x, activation, kind, is_output=is_output)
         entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
         for entry, (linear, y) in zip(entries, products, strict=True):
             matrix = self.weights.matrix(linear)

@@ -24,9 +24,10 @@ from augury.backends.numba_cpu.kernels.activation import (
 )
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, splat_f32, sub, zero_f32
-from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, LDY, PANEL_ROWS, Y, claim, multiply_panels
+from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.matmul import activation_bytes
+from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, put_f32, splat_f32, sub, zero_f32
+from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, PANEL_ROWS, Y, claim, multiply_panels
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.profile import Work
@@ -57,9 +58,13 @@ FUNCTIONS = {
 ACTIVATIONS = FUNCTIONS | {Activation.SITU: (sigmoid, as_it_is), Activation.XIELU: (as_it_is, as_it_is)}
 """Likewise, with those that have constants: there, the part that has none."""
 
+_NEAR = 4096  # tokens times panels of gate and as many of up that are activated before they leave the second cache
+_TOGETHER = 8  # panels that products of many tokens take together
+_N_CONSTANTS = 4
 
-@cache
-def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
+
+def _activated(kind: Activation, *, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
+    """Make what becomes of products: (gate, address of up, address of divisors or 0, how many are left, limit, record)."""
     (activation, of_up), is_capped, is_xielu = ACTIVATIONS[kind], kind is Activation.SITU, kind is Activation.XIELU
 
     @helper
@@ -72,51 +77,77 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool, limits_activa
             return mul(activation(value), capped(value, get_f64(record + 72)))
         return activation(value)
 
+    @helper
+    def activated(value: Any, up: int, divisors: int, left: int, limit: Any, record: int) -> Any:
+        if is_limited and not limits_activated:
+            value = minimum(limit, value)  # what comes second stays where it is NaN
+        value = bent(value, record)
+        if is_limited and limits_activated:
+            value = minimum(limit, value)
+        if divisors != 0:
+            value = div(value, load_part(divisors, left))
+        if is_gated:
+            other = load_part(up, left)
+            if is_capped:
+                other = capped(other, get_f64(record + 80))
+            if is_limited:
+                other = minimum(limit, maximum(sub(zero_f32(), limit), other))
+            value = mul(value, of_up(other))
+        return value
+
+    return activated
+
+
+@cache
+def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
+    activated = _activated(kind, is_gated=is_gated, is_limited=is_limited, limits_activated=limits_activated)
+
+    @helper
+    def activate_panels(record: int, n: int, first: int, stop: int, gate: int, up: int, ldy: int) -> None:
+        """Activate the products of panels `first` to `stop`, (n, ldy) float32 each."""
+        out, n_rows, divisors = get_i64(record + 40), get_i64(record + 48), get_i64(record + 56)
+        quantize, n_bytes, before = get_i64(record + 104), get_i64(record + 112), 4 * PANEL_ROWS * first
+        limit, width = splat_f32(np.float32(get_f64(record + 64))), min(PANEL_ROWS * stop, n_rows) - PANEL_ROWS * first
+        for t in range(n):
+            for index in range(0, width, 16):
+                place, left, divisor = 4 * (t * ldy + index), width - index, 0
+                if divisors != 0:
+                    divisor = divisors + before + 4 * index
+                value = activated(load_part(gate + place, left), up + place, divisor, left, limit, record)
+                if quantize == 0:
+                    store_part(out + 4 * (t * n_rows + index) + before, value, left)
+                else:
+                    store_part(gate + place, value, left)
+            for index in range(width, PANEL_ROWS * (stop - first)):  # of a panel that is partly filled
+                put_f32(gate + 4 * (t * ldy + index), np.float32(0))
+        if quantize != 0:  # a panel of rows is a block of columns
+            invoke(quantize, (gate, out + first * n * n_bytes, n, ldy, 0, (stop - first) * n))
+
     def activate(record: int, state: int, thread: int, n_threads: int) -> None:
-        entry, n_panels, out, n_rows, divisors = (
-            get_i64(record + 16),
-            get_i64(record + 32),
-            get_i64(record + 40),
-            get_i64(record + 48),
-            get_i64(record + 56),
-        )
-        n, up, limit = get_i64(state + N_TOKENS), 0, splat_f32(np.float32(get_f64(record + 64)))
+        entry, n_panels, n, up = get_i64(record + 16), get_i64(record + 32), get_i64(state + N_TOKENS), 0
         while True:
-            first, end = claim(state, n_panels, n_threads)
-            if first == end:
+            start, end = claim(state, n_panels, n_threads)
+            if start == end:
                 return
-            multiply_panels(entry, first, end, n, state, thread)
+            step = min(max(_NEAR // n // _TOGETHER, 1) * _TOGETHER, end - start)
+            ldy, own = PANEL_ROWS * step, 4 * PANEL_ROWS * start * n  # where a share has its products, some panels at a time
+            gate = get_i64(entry + Y) + own
             if is_gated:
-                multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
-                up = get_i64(entry + ENTRY_BYTES + Y)
-            gate, ldy = get_i64(entry + Y), get_i64(entry + LDY)
-            stop = min(PANEL_ROWS * end, n_rows)
-            for t in range(n):
-                for index in range(PANEL_ROWS * first, stop, 16):
-                    place, left = 4 * (t * ldy + index), stop - index
-                    value = load_part(gate + place, left)
-                    if is_limited and not limits_activated:
-                        value = minimum(limit, value)  # what comes second stays where it is NaN
-                    value = bent(value, record)
-                    if is_limited and limits_activated:
-                        value = minimum(limit, value)
-                    if divisors != 0:
-                        value = div(value, load_part(divisors + 4 * index, left))
-                    if is_gated:
-                        other = load_part(up + place, left)
-                        if is_capped:
-                            other = capped(other, get_f64(record + 80))
-                        if is_limited:
-                            other = minimum(limit, maximum(sub(zero_f32(), limit), other))
-                        value = mul(value, of_up(other))
-                    store_part(out + 4 * (t * n_rows + index), value, left)
+                up = get_i64(entry + ENTRY_BYTES + Y) + own
+            for first in range(start, end, step):
+                stop, before = min(first + step, end), 4 * PANEL_ROWS * first
+                multiply_panels(entry, first, stop, n, gate - before, ldy, state, thread)
+                if is_gated:
+                    multiply_panels(entry + ENTRY_BYTES, first, stop, n, up - before, ldy, state, thread)
+                activate_panels(record, n, first, stop, gate, up, ldy)
 
     limits = ("_limited" + "_activated" * limits_activated) * is_limited
     activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{kind.value}{limits}"
     activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
 
     Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both,
-    constants of the activation.
+    four constants of the activation, the kernel that makes operands of what comes out (or 0, for rows), bytes of a block of
+    a token.
     """
     return kernel(activate)
 
@@ -160,8 +191,11 @@ class FeedForwardEmitter(Emitter):
         entries = tape.entries(x, products)
         matrices = [tape.weights.matrix(linear) for linear, _ in products]
         operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
-        bounds = (block.limit or 0.0, *block.constants)
-        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, *map(bits, bounds))
+        constants = (*block.constants, *(0.0,) * (_N_CONSTANTS - len(block.constants)))
+        kind, activation = tape.weights.matrix(block.down).kind, tape.weights.activation(block.down)
+        to = (0, 0) if self._ways else (tape.weights.address(kind, "quantize"), activation_bytes(activation, 1, 1))
+        bounds = map(bits, (block.limit or 0.0, *constants))
+        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, *bounds, *to)
         if self._ways:
             tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)
-        tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, y),))
+        tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, y),), are_operands=not self._ways)

@@ -138,9 +138,9 @@ def quantize(record, state, thread, n_threads):
 
 
 @helper
-def multiply_panels(entry, first, end, n, state, thread):
-    """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias."""
-    y, ldy, bias = get_i64(entry + Y), get_i64(entry + LDY), get_i64(entry + BIAS)
+def multiply_panels(entry, first, end, n, y, ldy, state, thread):
+    """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias; y is as in an entry."""
+    bias = get_i64(entry + BIAS)
     x = get_i64(entry + X) + thread * get_i64(entry + X_STRIDE)
     invoke(
         get_i64(entry + KERNEL),
@@ -195,5 +195,6 @@ def multiply(record, state, thread, n_threads):
             stop = start + get_i64(entry + N_PANELS)
             if first < stop and end > start:
                 here = get_i64(entry + FIRST) - start
-                multiply_panels(entry, here + max(first, start), here + min(end, stop), n, state, thread)
+                y, ldy = get_i64(entry + Y), get_i64(entry + LDY)
+                multiply_panels(entry, here + max(first, start), here + min(end, stop), n, y, ldy, state, thread)
             start = stop
