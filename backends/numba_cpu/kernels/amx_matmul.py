@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import (
     MEMORY_BYTES,
@@ -22,6 +24,7 @@ from augury.backends.numba_cpu.kernels.amx import (
     save_tile,
     stream_tile,
 )
+from augury.backends.numba_cpu.kernels.amx_float import TOKEN_PARTS, WEIGHT_PARTS, unpack_floats
 from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
@@ -73,61 +76,49 @@ def _save(isa, scratch, sums, m, has_second):
         save_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
 
 
-@helper
-def _add_products(isa, scratch, weights, first, second, has_second):
-    """Add the products of a block's weights and the activations of one tile of tokens, or two."""
-    load_tile(isa, 6, scratch, weights, ROW_BYTES)
-    load_tile(isa, 4, scratch, first, ROW_BYTES)
-    dot(isa, 0, 4, 6, scratch)
-    load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
-    dot(isa, 1, 4, 7, scratch)
-    if has_second:
-        load_tile(isa, 5, scratch, second, ROW_BYTES)
-        dot(isa, 2, 5, 6, scratch)
-        dot(isa, 3, 5, 7, scratch)
+def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> Any:
+    """Make what adds the products of a block's weights and the activations of one tile of tokens, or two.
 
-
-@helper
-def _add_chunk(isa, scratch, weights, count, columns, step, first, second, ahead):
-    """Add the products of a chunk's weights, which the nearest cache holds and activations are not to drive out.
-
-    Blocks of activations lie `step` bytes apart. The next tiles' sums, from `ahead` on, are fetched meanwhile.
+    Either may be cut in two. Then the upper parts come first, the rest of activations next, the rest of weights last.
     """
-    for _ in range(count):
+    stride = n_of_tokens * ROW_BYTES
+
+    @helper
+    def add_products(scratch, weights, first, second, has_second):
         load_tile(isa, 6, scratch, weights, ROW_BYTES)
-        stream_tile(isa, 4, scratch, columns + first, ROW_BYTES)
+        load_tokens(isa, 4, scratch, first, stride)
         dot(isa, 0, 4, 6, scratch)
         load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
         dot(isa, 1, 4, 7, scratch)
-        stream_tile(isa, 5, scratch, columns + second, ROW_BYTES)
-        dot(isa, 2, 5, 6, scratch)
-        dot(isa, 3, 5, 7, scratch)
-        weights += _PAIR
-        columns += step
-        for line in range(0, _SUMS_AHEAD, VECTOR):
-            simd.prefetch(ahead + line)
-        ahead += _SUMS_AHEAD
+        if has_second:
+            load_tokens(isa, 5, scratch, second, stride)
+            dot(isa, 2, 5, 6, scratch)
+            dot(isa, 3, 5, 7, scratch)
+        if n_of_tokens > 1:
+            load_tokens(isa, 4, scratch, first + ROW_BYTES, stride)
+            dot(isa, 0, 4, 6, scratch)
+            dot(isa, 1, 4, 7, scratch)
+            if has_second:
+                load_tokens(isa, 5, scratch, second + ROW_BYTES, stride)
+                dot(isa, 2, 5, 6, scratch)
+                dot(isa, 3, 5, 7, scratch)
+        if n_of_weights > 1:
+            load_tile(isa, 6, scratch, weights + _PAIR, ROW_BYTES)
+            load_tokens(isa, 4, scratch, first, stride)
+            dot(isa, 0, 4, 6, scratch)
+            load_tile(isa, 7, scratch, weights + _PAIR + TILE_BYTES, ROW_BYTES)
+            dot(isa, 1, 4, 7, scratch)
+            if has_second:
+                load_tokens(isa, 5, scratch, second, stride)
+                dot(isa, 2, 5, 6, scratch)
+                dot(isa, 3, 5, 7, scratch)
+
+    return add_products
 
 
-@helper
-def _write(sums, exponents, y, ldy, m, is_large):
-    """Write the sums of a tile of tokens, without their rows' powers of two; past the caches where there are too many."""
-    low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
-    for t in range(m):
-        first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
-        second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
-        place = y + t * 4 * ldy
-        if is_large:
-            simd.stream_f32(place, first)
-            simd.stream_f32(place + VECTOR, second)
-        else:
-            simd.store_f32(place, first)
-            simd.store_f32(place + VECTOR, second)
-
-
-def tile_matmul(fmt: Format, isa: str) -> Any:
-    """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
-    kind, block_bytes = fmt.kind, fmt.unit_bytes // fmt.unit_blocks
+def _reader(fmt: Format, isa: str) -> Any:
+    """Make what unpacks a block, what has to be done before, and what a panel's sums are multiplied with."""
+    kind, block_bytes, is_float = fmt.kind, fmt.unit_bytes // fmt.unit_blocks, bool(fmt.float_bytes)
 
     # Blocks are counted on from panel to panel.
     @helper
@@ -141,6 +132,68 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
+    def inverses(w, p):
+        """Return the inverses of the powers of two of a panel's rows."""
+        exponents = w - (p + 1) * EXPONENT_BYTES
+        simd.prefetch(exponents - 3 * EXPONENT_BYTES)
+        return inverse(exponents), inverse(exponents + PANEL_ROWS)
+
+    @helper
+    def prepare_nothing(w, block, n_blocks, to):
+        pass
+
+    @helper
+    def unpack_columns(w, block, factors, to):
+        unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
+
+    @helper
+    def ones(w, p):
+        one = simd.splat_f32(np.float32(1))
+        return one, one
+
+    return (prepare_nothing, unpack_columns, ones) if is_float else (prepare, unpack, inverses)
+
+
+@helper
+def _write(sums, low, high, y, ldy, m, is_large):
+    """Write the sums of a tile of tokens, times what belongs to their rows; past the caches where there are too many."""
+    for t in range(m):
+        first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
+        second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
+        place = y + t * 4 * ldy
+        if is_large:
+            simd.stream_f32(place, first)
+            simd.stream_f32(place + VECTOR, second)
+        else:
+            simd.store_f32(place, first)
+            simd.store_f32(place + VECTOR, second)
+
+
+def tile_matmul(fmt: Format, isa: str) -> Any:
+    """Make the kernel for a weight type; its arguments are those of `MatmulKernel.matmul`."""
+    prepare, unpack, inverses = _reader(fmt, isa)
+    n_of_weights = WEIGHT_PARTS.get(fmt.kind, 1)
+    n_of_tokens = TOKEN_PARTS if fmt.float_bytes else 1
+    token_bytes, pair_bytes, chunk = n_of_tokens * ROW_BYTES, n_of_weights * _PAIR, _CHUNK // n_of_weights
+    ahead_bytes = n_of_weights * _SUMS_AHEAD
+    add_products = _adder(isa, n_of_tokens, n_of_weights, load_tile)
+    add_streamed = _adder(isa, n_of_tokens, n_of_weights, stream_tile)
+
+    @helper
+    def add_chunk(scratch, weights, count, columns, step, first, second, ahead):
+        """Add the products of a chunk's weights, which the nearest cache holds and activations are not to drive out.
+
+        Blocks of activations lie `step` bytes apart. The next tiles' sums, from `ahead` on, are fetched meanwhile.
+        """
+        for _ in range(count):
+            add_streamed(scratch, weights, columns + first, columns + second, True)
+            weights += pair_bytes
+            columns += step
+            for line in range(0, ahead_bytes, VECTOR):
+                simd.prefetch(ahead + line)
+            ahead += ahead_bytes
+
+    @helper
     def few(w, x, y, n, n_blocks, p0, p1, ldy, scratch):
         """Multiply what one tile of tokens holds, or two; the next block is unpacked while one is multiplied.
 
@@ -149,7 +202,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         tiles, sums = scratch + _TILES, scratch + _SUMS
         has_second, second = n > TILE_ROWS, n // 2
         m = n - second if has_second else n
-        this, other = tiles, tiles + _PAIR
+        this, other = tiles, tiles + pair_bytes
         now, then = scratch + _FACTORS, scratch + _FACTORS + FACTOR_BYTES
         block, end = p0 * n_blocks, p1 * n_blocks
         prepare(w, block, n_blocks, now)
@@ -158,7 +211,6 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         unpack(w, block, now, this)
         for p in range(p0, p1):
             _clear(isa, scratch)
-            simd.prefetch(w - (p + 3) * EXPONENT_BYTES)
             for k in range(n_blocks):
                 if block + 2 < end:
                     prepare(w, block + 2, n_blocks, now)
@@ -166,14 +218,14 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                     unpack(w, block + 1, then, other)
                 block += 1
                 now, then = then, now
-                columns = x + k * n * ROW_BYTES
-                _add_products(isa, scratch, this, columns, columns + second * ROW_BYTES, has_second)
+                columns = x + k * n * token_bytes
+                add_products(scratch, this, columns, columns + second * token_bytes, has_second)
                 this, other = other, this
-            exponents, to = w - (p + 1) * EXPONENT_BYTES, y + p * _SUM_BYTES
+            (low, high), to = inverses(w, p), y + p * _SUM_BYTES
             _save(isa, scratch, sums, m, has_second)
-            _write(sums, exponents, to, ldy, m, False)
+            _write(sums, low, high, to, ldy, m, False)
             if has_second:
-                _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m, False)
+                _write(sums + 2 * m * ROW_BYTES, low, high, to + second * 4 * ldy, ldy, m, False)
 
     @helper
     def many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m):
@@ -184,13 +236,13 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         tiles, n_pairs = scratch + _TILES, (n + 2 * m - 1) // (2 * m)
         is_large = 4 * n * ldy >= _LARGE and (y | 4 * ldy) % VECTOR == 0
         for p in range(p0, p1, _PANELS):
-            for k in range(0, n_blocks, _CHUNK):
-                count = min(_CHUNK, n_blocks - k)
+            for k in range(0, n_blocks, chunk):
+                count = min(chunk, n_blocks - k)
                 for q in range(p, min(p + _PANELS, p1)):
                     for i in range(count):
                         prepare(w, q * n_blocks + k + i, n_blocks, scratch + _FACTORS)
-                        unpack(w, q * n_blocks + k + i, scratch + _FACTORS, tiles + i * _PAIR)
-                    exponents, to = w - (q + 1) * EXPONENT_BYTES, y + q * _SUM_BYTES
+                        unpack(w, q * n_blocks + k + i, scratch + _FACTORS, tiles + i * pair_bytes)
+                    (low, high), to = inverses(w, q), y + q * _SUM_BYTES
                     for pair in range(n_pairs):
                         first, second = min(pair * 2 * m, n - m), min(pair * 2 * m + m, n - m)
                         sums = scratch + _SUMS + ((q - p) * n_pairs + pair) * 2 * m * _SUM_BYTES
@@ -198,15 +250,15 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                             _clear(isa, scratch)
                         else:
                             _load(isa, scratch, sums, m)
-                        columns, step, ahead = x + k * n * ROW_BYTES, n * ROW_BYTES, sums + 2 * m * _SUM_BYTES
-                        _add_chunk(isa, scratch, tiles, count, columns, step, first * ROW_BYTES, second * ROW_BYTES, ahead)
+                        columns, step, ahead = x + k * n * token_bytes, n * token_bytes, sums + 2 * m * _SUM_BYTES
+                        add_chunk(scratch, tiles, count, columns, step, first * token_bytes, second * token_bytes, ahead)
                         _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
-                            _write(sums, exponents, to + first * 4 * ldy, ldy, m, is_large)
-                            _write(sums + 2 * m * ROW_BYTES, exponents, to + second * 4 * ldy, ldy, m, is_large)
+                            _write(sums, low, high, to + first * 4 * ldy, ldy, m, is_large)
+                            _write(sums + 2 * m * ROW_BYTES, low, high, to + second * 4 * ldy, ldy, m, is_large)
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
-        n_blocks = n_cols // BLOCK
+        n_blocks = (n_cols + BLOCK - 1) // BLOCK
         n_tiles = 1
         if n > TILE_ROWS:
             n_tiles = 2 * ((n + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS))

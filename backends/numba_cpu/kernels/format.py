@@ -161,7 +161,7 @@ FORMATS |= {kind: FORMATS[other] for kind, other in _SHARED.items()}  # by weigh
 # Activations, laid out [block][token]: a matrix kernel reads one block of all its tokens in a row.
 # q8_16: 32 signed bytes, then of each half of them: two i32 -sum | two f32 scale; last the f32 sum of all 32 activations.
 # A scale for each 16 columns nearly halves the rounding error of one for each 32: docs/benchmarks.md has the figures.
-# bf16: 32 numbers, in the order that tiles of weights have columns in.
-ACTIVATION_BYTES = {"q8_16": 52, "bf16": 2 * BLOCK, "f32": 4 * BLOCK}
+# bf16: 32 numbers, in the order that tiles of weights have columns in. bf16x2: 32 numbers, and what is left of each.
+ACTIVATION_BYTES = {"q8_16": 52, "bf16": 2 * BLOCK, "bf16x2": 4 * BLOCK, "f32": 4 * BLOCK}
 HALVES = 2
 NEGATIVE_SUMS, SCALES, SUM = 32, 40, 48

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import TILES
+from augury.backends.numba_cpu.kernels.amx_float import WEIGHT_PARTS, bfloat16_cut
 from augury.backends.numba_cpu.kernels.amx_matmul import tile_matmul, tile_scratch_bytes
 from augury.backends.numba_cpu.kernels.amx_unpack import bfloat16_quantize
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
@@ -135,6 +136,8 @@ def matmul_kernels(kinds: Iterable[str], isa: str | None = None) -> dict[str, Ma
 @cache
 def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
+    if isa in TILES and kind in WEIGHT_PARTS:
+        return MatmulKernel(kind, "bf16x2", tile_matmul(fmt, isa), bfloat16_cut(isa), float_embed(fmt))
     if fmt.float_bytes:
         return MatmulKernel(kind, fmt.activation, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
     if isa in TILES:

@@ -176,6 +176,19 @@ def test_products_by_tiles_are_nearer_than_those_of_rounded_bytes(name, kind, mo
     assert np.linalg.norm(multiply(matrix, x) - expected) / np.linalg.norm(expected) < 0.0033
 
 
+@every_tile_isa
+@pytest.mark.parametrize("kind", [TensorType.F16, TensorType.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n_cols", [768, 77])
+def test_weights_and_activations_of_more_than_eight_bits_are_cut_in_two(name, kind, n_cols, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    matrix, w = random_matrix(kind, 3, n_cols)
+    x = activations(4, 40, n_cols) * np.float32(300)
+    expected = x @ w.T
+    found = np.concatenate([multiply(matrix, part) for part in (x[:1], x[1:4], x[4:])])
+    assert np.array_equal(multiply(matrix, x), found)
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < (6e-6 if kind is TensorType.F16 else 3e-6)
+
+
 @pytest.mark.sample(1)
 @every_tile_isa
 @every_kind
@@ -209,7 +222,7 @@ def test_products_that_no_cache_holds_are_written_likewise(name, monkeypatch):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+@every_kind
 def test_the_stand_in_has_the_bits_of_the_instructions(kind, monkeypatch):
     found = []
     for name in TILE_ISAS:

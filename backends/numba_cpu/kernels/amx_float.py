@@ -1,0 +1,119 @@
+"""Weights of 16 bits, and what they are multiplied with, → tiles of bfloat16, see `amx.py`.
+
+A float16 is the sum of two bfloat16, a bfloat16 is one. An activation is taken for the sum of two: itself, rounded, and what is
+left, rounded, which is off by 2**-18 of it at most. Where both are cut, the product of what is left of both is not computed: it
+is 2**-16 of a product at most, of either sign.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES
+from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.machine import load_part
+from augury.backends.numba_cpu.kernels.simd import (
+    F16,
+    F32X16,
+    I16X32,
+    I32,
+    I32X16,
+    constant,
+    emit_prefetch,
+    load,
+    store,
+    zero_f32,
+)
+from augury.backends.numba_cpu.kernels.unpack import GROUPS, at
+
+_COLUMN = 2 * PANEL_ROWS  # bytes of a column of a panel
+
+
+def _cut(b: ir.IRBuilder, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Cut float32 into the upper half of its bits and what is left, float32 each."""
+    upper = b.bitcast(b.and_(b.bitcast(value, I32X16), constant(I32X16, 0xFFFF0000)), F32X16)
+    return upper, b.fsub(value, upper)
+
+
+def _words(b: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: list[int]) -> ir.Value:
+    return b.shuffle_vector(b.bitcast(first, I16X32), b.bitcast(second, I16X32), ir.Constant(ir.VectorType(I32, 32), lanes))
+
+
+def _unpack_bf16(b: ir.IRBuilder, columns: ir.Value, g: int) -> list[ir.Value]:
+    even, odd = (load(b, at(b, columns, _COLUMN * i), I16X32) for i in range(2))
+    return [_words(b, even, odd, [16 * g + lane // 2 + 32 * (lane % 2) for lane in range(32)])]
+
+
+def _unpack_f16(b: ir.IRBuilder, columns: ir.Value, g: int) -> list[ir.Value]:
+    halves = (load(b, at(b, columns, _COLUMN * i + 2 * TILE_ROWS * g), ir.VectorType(F16, 16)) for i in range(2))
+    parts = zip(*(_cut(b, b.fpext(half, F32X16)) for half in halves), strict=True)
+    return [_words(b, even, odd, [lane // 2 * 2 + 1 + 32 * (lane % 2) for lane in range(32)]) for even, odd in parts]
+
+
+_UNPACK = {"bf16": _unpack_bf16, "f16": _unpack_f16}
+WEIGHT_PARTS = {"bf16": 1, "f16": 2}
+"""How many bfloat16 a weight is the sum of, of those types that are cut."""
+TOKEN_PARTS = 2
+
+
+def _unpack(_: Any, kind: Any, columns: Any, out: Any, ahead: Any) -> Any:
+    emit = _UNPACK[kind.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        _, columns, out, ahead = args
+        for pair in range(TILE_ROWS):
+            for g in GROUPS:
+                for part, row in enumerate(emit(b, at(b, columns, 2 * _COLUMN * pair), g)):
+                    store(b, at(b, out, (part * len(GROUPS) + g) * TILE_BYTES + ROW_BYTES * pair), row)
+                emit_prefetch(b, at(b, ahead, VECTOR * (len(GROUPS) * pair + g)), 2)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 3), generate
+
+
+# unpack_floats(kind, columns, out, ahead): 32 columns of 32 rows → a tile for each group of rows, and where weights are cut,
+# two more of what is left. As many bytes are fetched from `ahead` on.
+unpack_floats = intrinsic(prefer_literal=True)(_unpack)
+
+
+def _cut_block(_: Any, isa: Any, low: Any, high: Any, out: Any) -> Any:
+    tiles = TILES[isa.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        _, *values, out = args
+        words = tiles.round(b, *values)
+        store(b, out, words)
+        rests = []
+        for half, value in enumerate(values):
+            lanes = [16 * half + lane // 2 + 32 * (1 - lane % 2) for lane in range(32)]  # a zero below each
+            rounded = b.bitcast(_words(b, words, ir.Constant(I16X32, None), lanes), F32X16)
+            is_whole = b.fcmp_ordered("==", rounded, value)  # and nothing is left of infinity
+            rests.append(b.select(is_whole, ir.Constant(F32X16, None), b.fsub(value, rounded)))
+        store(b, at(b, out, ROW_BYTES), tiles.round(b, *rests))
+        return context.get_dummy_value()
+
+    return types.void(isa, low, high, types.int64), generate
+
+
+_cut_32 = intrinsic(prefer_literal=True)(_cut_block)  # (isa, 16 float32, 16 more, 128 bytes)
+
+
+def bfloat16_cut(isa: str) -> Any:
+    """Make the kernel that cuts activations for tiles; its arguments are those of `quantize_f32`."""
+
+    def quantize(x: int, out: int, n: int, k: int, i0: int, i1: int) -> None:
+        for i in range(i0, i1):
+            block = i // n
+            source, left = x + ((i - block * n) * k + block * BLOCK) * 4, k - block * BLOCK
+            high = zero_f32()
+            if left > 16:
+                high = load_part(source + 64, left - 16)
+            _cut_32(isa, load_part(source, left), high, out + i * TOKEN_PARTS * ROW_BYTES)
+
+    quantize.__name__ = quantize.__qualname__ = f"quantize_bf16x2_{isa.replace('-', '_')}"
+    return kernel(quantize)
