@@ -15,6 +15,7 @@ from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
@@ -25,11 +26,12 @@ from augury.blocks import Attention
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
+    from augury.backends.numba_cpu.blocks.emitter import Emitter
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.residual import TapeStreams
     from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import ModelPlan
+    from augury.blocks import Block, ModelPlan
     from augury.types import ModelOptions
 
 
@@ -48,8 +50,8 @@ class Lowering:
         self.plan = plan = plan.for_context(options.n_ctx)
         plan.check_blocks(KNOWN)
         self.options = options
-        self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
-        self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
+        self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
+        self._layers = [[self._emitter(each) for each in layer.blocks] for layer in plan.layers]
         for layer, emitters in zip(plan.layers, self._layers, strict=True):
             if isinstance(layer.mixer, Attention) and (source := layer.mixer.source) is not None:
                 reader, kept = emitters[0], self._layers[source][0]
@@ -59,7 +61,7 @@ class Lowering:
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
-        self._recurrent = [mixer for mixer in self._mixers if isinstance(mixer, RecurrentEmitter)]
+        self._recurrent = [each for each in self._mixers if isinstance(each, RecurrentEmitter) and each.bytes_per_sequence()]
         if self._recurrent:
             n_bytes_per_sequence = sum(mixer.bytes_per_sequence() for mixer in self._recurrent)
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
@@ -68,6 +70,12 @@ class Lowering:
         self.scratch_bytes = up(max(SCRATCH_BYTES, self._streams.scratch_bytes(), *needed), 64) + 64
         self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
+
+    def _emitter(self, block: Block) -> Emitter:
+        """What writes a block's records: a class of its own, or the emitters of its operations."""
+        if type(block) in EMITTERS:
+            return EMITTERS[type(block)](block, self.options)
+        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd)
 
     @property
     def state_bytes(self) -> int:

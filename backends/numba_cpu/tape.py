@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
     from augury.blocks import Linear, ModelPlan, Norm, Vector
+    from augury.lowering import Value
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
@@ -137,6 +138,7 @@ class Tape:
         y: The address where the next block leaves what is to be added to x, (n, E padded to panels) float32.
         seen: What the next block sees: x, or what is made of several residual streams.
         logits: See `Program.logits`; the block that computes them says which it is.
+        normed: Where norms of x are, by the values that they are of operations.
     """
 
     def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Space, arena: Arena) -> None:
@@ -151,6 +153,7 @@ class Tape:
         self._features: dict[str, int] = {}
         self._hidden = 0
         self.seen = space.x
+        self.normed: dict[Value, Rows] = {}
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
@@ -175,6 +178,10 @@ class Tape:
         self._works.append(work)
         row = [address(kernel), int(not is_private), *operands]
         self._rows.append(row + [0] * (RECORD - len(row)))
+
+    def run_on(self) -> None:
+        """Let every thread go on after the last record without waiting for the others."""
+        self._rows[-1][1] = 0
 
     def leave(self, post_norm: Norm | None, y: int | None = None) -> None:
         """Say that the next norm is to add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""

@@ -18,6 +18,7 @@ from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape
 from augury.blocks import Attention, FeedForward, Mamba2, Turn
+from augury.errors import UnsupportedError
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Lowering:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
         plan.check_blocks(KNOWN)
+        for each in plan.blocks():
+            if type(each) not in EMITTERS:
+                raise UnsupportedError(f"a block {type(each).__name__}, backend numba-cuda computes none; choose another one")
         self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
         self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
         for layer, emitters in zip(plan.layers, self._layers, strict=True):

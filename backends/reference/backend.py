@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from augury.backends.reference.mixers import CACHES, KNOWN
 from augury.backends.reference.model import ReferenceModel
+from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
 from augury.errors import CapacityError
 from augury.interfaces import Backend
@@ -31,6 +32,9 @@ class Reference(Backend):
         """What the slots of a loaded plan will take."""
         plan.for_context(options.n_ctx).check_blocks(KNOWN)
         options.check_cache_types(plan)
+        for block in plan.blocks():
+            if type(block) not in KNOWN:
+                check_operations(block)
         mixers = [mixer for mixer in plan.mixers if type(mixer) in CACHES]
         n_bytes = sum(CACHES[type(mixer)].bytes_per_position(mixer, options) for mixer in mixers)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

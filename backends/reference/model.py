@@ -9,7 +9,8 @@ import numpy as np
 from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, output
 from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
-from augury.backends.reference.mixers import CACHES, MIXERS
+from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
+from augury.backends.reference.operations import LoweredStates, lowered_block
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
@@ -43,10 +44,10 @@ class ReferenceModel(Model):
         self._plan = plan
         self._weights: Weights | None = weights
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, mixer): CACHES[type(mixer)](mixer, options, weights)
+            (i, block): CACHES.get(type(block), LoweredStates)(block, options, weights)
             for i, layer in enumerate(plan.layers)
-            for mixer in layer.mixers
-            if type(mixer) in CACHES
+            for block in layer.blocks
+            if type(block) in CACHES or type(block) not in KNOWN
         }
         for i, mixer in self._caches:
             if isinstance(mixer, Attention) and mixer.source is not None:
@@ -128,7 +129,7 @@ class ReferenceModel(Model):
             connection = layer.connection(block)
             x = read(connection, weights, before if is_first else streams)
             if (i, block) in self._caches:
-                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x)
+                y = MIXERS.get(type(block), lowered_block)(block, weights, self._caches[i, block], batch, tree, x)
             elif isinstance(block, LayerInput):
                 y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):

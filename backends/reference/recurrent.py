@@ -30,7 +30,18 @@ if TYPE_CHECKING:
     from augury.blocks import Block, SequenceState
     from augury.types import ModelOptions
 
-__all__ = ["KNOWN", "MIXERS", "LayerStates"]
+__all__ = [
+    "KNOWN",
+    "MIXERS",
+    "LayerStates",
+    "advance_heads",
+    "convolved",
+    "of_length_one",
+    "recurred",
+    "shift",
+    "silu",
+    "softplus",
+]
 
 _LEAST_SCORE = 1e-6  # of a memory of n-grams
 Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -96,11 +107,16 @@ class LayerStates:
     purpose = "states"
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
+        self.start(block.states(), _advances(block, weights), options)
+
+    def start(self, states: Sequence[SequenceState], advances: Sequence[Advance], options: ModelOptions) -> None:
+        """Allocate states, each with what takes a token into it.
+
+        Raises:
+            CapacityError: There is no memory for them.
+        """
         try:
-            self.states = [
-                _State(state, advance, options)
-                for state, advance in zip(block.states(), _advances(block, weights), strict=True)
-            ]
+            self.states = [_State(state, advance, options) for state, advance in zip(states, advances, strict=True)]
         except (MemoryError, ValueError) as error:
             raise CapacityError(f"no memory for the states of {options.n_slots} slots; ask for fewer") from error
 
@@ -129,10 +145,10 @@ def short_convolution(
 ) -> np.ndarray:
     """What a gated short convolution adds to x (n, E): o(c * conv(b * v))."""
     b, c, v = np.split(weights.product(block.inputs, each_normed(x, block.norm, weights)), 3, axis=1)
-    return weights.product(block.o, c * _convolved(block.conv, weights, states.states[0], batch, tree, b * v))
+    return weights.product(block.o, c * convolved(block.conv, weights, states.states[0], batch, tree, b * v))
 
 
-def _convolved(
+def convolved(
     conv: Convolution, weights: Weights, state: _State, batch: Batch, tree: Tree | None, inputs: np.ndarray
 ) -> np.ndarray:
     """The convolution of inputs (n, C) with those before, of which the state has the last `size - 1`."""
@@ -143,7 +159,7 @@ def _convolved(
     return y if conv.bias is None else y + weights.vector(conv.bias)
 
 
-def _shift(window: np.ndarray, row: np.ndarray) -> np.ndarray:
+def shift(window: np.ndarray, row: np.ndarray) -> np.ndarray:
     """The last inputs of a convolution (size - 1, C) when another is added."""
     return np.vstack([window[1:], row])
 
@@ -155,15 +171,15 @@ def gated_delta_net(
     normed, heads = each_normed(x, block.norm, weights), block.recurrence
     n, n_keys = len(x), heads.n_key_heads * heads.key_dim
     inputs = weights.product(block.inputs, normed)
-    rows = _silu(_convolved(block.conv, weights, states.states[0], batch, tree, inputs))
-    queries = _unit(rows[:, :n_keys].reshape(n, -1, heads.key_dim), block.eps) / math.sqrt(heads.key_dim)
-    keys = _unit(rows[:, n_keys : 2 * n_keys].reshape(n, -1, heads.key_dim), block.eps)
-    steps = _softplus(weights.product(block.alpha, normed) + weights.vector(block.dt.weight))
+    rows = silu(convolved(block.conv, weights, states.states[0], batch, tree, inputs))
+    queries = of_length_one(rows[:, :n_keys].reshape(n, -1, heads.key_dim), block.eps) / math.sqrt(heads.key_dim)
+    keys = of_length_one(rows[:, n_keys : 2 * n_keys].reshape(n, -1, heads.key_dim), block.eps)
+    steps = softplus(weights.product(block.alpha, normed) + weights.vector(block.dt.weight))
     decays, betas = np.exp(weights.vector(block.a.weight) * steps), sigmoid(weights.product(block.beta, normed))
     fed = np.hstack([keys.reshape(n, -1), rows[:, 2 * n_keys :], decays, betas])
-    y = each_normed(_recurred(heads, states.states[1], batch, tree, queries, fed), block.out_norm, weights)
+    y = each_normed(recurred(heads, states.states[1], batch, tree, queries, fed), block.out_norm, weights)
     gates = weights.product(block.gate, normed)
-    return weights.product(block.o, y.reshape(n, -1) * (sigmoid(gates) if block.has_sigmoid else _silu(gates)))
+    return weights.product(block.o, y.reshape(n, -1) * (sigmoid(gates) if block.has_sigmoid else silu(gates)))
 
 
 def ngram_memory(
@@ -181,7 +197,7 @@ def ngram_memory(
     gates = sigmoid(np.sign(scores) * np.sqrt(np.maximum(np.abs(scores), _LEAST_SCORE)))
     given = gates[:, :, None] * weights.product(block.value, found)[:, None]
     inputs = each_normed(given, block.conv_norm, weights).reshape(n, -1)
-    return given.reshape(n, -1) + _silu(_convolved(block.conv, weights, states.states[1], batch, tree, inputs))
+    return given.reshape(n, -1) + silu(convolved(block.conv, weights, states.states[1], batch, tree, inputs))
 
 
 def _rows_of_ngrams(block: NgramMemory, tokens: list[int]) -> list[int]:
@@ -204,18 +220,18 @@ def kimi_delta_attention(
     normed, heads, n = each_normed(x, block.norm, weights), block.recurrence, len(x)
     convolutions = zip((block.q, block.k, block.v), (block.q_conv, block.k_conv, block.v_conv), states.states[:3], strict=True)
     queries, keys, values = (
-        _silu(_convolved(conv, weights, state, batch, tree, weights.product(linear, normed)))
+        silu(convolved(conv, weights, state, batch, tree, weights.product(linear, normed)))
         for linear, conv, state in convolutions
     )
-    queries, keys = (_unit(rows.reshape(n, -1, heads.key_dim), block.eps) for rows in (queries, keys))
+    queries, keys = (of_length_one(rows.reshape(n, -1, heads.key_dim), block.eps) for rows in (queries, keys))
     times, gates = (
         weights.product(linear, normed if down is None else weights.product(down, normed))
         for linear, down in ((block.decay, block.decay_down), (block.gate, block.gate_down))
     )
     a = np.repeat(weights.vector(block.a.weight).reshape(-1), heads.key_dim)
-    decays = np.exp(a * _softplus(times) if block.floor is None else block.floor * sigmoid(a * times))
+    decays = np.exp(a * softplus(times) if block.floor is None else block.floor * sigmoid(a * times))
     fed = np.hstack([keys.reshape(n, -1), values, decays, sigmoid(weights.product(block.beta, normed))])
-    y = _recurred(heads, states.states[3], batch, tree, queries / math.sqrt(heads.key_dim), fed)
+    y = recurred(heads, states.states[3], batch, tree, queries / math.sqrt(heads.key_dim), fed)
     y = each_normed(y, block.out_norm, weights).reshape(n, -1)
     return weights.product(block.o, y * sigmoid(gates))
 
@@ -227,31 +243,31 @@ def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, t
     inputs = weights.product(block.inputs, each_normed(x, block.norm, weights))
     gates, rows, times = np.split(inputs, [n_values, inputs.shape[1] - heads.n_heads], axis=1)
     values, keys, queries = np.split(
-        _silu(_convolved(block.conv, weights, states.states[0], batch, tree, rows)), [n_values, n_values + n_keys], axis=1
+        silu(convolved(block.conv, weights, states.states[0], batch, tree, rows)), [n_values, n_values + n_keys], axis=1
     )
-    steps = _softplus(times + weights.vector(block.dt.weight))
+    steps = softplus(times + weights.vector(block.dt.weight))
     decays = np.exp(weights.vector(block.a.weight).reshape(-1) * steps)
     fed = np.hstack([keys, values, decays, steps])
-    y = _recurred(heads, states.states[1], batch, tree, queries.reshape(n, -1, heads.key_dim), fed)
+    y = recurred(heads, states.states[1], batch, tree, queries.reshape(n, -1, heads.key_dim), fed)
     y += weights.vector(block.d.weight).reshape(-1, 1) * values.reshape(y.shape)
-    return weights.product(block.o, each_normed(y.reshape(n, -1) * _silu(gates), block.out_norm, weights))
+    return weights.product(block.o, each_normed(y.reshape(n, -1) * silu(gates), block.out_norm, weights))
 
 
 def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
     """What a Mamba block adds to x (n, E): o((y + d * v) * silu(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
     values = weights.product(block.value, normed)
-    values = _silu(_convolved(block.conv, weights, states.states[0], batch, tree, values))
+    values = silu(convolved(block.conv, weights, states.states[0], batch, tree, values))
     times, keys, queries = (
         each_normed(weights.product(linear, values), norm, weights)
         for linear, norm in ((block.t, block.t_norm), (block.key, block.key_norm), (block.query, block.query_norm))
     )
-    steps = _softplus(weights.product(block.dt, times))
+    steps = softplus(weights.product(block.dt, times))
     decays = [] if heads.is_by_channel else [np.exp(weights.vector(block.a.weight).reshape(-1) * steps)]
     fed = np.hstack([keys, values, *decays, steps])
-    y = _recurred(heads, states.states[1], batch, tree, queries[:, None], fed)
+    y = recurred(heads, states.states[1], batch, tree, queries[:, None], fed)
     skip = np.repeat(weights.vector(block.d.weight).reshape(-1), values.shape[1] // block.d.size)
-    gates = _silu(weights.product(block.gate, normed))
+    gates = silu(weights.product(block.gate, normed))
     return each_normed(weights.product(block.o, (y.reshape(n, -1) + skip * values) * gates), block.post_norm, weights)
 
 
@@ -260,13 +276,13 @@ def lightning_attention(
 ) -> np.ndarray:
     """What lightning attention adds to x (n, E): o(out_norm(y) * sigmoid(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
-    queries, keys, values = (_silu(weights.product(linear, normed)) for linear in (block.q, block.k, block.v))
+    queries, keys, values = (silu(weights.product(linear, normed)) for linear in (block.q, block.k, block.v))
     fed = np.hstack([keys, values, np.tile(block.decays, (n, 1)), np.ones((n, heads.n_heads))])
-    y = _recurred(heads, states.states[0], batch, tree, queries.reshape(n, -1, heads.key_dim), fed).reshape(n, -1)
+    y = recurred(heads, states.states[0], batch, tree, queries.reshape(n, -1, heads.key_dim), fed).reshape(n, -1)
     return weights.product(block.o, each_normed(y, block.out_norm, weights) * sigmoid(weights.product(block.gate, normed)))
 
 
-def _recurred(
+def recurred(
     heads: LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
 ) -> np.ndarray:
     """What the heads yield (n, H, V) as queries (n, G, K) read them after each token, of which they are fed `fed`."""
@@ -276,7 +292,7 @@ def _recurred(
     return y
 
 
-def _advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarray, fed: np.ndarray) -> np.ndarray:
+def advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarray, fed: np.ndarray) -> np.ndarray:
     """The matrices of the heads (H, K, V) after a token; `a` (K, V) where decays are by channel."""
     n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
     keys = _of_heads(heads, fed[:n_keys].reshape(-1, heads.key_dim))
@@ -306,15 +322,18 @@ def _read(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return products(state.swapaxes(1, 2), rows)
 
 
-def _unit(rows: np.ndarray, eps: float) -> np.ndarray:
+def of_length_one(rows: np.ndarray, eps: float) -> np.ndarray:
+    """Rows (..., K), each divided by its length."""
     return rows / np.sqrt((rows * rows).sum(axis=-1, keepdims=True) + eps)
 
 
-def _silu(x: np.ndarray) -> np.ndarray:
+def silu(x: np.ndarray) -> np.ndarray:
+    """X * sigmoid(x)."""
     return x * sigmoid(x)
 
 
-def _softplus(x: np.ndarray) -> np.ndarray:
+def softplus(x: np.ndarray) -> np.ndarray:
+    """ln(1 + e^x)."""
     return np.logaddexp(0.0, x)
 
 
@@ -345,9 +364,9 @@ KNOWN: dict[type, Container[Any]] = {
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     """What takes a token into each of a block's states: (state, what it is fed) → state."""
     if isinstance(block, ShortConvolution | NgramMemory):
-        return (_shift,) * len(block.states())
+        return (shift,) * len(block.states())
     heads = block.recurrence
     if isinstance(block, LightningAttention):
-        return (partial(_advance_heads, heads, None),)
+        return (partial(advance_heads, heads, None),)
     a = weights.vector(block.a.weight).T if heads.is_by_channel else None
-    return (*[_shift] * (len(block.states()) - 1), partial(_advance_heads, heads, a))
+    return (*[shift] * (len(block.states()) - 1), partial(advance_heads, heads, a))

@@ -8,6 +8,7 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 modules are the blocks.
 """
 
+from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
@@ -15,11 +16,11 @@ from augury.blocks.latent import LatentAttention
 from augury.blocks.ngram import NgramMemory
 from augury.blocks.parts import (
     Activation,
-    Block,
     Convolution,
     GateKind,
     Integers,
     Linear,
+    LinearRecurrence,
     Matrices,
     Norm,
     NormKind,
@@ -36,7 +37,6 @@ from augury.blocks.recurrent import (
     GatedDeltaNet,
     KimiDeltaAttention,
     LightningAttention,
-    LinearRecurrence,
     Mamba,
     Mamba2,
     ShortConvolution,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from augury.blocks.parts import Block
+from augury.blocks.block import Block
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Activation, Integers, Linear, Matrices, Norm, Part, Vector

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block, SequenceState
+from augury.blocks.block import Block
+from augury.blocks.parts import SequenceState
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Convolution, Linear, Norm

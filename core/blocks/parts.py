@@ -6,15 +6,15 @@ import math
 from enum import Enum
 
 import numpy as np
-from attrs import field, fields, frozen
+from attrs import field, frozen
 
 __all__ = [
     "Activation",
-    "Block",
     "Convolution",
     "GateKind",
     "Integers",
     "Linear",
+    "LinearRecurrence",
     "Matrices",
     "Norm",
     "NormKind",
@@ -195,6 +195,31 @@ class Convolution:
 
 
 @frozen
+class LinearRecurrence:
+    """S = decay * S + key (beta * value)^T of each head, y = S^T query; with the delta rule, of value - (decay * S)^T key.
+
+    Of the parts of S (K, V) that belong to one of a value's channels the decay may differ: there it is exp(a * beta), with an a
+    for each number of S, and every channel has a beta. Or it differs between the rows of S, of which each has a decay.
+    """
+
+    n_heads: int  # H, each with a value, a decay and a beta
+    n_key_heads: int  # G, whose queries and keys H / G heads share
+    key_dim: int  # K
+    value_dim: int  # V
+    has_delta: bool
+    is_tiled: bool = False  # head h has the key h % G; otherwise h // (H / G)
+    is_by_channel: bool = False  # decays differ within a head, which is the only one
+    is_by_key: bool = False  # decays differ within a head, K of each
+
+    @property
+    def state(self) -> SequenceState:
+        """(H, K, V); fed are keys, values, betas, and decays that are not made of these."""
+        n_steps = self.value_dim if self.is_by_channel else 1 + (self.key_dim if self.is_by_key else 1)
+        n_fed = self.n_key_heads * self.key_dim + self.n_heads * (self.value_dim + n_steps)
+        return SequenceState((self.n_heads, self.key_dim, self.value_dim), n_fed)
+
+
+@frozen
 class Matrices:
     """A matrix for each of n experts or heads, in one tensor (n, n_stored, n_in): y = scales[i] * (W_i x) + b_i.
 
@@ -253,21 +278,3 @@ class Temperature:
     scale: float
     period: float
     offset: float = 0.0
-
-
-@frozen
-class Block:
-    """A step of the computation: matrices, norms, and how they act together."""
-
-    def tensors(self) -> tuple[Part, ...]:
-        """What it has of the model file, in the order of its fields."""
-        parts = (getattr(self, each.name) for each in fields(type(self)))
-        return tuple(part for part in parts if isinstance(part, Part))
-
-    def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """What it keeps per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
-        return ()
-
-    def states(self) -> tuple[SequenceState, ...]:
-        """What it keeps per sequence."""
-        return ()

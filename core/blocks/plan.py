@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
+from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
 from augury.blocks.ngram import NgramMemory
@@ -24,7 +25,7 @@ from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
-    from augury.blocks.parts import Block, Norm, Part, Turn
+    from augury.blocks.parts import Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
     from augury.blocks.transformer import Elementwise, FeedForward
 
@@ -178,7 +179,8 @@ class ModelPlan:
         Args:
             known: By class of a block, or of what a block or layer consists of, the names of those optional fields that the
                 backend computes: it need not know others, as long as they have their defaults. Fields without a default that
-                may be None are among them. By enumeration, its members that the backend computes.
+                may be None are among them. By enumeration, its members that the backend computes. A block that is not there
+                but says how it is computed (`Block.lower`) is judged by its operations.
         """
         for each in (self.embedding, *self.layers, self.output):
             yield from _unknown(each, known)
@@ -250,7 +252,8 @@ def _unknown(part: Any, known: Mapping[type, Container[Any]]) -> Iterator[str]:
     """What of `part` a backend does not compute, in words."""
     kind = type(part)
     if kind not in known:
-        yield f"a block {kind.__name__}"
+        if not isinstance(part, Block) or kind.lower is Block.lower:
+            yield f"a block {kind.__name__}"
         return
     for each in fields(kind):
         value = getattr(part, each.name)

@@ -1,25 +1,27 @@
 """Mixers that keep a state per sequence.
 
-What `LinearRecurrence` describes they have in common: a matrix S per head, which decays, gets the product of a key and a value
+All but short convolutions have a `LinearRecurrence`: a matrix S per head, which decays, gets the product of a key and a value
 added with each token, and is read by a query.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block, SequenceState
+from augury.blocks.block import Block
+from augury.blocks.parts import Activation, GateKind
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Convolution, Linear, Norm, Vector
+    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, SequenceState, Vector
+    from augury.lowering.builder import Builder
 
 __all__ = [
     "GatedDeltaNet",
     "KimiDeltaAttention",
     "LightningAttention",
-    "LinearRecurrence",
     "Mamba",
     "Mamba2",
     "ShortConvolution",
@@ -39,30 +41,11 @@ class ShortConvolution(Block):
         """The convolution's inputs."""
         return (self.conv.state,)
 
-
-@frozen
-class LinearRecurrence:
-    """S = decay * S + key (beta * value)^T of each head, y = S^T query; with the delta rule, of value - (decay * S)^T key.
-
-    Of the parts of S (K, V) that belong to one of a value's channels the decay may differ: there it is exp(a * beta), with an a
-    for each number of S, and every channel has a beta. Or it differs between the rows of S, of which each has a decay.
-    """
-
-    n_heads: int  # H, each with a value, a decay and a beta
-    n_key_heads: int  # G, whose queries and keys H / G heads share
-    key_dim: int  # K
-    value_dim: int  # V
-    has_delta: bool
-    is_tiled: bool = False  # head h has the key h % G; otherwise h // (H / G)
-    is_by_channel: bool = False  # decays differ within a head, which is the only one
-    is_by_key: bool = False  # decays differ within a head, K of each
-
-    @property
-    def state(self) -> SequenceState:
-        """(H, K, V); fed are keys, values, betas, and decays that are not made of these."""
-        n_steps = self.value_dim if self.is_by_channel else 1 + (self.key_dim if self.is_by_key else 1)
-        n_fed = self.n_key_heads * self.key_dim + self.n_heads * (self.value_dim + n_steps)
-        return SequenceState((self.n_heads, self.key_dim, self.value_dim), n_fed)
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="convolution's inputs")
+        b, c, v = inputs.split(*[self.conv.n_channels] * 3)
+        build.add(build.convolve([v], [self.conv], [0], before=b, after=c), self.o, "convolution's output")
 
 
 @frozen
@@ -90,6 +73,20 @@ class GatedDeltaNet(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        heads, linears = self.recurrence, (self.inputs, self.gate, self.alpha, self.beta)
+        n = build.normalize(build.x, self.norm)
+        inputs, gates, alpha, beta = build.multiply(n, *linears, purpose="queries, keys, values, gates")
+        n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
+        both, values = build.convolve([inputs], [self.conv], [0], has_silu=True).split(2 * n_keys, n_values)
+        build.scale_to_length(both, heads.key_dim, self.eps, heads.n_key_heads, 1.0 / math.sqrt(heads.key_dim))
+        decays, betas = build.decay(alpha, beta, dt=self.dt, a=self.a)
+        queries, keys = both.split(n_keys, n_keys)
+        y = build.recur(heads, 1, queries, keys, values, decays, betas)
+        gate = GateKind.SIGMOID if self.has_sigmoid else Activation.SILU
+        build.add(build.gate(y, gates, gate, self.out_norm), self.o, "recurrence's output")
 
 
 @frozen
@@ -126,6 +123,23 @@ class KimiDeltaAttention(Block):
         """The convolutions' inputs, and the matrices of the heads."""
         return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        heads, convs = self.recurrence, (self.q_conv, self.k_conv, self.v_conv)
+        linears = (self.beta, self.decay_down or self.decay, self.gate_down or self.gate, self.q, self.k, self.v)
+        n = build.normalize(build.x, self.norm)
+        beta, times, gates, *inputs = build.multiply(n, *linears, purpose="queries, keys, values")
+        if self.decay_down is not None:
+            (times,) = build.multiply(times, self.decay, purpose="decays")
+        if self.gate_down is not None:
+            (gates,) = build.multiply(gates, self.gate, purpose="gates")
+        both, values = build.convolve(inputs, convs, range(3), has_silu=True).split(2 * self.q.n_out, self.v.n_out)
+        build.scale_to_length(both, heads.key_dim, self.eps, heads.n_heads, 1.0 / math.sqrt(heads.key_dim))
+        queries, keys = both.split(self.q.n_out, self.k.n_out)
+        decays, betas = build.decay_by_key(times, beta, keys, self.a, heads.key_dim, self.floor)
+        y = build.recur(heads, 3, queries, keys, values, decays, betas)
+        build.add(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
+
 
 @frozen
 class Mamba2(Block):
@@ -147,6 +161,18 @@ class Mamba2(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        heads = self.recurrence
+        n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
+        (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="recurrence's inputs")
+        gates, x, t = inputs.split(n_values, self.conv.n_channels, heads.n_heads)
+        values, keys, queries = build.convolve([x], [self.conv], [0], has_silu=True).split(n_values, n_keys, n_keys)
+        decays, betas = build.decay(t, dt=self.dt, a=self.a)
+        y = build.recur(heads, 1, queries, keys, values, decays, betas)
+        gated = build.gate(y, gates, Activation.SILU, self.out_norm, values=values, skip=self.d, is_gated_first=True)
+        build.add(gated, self.o, "recurrence's output")
 
 
 @frozen
@@ -178,6 +204,22 @@ class Mamba(Block):
         """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
 
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        heads, is_by_channel = self.recurrence, self.recurrence.is_by_channel
+        n = build.normalize(build.x, self.norm)
+        inputs, gates = build.multiply(n, self.value, self.gate, purpose="recurrence's inputs")
+        values = build.convolve([inputs], [self.conv], [0], has_silu=True)
+        made = build.multiply(values, self.t, self.key, self.query, purpose="steps, keys, queries")
+        norms = (self.t_norm, self.key_norm, self.query_norm)
+        t, keys, queries = (build.normalize(each, norm) for each, norm in zip(made, norms, strict=True))
+        (steps,) = build.multiply(t, self.dt, purpose="steps")
+        *decays, betas = build.decay(steps, a=None if is_by_channel else self.a)
+        of_head, of_channels = decays[0] if decays else None, self.a if is_by_channel else None
+        y = build.recur(heads, 1, queries, keys, values, of_head, betas, of_channels)
+        gated = build.gate(y, gates, Activation.SILU, values=values, skip=self.d)
+        build.add(gated, self.o, "recurrence's output", self.post_norm)
+
 
 @frozen
 class LightningAttention(Block):
@@ -199,3 +241,13 @@ class LightningAttention(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The matrices of the heads."""
         return (self.recurrence.state,)
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        n, linears = build.normalize(build.x, self.norm), (self.q, self.k, self.v, self.gate)
+        *made, gates = build.multiply(n, *linears, purpose="queries, keys, values, gates")
+        queries, keys, values = (build.activate(each, Activation.SILU) for each in made)
+        n_heads = self.recurrence.n_heads
+        decays, betas = build.constant([*self.decays, *[1.0] * n_heads]).split(n_heads, n_heads)
+        y = build.recur(self.recurrence, 0, queries, keys, values, decays, betas)
+        build.add(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block
+from augury.blocks.block import Block
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Norm, Vector

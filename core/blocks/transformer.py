@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block, GateKind, Linear
+from augury.blocks.block import Block
+from augury.blocks.parts import GateKind, Linear
 
 if TYPE_CHECKING:
     from augury.blocks.indexer import BlockIndexer, PoolIndexer
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
     from augury.blocks.residual import Connection
+    from augury.lowering.builder import Builder
 
 __all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
 
@@ -114,6 +116,10 @@ class Projection(Block):
 
     norm: Norm
     o: Linear  # E → E
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        build.add(build.normalize(build.x, self.norm), self.o, "projection")
 
 
 @frozen

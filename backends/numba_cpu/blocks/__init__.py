@@ -10,17 +10,11 @@ from augury.backends.numba_cpu.blocks.compressed import CompressedAttentionEmitt
 from augury.backends.numba_cpu.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FeedForwardEmitter
-from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
-from augury.backends.numba_cpu.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cpu.blocks.layer_input import LayerInputEmitter
-from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
-from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
-from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
-from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
 from augury.blocks import (
     Activation,
     AllStreams,
@@ -32,23 +26,18 @@ from augury.blocks import (
     Elementwise,
     Embedding,
     FeedForward,
-    GatedDeltaNet,
     GatedHyperConnection,
     GateKind,
     Gating,
     HyperConnection,
     Indexer,
     Integers,
-    KimiDeltaAttention,
     LatentAttention,
     Layer,
     LayerInput,
     LayerInputs,
-    LightningAttention,
     Linear,
     LinearRecurrence,
-    Mamba,
-    Mamba2,
     Matrices,
     MixtureOfExperts,
     NgramMemory,
@@ -57,12 +46,10 @@ from augury.blocks import (
     Output,
     PoolIndexer,
     Pooling,
-    Projection,
     Residual,
     Rope,
     Router,
     Rows,
-    ShortConvolution,
     StreamMean,
     Temperature,
     Turn,
@@ -81,18 +68,11 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Attention: AttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     CompressedAttention: CompressedAttentionEmitter,
-    Projection: ProjectionEmitter,
     Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
     LayerInput: LayerInputEmitter,
-    ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
-    GatedDeltaNet: GatedDeltaNetEmitter,
     NgramMemory: NgramMemoryEmitter,
-    KimiDeltaAttention: KimiDeltaAttentionEmitter,
-    Mamba: MambaEmitter,
-    Mamba2: Mamba2Emitter,
-    LightningAttention: LightningAttentionEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
@@ -122,7 +102,6 @@ KNOWN: dict[type, Container[Any]] = {
     BlockIndexer: (),
     Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},
     PoolIndexer: {"rope", "q_norm", "weights"},
-    Projection: (),
     Elementwise: (),
     LayerInput: (),
     LayerInputs: (),
@@ -133,13 +112,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    ShortConvolution: (),
-    GatedDeltaNet: {"norm", "has_sigmoid"},
     NgramMemory: (),
-    KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
-    Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
-    Mamba2: {"out_norm"},
-    LightningAttention: {"norm"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
     Convolution: {"bias", "stored", "dilation"},
     Output: {"norm", "weight", "softcap", "residual"},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
-from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
+from augury.backends.numba_cpu.kernels import convolution, recurrence
 from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block, Convolution, LinearRecurrence, SequenceState
+    from augury.blocks import Block, Convolution, SequenceState
     from augury.types import ModelOptions
 
-__all__ = ["FedRow", "PlacedRecurrence", "PlacedState", "RecurrentEmitter", "convolve", "place_convolution", "place_taps"]
+__all__ = ["PlacedState", "RecurrentEmitter", "convolve", "place_convolution", "place_taps"]
 
 
 @frozen
@@ -164,98 +164,3 @@ def place_taps(
 def convolve(tape: Tape, layer: int) -> None:
     """Write the record of a convolution."""
     tape.add(Work("convolution"), convolution.convolve, layer)
-
-
-@frozen
-class FedRow:
-    """Where in a row of floats lies what a token feeds a recurrence, and what reads it."""
-
-    address: int
-    stride: int  # floats from one row to the next
-    query: int
-    key: int
-    value: int
-    decay: int
-    beta: int
-    decayed: int = 0  # keys times decays, where these are by key
-
-
-class PlacedRecurrence:
-    """A linear recurrence with its place in memory, and what comes before and after it.
-
-    Attributes:
-        layer: The address of what its kernels know of it.
-        row: Where what it is fed lies.
-    """
-
-    def __init__(
-        self, block: LinearRecurrence, state: PlacedState, n_aside: int, arena: Arena, row: FedRow, y: int, table: int = 0
-    ) -> None:
-        """Write the record, in the order of the kernels' offsets.
-
-        Args:
-            block: The part of the plan.
-            state: Of its matrices.
-            n_aside: Drafted tokens of a slot that there is room for.
-            arena: Where records are kept.
-            row: What it is fed.
-            y: Address of the outputs' rows, which lie close together.
-            table: Address of what makes decays by channel.
-        """
-        self.row = row
-        self._kernel = _kernel(block)
-        self._arena = arena
-        self._decays = 0
-        self._y, self._size = y, block.n_heads * block.value_dim
-        step, n_steps = (row.beta, block.value_dim) if block.is_by_channel else (row.decay, block.n_heads)
-        n_steps *= block.key_dim if block.is_by_key else 1
-        fields = [
-            *(row.address, row.stride, y, self._size, block.n_heads, block.n_key_heads, block.key_dim, block.value_dim),
-            *(int(block.is_tiled), *(4 * at for at in (row.query, row.key, row.value, step, row.beta)), n_steps),
-            *(4 * up(block.state.n_fed - self._size, 16), state.values, state.saved, state.aside, state.added, n_aside, table),
-            4 * row.decayed,
-        ]
-        self.layer = arena.keep(np.array(fields, np.int64), "scratch")
-
-    def place_decays(self, size: int, t: tuple[int, int], b: tuple[int, int] = (0, 0), *, dt: int = 0, a: int = 0) -> None:
-        """Say what decays and betas of a token are made of; see `recurrent_ends.decay`."""
-        fields = [self.row.address, self.row.stride, *t, *b, dt, a, size, 4 * self.row.decay, 4 * self.row.beta]
-        self._decays = self._arena.keep(np.array(fields, np.int64), "scratch")
-
-    def place_gate(
-        self,
-        gates: tuple[int, int],
-        norm: int,
-        group: int,
-        *,
-        skip: np.ndarray | None = None,
-        is_gated_first: bool = False,
-        is_sigmoid: bool = False,
-    ) -> None:
-        """Say what becomes of the outputs; see `recurrent_ends.gate`. `skip` (H V,) are factors of values."""
-        skips = 0 if skip is None else self._arena.keep(np.ascontiguousarray(skip, np.float32), "weights")
-        values = (self.row.address + 4 * self.row.value, self.row.stride)
-        fields = [self._y, self._size, self._size, skips, *values, *gates, norm, group, int(is_gated_first), int(is_sigmoid)]
-        self._gate = self._arena.keep(np.array(fields, np.int64), "scratch")
-
-    def emit_states(self, tape: Tape) -> None:
-        """Write the record of the recurrence."""
-        tape.add(Work("recurrence"), self._kernel, self.layer)
-
-    def emit(self, tape: Tape) -> None:
-        """Write the records from decays to gates; drafted tokens are kept aside once all threads have taken in those before."""
-        if self._decays:
-            tape.add(Work("decays"), recurrent_ends.decay, self._decays)
-        self.emit_states(tape)
-        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, self.layer, is_private=True)
-        tape.add(Work("gates"), recurrent_ends.gate, self._gate)
-
-    @staticmethod
-    def kernels(block: LinearRecurrence) -> Sequence[Any]:
-        """The kernels of its records, and of a convolution before it."""
-        decay = recurrent_ends.decay_keys if block.is_by_key else recurrent_ends.decay
-        return (_kernel(block), convolution.convolve, recurrence.keep, decay, recurrent_ends.gate)
-
-
-def _kernel(block: LinearRecurrence) -> Any:
-    return recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel, is_by_key=block.is_by_key)

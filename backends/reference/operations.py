@@ -1,0 +1,205 @@
+"""The operations of blocks that the backend has no function for: those of packages, and of tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.reference.formula import activate, sigmoid
+from augury.backends.reference.recurrent import (
+    LayerStates,
+    advance_heads,
+    convolved,
+    of_length_one,
+    recurred,
+    shift,
+    silu,
+    softplus,
+)
+from augury.backends.reference.weights import each_normed
+from augury.blocks import Activation, GateKind
+from augury.errors import UnsupportedError
+from augury.lowering import (
+    Activate,
+    Add,
+    Builder,
+    Constant,
+    Convolve,
+    Decay,
+    DecayByKey,
+    Gate,
+    Multiply,
+    Normalize,
+    Recur,
+    ScaleToLength,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from augury.backends.reference.weights import Weights
+    from augury.batch import Batch, Tree
+    from augury.blocks import Block
+    from augury.lowering import Operation, Value
+    from augury.types import ModelOptions
+
+__all__ = ["LoweredStates", "check_operations", "lowered_block"]
+
+
+class LoweredStates(LayerStates):
+    """A block's operations, and what they keep of slots' sequences."""
+
+    def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
+        build = _lowered(block)
+        self.x, self.operations = build.x, build.operations
+        advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
+        for each in self.operations:
+            if isinstance(each, Recur):
+                a = None if each.a is None else weights.vector(each.a.weight).T
+                advances[each.state] = partial(advance_heads, each.heads, a)
+        self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
+
+
+def check_operations(block: Block) -> None:
+    """Refuse a block with operations that are not computed here.
+
+    Raises:
+        UnsupportedError: It has one, or does not say how it is computed.
+    """
+    for each in _lowered(block).operations:
+        if type(each) not in _OPERATIONS:
+            raise UnsupportedError(
+                f"block {type(block).__name__} has the operation {type(each).__name__}, which backend reference does not "
+                "compute; use another backend"
+            )
+
+
+def lowered_block(
+    block: Block, weights: Weights, states: LoweredStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What a block's operations add to x (n, E)."""
+    del block  # its operations are with its states
+    run = _Run(weights, states, batch, tree, np.zeros_like(x), {states.x: x})
+    for each in states.operations:
+        _OPERATIONS[type(each)](run, each)
+    return run.added
+
+
+def _lowered(block: Block) -> Builder:
+    build = Builder(0)
+    block.lower(build)
+    return build
+
+
+@frozen(eq=False)
+class _Run:
+    """One block in one pass: arrays (n, width) float64 by value."""
+
+    weights: Weights
+    states: LoweredStates
+    batch: Batch
+    tree: Tree | None
+    added: np.ndarray
+    arrays: dict[Value, np.ndarray]
+
+    def get(self, value: Value) -> np.ndarray:
+        """The rows of a value."""
+        array = self.arrays[value.root]
+        return array if value.whole is None else array[:, value.first : value.first + value.width]
+
+
+def _normalize(run: _Run, each: Normalize) -> None:
+    run.arrays[each.out] = each_normed(run.get(each.x), each.norm, run.weights)
+
+
+def _multiply(run: _Run, each: Multiply) -> None:
+    for linear, out in zip(each.linears, each.out, strict=True):
+        run.arrays[out] = run.weights.product(linear, run.get(each.x))
+
+
+def _add(run: _Run, each: Add) -> None:
+    np.add(run.added, each_normed(run.get(each.y), each.norm, run.weights), out=run.added)
+
+
+def _activate(run: _Run, each: Activate) -> None:
+    run.arrays[each.out] = _activated(run.get(each.x), each.activation)
+
+
+def _constant(run: _Run, each: Constant) -> None:
+    run.arrays[each.out] = np.tile(each.numbers, (len(run.added), 1))
+
+
+def _gate(run: _Run, each: Gate) -> None:
+    y, gates = run.get(each.y), _activated(run.get(each.gates), each.activation)
+    if each.skip is not None:
+        values = y if each.values is None else run.get(each.values)
+        skip = run.weights.vector(each.skip.weight).reshape(-1)
+        y = y + np.repeat(skip, y.shape[1] // len(skip)) * values
+    if each.is_gated_first:
+        run.arrays[each.out] = each_normed(y * gates, each.norm, run.weights)
+    else:
+        run.arrays[each.out] = each_normed(y, each.norm, run.weights) * gates
+
+
+def _activated(x: np.ndarray, activation: Activation | GateKind) -> np.ndarray:
+    if isinstance(activation, Activation):
+        return activate(x, activation)
+    return sigmoid(x) if activation is GateKind.SIGMOID else softplus(x)
+
+
+def _convolve(run: _Run, each: Convolve) -> None:
+    made = []
+    for value, conv, state in zip(each.x, each.convs, each.states, strict=True):
+        x = run.get(value) if each.before is None else run.get(each.before) * run.get(value)
+        made.append(convolved(conv, run.weights, run.states.states[state], run.batch, run.tree, x))
+    y = silu(np.hstack(made)) if each.has_silu else np.hstack(made)
+    run.arrays[each.out] = y if each.after is None else run.get(each.after) * y
+
+
+def _scale_to_length(run: _Run, each: ScaleToLength) -> None:
+    x = run.get(each.x)
+    heads = of_length_one(x.reshape(len(x), -1, each.size), each.eps)
+    heads[:, : each.n_scaled] *= each.scale
+    x[:] = heads.reshape(x.shape)
+
+
+def _decay(run: _Run, each: Decay) -> None:
+    t = run.get(each.t)
+    steps = softplus(t if each.dt is None else t + run.weights.vector(each.dt.weight).reshape(-1))
+    *decays, betas = each.out
+    if each.a is not None:
+        run.arrays[decays[0]] = np.exp(run.weights.vector(each.a.weight).reshape(-1) * steps)
+    run.arrays[betas] = steps if each.b is None else sigmoid(run.get(each.b))
+
+
+def _decay_by_key(run: _Run, each: DecayByKey) -> None:
+    a, t = np.repeat(run.weights.vector(each.a.weight).reshape(-1), each.key_dim), run.get(each.t)
+    decays, betas = each.out
+    run.arrays[decays] = np.exp(a * softplus(t) if each.floor is None else each.floor * sigmoid(a * t))
+    run.arrays[betas] = sigmoid(run.get(each.b))
+
+
+def _recur(run: _Run, each: Recur) -> None:
+    queries = run.get(each.queries)
+    fed = [run.get(value) for value in (each.keys, each.values, each.decays, each.betas) if value is not None]
+    state, heads = run.states.states[each.state], queries.reshape(len(queries), -1, each.heads.key_dim)
+    run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
+
+
+_OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {
+    Normalize: _normalize,
+    Multiply: _multiply,
+    Add: _add,
+    Activate: _activate,
+    Constant: _constant,
+    Gate: _gate,
+    Convolve: _convolve,
+    ScaleToLength: _scale_to_length,
+    Decay: _decay,
+    DecayByKey: _decay_by_key,
+    Recur: _recur,
+}
+"""What is computed here."""

@@ -1,0 +1,46 @@
+"""What every block says of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import fields, frozen
+
+from augury.blocks.parts import Part
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import SequenceState
+    from augury.lowering.builder import Builder
+
+__all__ = ["Block"]
+
+
+@frozen
+class Block:
+    """A step of the computation: matrices, norms, and how they act together.
+
+    A block declares what it has of the file, what it keeps per position and per sequence, and says once, by `lower`, how it is
+    computed.
+    """
+
+    def tensors(self) -> tuple[Part, ...]:
+        """What it has of the model file, in the order of its fields."""
+        parts = (getattr(self, each.name) for each in fields(type(self)))
+        return tuple(part for part in parts if isinstance(part, Part))
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """What it keeps per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
+        return ()
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """What it keeps per sequence."""
+        return ()
+
+    def lower(self, build: Builder) -> None:  # noqa: ARG002 - for blocks that say it
+        """Say how the block is computed: write operations that read x, the residual stream, and add to it.
+
+        Raises:
+            UnsupportedError: It does not say.
+        """
+        raise UnsupportedError(f"block {type(self).__name__} does not say how it is computed; define its `lower`")

@@ -1,0 +1,138 @@
+"""Collects the operations of a block while it says how it is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.blocks.parts import Activation, GateKind
+from augury.lowering.operations import (
+    Activate,
+    Add,
+    Constant,
+    Convolve,
+    Decay,
+    DecayByKey,
+    Gate,
+    Multiply,
+    Normalize,
+    Recur,
+    ScaleToLength,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
+    from augury.lowering.operations import Operation
+
+__all__ = ["Builder"]
+
+
+class Builder:
+    """What `Block.lower` writes operations on: each method adds one, and returns the values that it makes.
+
+    Attributes:
+        x: The residual stream as the block sees it, (n, E).
+        operations: Those that were added, in order.
+    """
+
+    def __init__(self, n_embd: int) -> None:
+        self.x = Value(n_embd)
+        self.operations: list[Operation] = []
+
+    def normalize(self, x: Value, norm: Norm | None) -> Value:
+        """norm(x), by groups of `norm.size` values; x itself without a norm."""
+        if norm is None and x is not self.x:
+            return x
+        out = Value(x.width)
+        self.operations.append(Normalize(x, norm, out))
+        return out
+
+    def multiply(self, x: Value, *linears: Linear, purpose: str) -> tuple[Value, ...]:
+        """The products of x with matrices. `purpose` names them in profiles."""
+        out = tuple(Value(linear.n_out) for linear in linears)
+        self.operations.append(Multiply(x, linears, out, purpose))
+        return out
+
+    def add(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
+        """Add the product of x with a matrix, or its norm, to the residual stream."""
+        (y,) = self.multiply(x, linear, purpose=purpose)
+        self.operations.append(Add(y, norm))
+
+    def activate(self, x: Value, activation: Activation | GateKind) -> Value:
+        """activation(x)."""
+        out = Value(x.width)
+        self.operations.append(Activate(x, activation, out))
+        return out
+
+    def constant(self, numbers: Sequence[float]) -> Value:
+        """Rows that have these numbers, each."""
+        out = Value(len(numbers))
+        self.operations.append(Constant(tuple(numbers), out))
+        return out
+
+    def gate(
+        self,
+        y: Value,
+        gates: Value,
+        activation: Activation | GateKind,
+        norm: Norm | None = None,
+        *,
+        values: Value | None = None,
+        skip: Vector | None = None,
+        is_gated_first: bool = False,
+    ) -> Value:
+        """norm(y + skip * values) * activation(gates), or gated before the norm."""
+        out = Value(y.width)
+        self.operations.append(Gate(y, gates, activation, norm, values, skip, is_gated_first, out))
+        return out
+
+    def convolve(
+        self,
+        x: Sequence[Value],
+        convs: Sequence[Convolution],
+        states: Sequence[int],
+        *,
+        has_silu: bool = False,
+        before: Value | None = None,
+        after: Value | None = None,
+    ) -> Value:
+        """After * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
+        out = Value(sum(conv.n_channels for conv in convs))
+        self.operations.append(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))
+        return out
+
+    def scale_to_length(self, x: Value, size: int, eps: float, n_scaled: int, scale: float) -> None:
+        """Divide the heads of x by their lengths, in place, and multiply the first of them by a scale."""
+        self.operations.append(ScaleToLength(x, size, eps, n_scaled, scale))
+
+    def decay(
+        self, t: Value, b: Value | None = None, *, dt: Vector | None = None, a: Vector | None = None
+    ) -> tuple[Value, ...]:
+        """Decays and betas of heads; betas alone without a."""
+        out = tuple(Value(t.width) for _ in range(1 if a is None else 2))
+        self.operations.append(Decay(t, b, dt, a, out))
+        return out
+
+    def decay_by_key(self, t: Value, b: Value, keys: Value, a: Vector, key_dim: int, floor: float | None) -> tuple[Value, ...]:
+        """Decays by key channel, and betas of heads."""
+        out = (Value(t.width), Value(b.width))
+        self.operations.append(DecayByKey(t, b, keys, a, key_dim, floor, out))
+        return out
+
+    def recur(
+        self,
+        heads: LinearRecurrence,
+        state: int,
+        queries: Value,
+        keys: Value,
+        values: Value,
+        decays: Value | None,
+        betas: Value,
+        a: Vector | None = None,
+    ) -> Value:
+        """What the matrices of heads yield for the queries."""
+        out = Value(heads.n_heads * heads.value_dim)
+        self.operations.append(Recur(heads, state, queries, keys, values, decays, betas, a, out))
+        return out
