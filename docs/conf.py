@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import augury
+import augury.lowering
 import augury.testing
 
 if TYPE_CHECKING:
