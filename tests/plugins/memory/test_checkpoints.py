@@ -258,7 +258,7 @@ def test_after_some_restored_drafts_in_a_row_a_token_goes_without():
     prefill(held, [1], 0)
     rooms = []
     for _ in range(4):
-        rooms.append(held.draft_room(0))
+        rooms.append(held.memory.draft_room(0))
         if rooms[-1] > 0:
             reject(held)
         else:
@@ -281,7 +281,7 @@ def test_use_checkpoints_says_how_drafts_are_undone(kind, how, replays, may_draf
     held = context(kind=kind, use_checkpoints=how)
     held.open(tokens(1), may_reuse=True)
     prefill(held, [1], 0)
-    assert (held.replays_accepted, held.draft_room(0) > 0) == (replays, may_draft)
+    assert (held.replays_accepted, held.memory.draft_room(0) > 0) == (replays, may_draft)
     assert ("nothing is drafted" in caplog.text) == (not may_draft)
     reject(held)
     assert held.feed(0, tokens(5)).step.restore == replays
