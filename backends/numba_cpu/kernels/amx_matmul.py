@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import (
     MEMORY_BYTES,
@@ -116,8 +114,18 @@ def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> A
     return add_products
 
 
+@helper
+def _store(place, first, second, is_large):
+    if is_large:
+        simd.stream_f32(place, first)
+        simd.stream_f32(place + VECTOR, second)
+    else:
+        simd.store_f32(place, first)
+        simd.store_f32(place + VECTOR, second)
+
+
 def _reader(fmt: Format, isa: str) -> Any:
-    """Make what unpacks a block, what has to be done before, and what a panel's sums are multiplied with."""
+    """Make what has to be done before a block is unpacked, what unpacks it, and what writes a panel's sums."""
     kind, block_bytes, is_float = fmt.kind, fmt.unit_bytes // fmt.unit_blocks, bool(fmt.float_bytes)
 
     # Blocks are counted on from panel to panel.
@@ -132,11 +140,14 @@ def _reader(fmt: Format, isa: str) -> Any:
         unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
-    def inverses(w, p):
-        """Return the inverses of the powers of two of a panel's rows."""
+    def write(sums, w, p, y, ldy, m, is_large):
+        """Write a panel's sums of a tile of tokens without their rows' powers of two, past the caches where there are too many."""
         exponents = w - (p + 1) * EXPONENT_BYTES
-        simd.prefetch(exponents - 3 * EXPONENT_BYTES)
-        return inverse(exponents), inverse(exponents + PANEL_ROWS)
+        low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
+        for t in range(m):
+            first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
+            second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
+            _store(y + t * 4 * ldy, first, second, is_large)
 
     @helper
     def prepare_nothing(w, block, n_blocks, to):
@@ -147,31 +158,17 @@ def _reader(fmt: Format, isa: str) -> Any:
         unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
-    def ones(w, p):
-        one = simd.splat_f32(np.float32(1))
-        return one, one
+    def write_sums(sums, w, p, y, ldy, m, is_large):
+        for t in range(m):
+            first, second = simd.load_f32(sums + t * ROW_BYTES), simd.load_f32(sums + (m + t) * ROW_BYTES)
+            _store(y + t * 4 * ldy, first, second, is_large)
 
-    return (prepare_nothing, unpack_columns, ones) if is_float else (prepare, unpack, inverses)
-
-
-@helper
-def _write(sums, low, high, y, ldy, m, is_large):
-    """Write the sums of a tile of tokens, times what belongs to their rows; past the caches where there are too many."""
-    for t in range(m):
-        first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
-        second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
-        place = y + t * 4 * ldy
-        if is_large:
-            simd.stream_f32(place, first)
-            simd.stream_f32(place + VECTOR, second)
-        else:
-            simd.store_f32(place, first)
-            simd.store_f32(place + VECTOR, second)
+    return (prepare_nothing, unpack_columns, write_sums) if is_float else (prepare, unpack, write)
 
 
 def tile_matmul(fmt: Format, isa: str) -> Any:
     """Make the kernel for a weight type; its arguments are those of `MatmulKernel.matmul`."""
-    prepare, unpack, inverses = _reader(fmt, isa)
+    prepare, unpack, write = _reader(fmt, isa)
     n_of_weights = WEIGHT_PARTS.get(fmt.kind, 1)
     n_of_tokens = TOKEN_PARTS if fmt.float_bytes else 1
     token_bytes, pair_bytes, chunk = n_of_tokens * ROW_BYTES, n_of_weights * _PAIR, _CHUNK // n_of_weights
@@ -211,6 +208,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         unpack(w, block, now, this)
         for p in range(p0, p1):
             _clear(isa, scratch)
+            simd.prefetch(w - (p + 3) * EXPONENT_BYTES)
             for k in range(n_blocks):
                 if block + 2 < end:
                     prepare(w, block + 2, n_blocks, now)
@@ -221,11 +219,11 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                 columns = x + k * n * token_bytes
                 add_products(scratch, this, columns, columns + second * token_bytes, has_second)
                 this, other = other, this
-            (low, high), to = inverses(w, p), y + p * _SUM_BYTES
+            to = y + p * _SUM_BYTES
             _save(isa, scratch, sums, m, has_second)
-            _write(sums, low, high, to, ldy, m, False)
+            write(sums, w, p, to, ldy, m, False)
             if has_second:
-                _write(sums + 2 * m * ROW_BYTES, low, high, to + second * 4 * ldy, ldy, m, False)
+                write(sums + 2 * m * ROW_BYTES, w, p, to + second * 4 * ldy, ldy, m, False)
 
     @helper
     def many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m):
@@ -242,7 +240,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                     for i in range(count):
                         prepare(w, q * n_blocks + k + i, n_blocks, scratch + _FACTORS)
                         unpack(w, q * n_blocks + k + i, scratch + _FACTORS, tiles + i * pair_bytes)
-                    (low, high), to = inverses(w, q), y + q * _SUM_BYTES
+                    to = y + q * _SUM_BYTES
                     for pair in range(n_pairs):
                         first, second = min(pair * 2 * m, n - m), min(pair * 2 * m + m, n - m)
                         sums = scratch + _SUMS + ((q - p) * n_pairs + pair) * 2 * m * _SUM_BYTES
@@ -254,8 +252,8 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                         add_chunk(scratch, tiles, count, columns, step, first * token_bytes, second * token_bytes, ahead)
                         _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
-                            _write(sums, low, high, to + first * 4 * ldy, ldy, m, is_large)
-                            _write(sums + 2 * m * ROW_BYTES, low, high, to + second * 4 * ldy, ldy, m, is_large)
+                            write(sums, w, q, to + first * 4 * ldy, ldy, m, is_large)
+                            write(sums + 2 * m * ROW_BYTES, w, q, to + second * 4 * ldy, ldy, m, is_large)
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
