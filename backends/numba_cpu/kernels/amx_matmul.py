@@ -141,7 +141,7 @@ def _reader(fmt: Format, isa: str) -> Any:
 
     @helper
     def write(sums, w, p, y, ldy, m, is_large):
-        """Write a panel's sums of a tile of tokens without their rows' powers of two, past the caches where there are too many."""
+        """Write a panel's sums without their rows' powers of two; past the caches where there are too many."""
         exponents = w - (p + 1) * EXPONENT_BYTES
         low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
         for t in range(m):
