@@ -77,7 +77,8 @@ def test_a_bias_on_a_token_that_the_draft_model_lacks_is_no_error():
 def where_drafts_pay(context, drafters, draft_max, *, replays_accepted):
     """A planner for passes of any size in a second."""
     profiles = [DrafterProfile.of(drafter) for drafter in drafters]
-    return DraftPlanner(PassCosts([PassTime(1, 0, 1.0), PassTime(64, 0, 1.001)], 64), profiles, replays_accepted=replays_accepted)
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(64, 0, 1.001)], 64)
+    return DraftPlanner(costs, profiles, replays_accepted=replays_accepted)
 
 
 @pytest.mark.sample(0)
