@@ -36,6 +36,7 @@ class Rows:
     address: int
     stride: int
     width: int
+    is_operand: bool = False  # they are what the matrix that reads them wants, not floats
 
 
 def row_bytes(width: int) -> int:
@@ -138,7 +139,7 @@ class Tape:
         y: The address where the next block leaves what is to be added to x, (n, E padded to panels) float32.
         seen: What the next block sees: x, or what is made of several residual streams.
         logits: See `Program.logits`; the block that computes them says which it is.
-        normed: Where norms of x are, by the values that they are of operations.
+        kept: Where values of operations are that have no place of their own, such as norms of x.
     """
 
     def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Space, arena: Arena) -> None:
@@ -153,7 +154,7 @@ class Tape:
         self._features: dict[str, int] = {}
         self._hidden = 0
         self.seen = space.x
-        self.normed: dict[Value, Rows] = {}
+        self.kept: dict[Value, Rows] = {}
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
@@ -179,9 +180,14 @@ class Tape:
         row = [address(kernel), int(not is_private), *operands]
         self._rows.append(row + [0] * (RECORD - len(row)))
 
-    def run_on(self) -> None:
-        """Let every thread go on after the last record without waiting for the others."""
-        self._rows[-1][1] = 0
+    @property
+    def waits(self) -> bool:
+        """Whether threads wait for each other after the last record."""
+        return bool(self._rows[-1][1])
+
+    @waits.setter
+    def waits(self, waits: bool) -> None:
+        self._rows[-1][1] = int(waits)
 
     def leave(self, post_norm: Norm | None, y: int | None = None) -> None:
         """Say that the next norm is to add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
@@ -278,24 +284,21 @@ class Tape:
         products: Sequence[tuple[Linear, int]],
         *,
         is_output: bool = False,
-        are_operands: bool = False,
     ) -> np.ndarray:
-        """Write products of x, rows or operands of the matrices, each to an address; returns their `entries`."""
-        entries = self.entries(x, products, is_output=is_output, are_operands=are_operands)
+        """Write products of x, each to an address; returns their `entries`."""
+        entries = self.entries(x, products, is_output=is_output)
         matrices = [self.weights.matrix(linear) for linear, _ in products]
         n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
         self.add(work, step.multiply, entries.ctypes.data, len(entries), n_panels, int(is_output))
         return entries
 
-    def entries(
-        self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False, are_operands: bool = False
-    ) -> np.ndarray:
+    def entries(self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Quantise x as the matrices need it, unless it is so, and make what `step.multiply` reads of each: (m, 12) int64."""
         operands: dict[str, Rows] = {}
         for linear, _ in products:
             if (activation := self.weights.activation(linear)) not in operands:
                 kind = self.weights.matrix(linear).kind
-                operands[activation] = x if are_operands else self._quantize(x, activation, kind, is_output=is_output)
+                operands[activation] = x if x.is_operand else self._quantize(x, activation, kind, is_output=is_output)
         entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
         for entry, (linear, y) in zip(entries, products, strict=True):
             matrix = self.weights.matrix(linear)

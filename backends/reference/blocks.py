@@ -19,7 +19,6 @@ from augury.blocks import (
     Activation,
     Attention,
     BlockIndexer,
-    Elementwise,
     Embedding,
     FeedForward,
     GateKind,
@@ -171,11 +170,6 @@ def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray
     return weights.product(block.o, each_normed(x, block.norm, weights))
 
 
-def elementwise(block: Elementwise, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """What an elementwise block adds to x (n, E): activation(norm(x))."""
-    return activate(each_normed(x, block.norm, weights), block.activation)
-
-
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
     """What a feed-forward adds to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
@@ -196,7 +190,7 @@ def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarr
     judged = judged if block.router.norm is None else each_normed(x, block.router.norm, weights)
     logits = weights.product(block.router.logits, judged)
     seen = normed if block.latent_down is None else weights.product(block.latent_down, normed)
-    added = _experts(block, weights, batch, seen, logits)
+    added = sum_of_experts(block, weights, seen, *routes(block.router, weights, batch, logits))
     added = each_normed(added, block.sum_norm, weights)
     if block.latent_up is not None:
         added = weights.product(block.latent_up, added)
@@ -207,17 +201,24 @@ def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarr
             shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
         added += shared
     if block.adjugate is not None:
-        added += _experts(block.adjugate, weights, batch, added, logits)
+        added += sum_of_experts(block.adjugate, weights, added, *routes(block.adjugate.router, weights, batch, logits))
     return each_normed(added, block.post_norm, weights)
 
 
-def _experts(block: MixtureOfExperts, weights: Weights, batch: Batch, normed: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """The weighted sum (n, E) of what experts give, chosen by logits (n, experts) or by the ids of tokens."""
-    bias = 0.0 if block.router.bias is None else weights.vector(block.router.bias.weight)
-    table = block.router.token_experts
-    from_table = [None] * len(normed) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
-    made = [choose_experts(block.router, row, bias, given) for row, given in zip(logits, from_table, strict=True)]
-    chosen, shares = np.array([each for each, _ in made]), np.array([share for _, share in made])[:, :, None]
+def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The experts and their weights, (n, n_used) each, chosen by logits (n, experts) or by the ids of tokens."""
+    bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
+    table = router.token_experts
+    from_table = [None] * len(logits) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
+    made = [choose_experts(router, row, bias, given) for row, given in zip(logits, from_table, strict=True)]
+    return np.array([each for each, _ in made]), np.array([share for _, share in made])
+
+
+def sum_of_experts(
+    block: MixtureOfExperts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
+) -> np.ndarray:
+    """The weighted sum (n, E) of what experts give for normed rows, by experts and their weights (n, n_used)."""
+    shares = shares[:, :, None]
     added = np.empty((*chosen.shape, block.down.n_out))
     for index in set(chosen.ravel().tolist()):
         tokens, places = np.nonzero(chosen == index)
@@ -274,7 +275,6 @@ CACHES: dict[type, Any] = {Attention: LayerCache}
 MIXERS: dict[type, Any] = {Attention: attention}
 """What a mixer that keeps something adds to x, by its type."""
 STATELESS: dict[type, Any] = {
-    Elementwise: elementwise,
     FeedForward: feed_forward,
     Projection: projection,
 }
@@ -300,7 +300,6 @@ KNOWN: dict[type, Container[Any]] = {
     },
     BlockIndexer: (),
     Projection: (),
-    Elementwise: (),
     LayerInput: (),
     LayerInputs: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "limits_activated", "constants"},

@@ -138,6 +138,8 @@ def activate(x: np.ndarray, activation: Activation, constants: Sequence[float] =
     elif activation is Activation.GELU_HALF:
         inner = _gelu(np.clip(x, -10.0, 10.0).astype(np.float16).astype(np.float64)).astype(np.float16)
         bent = np.where(np.abs(x) < 10.0, inner, np.maximum(x, 0.0))
+    elif activation is Activation.SITU:
+        bent = softcap(x, constants[0] or None) * sigmoid(x)
     elif activation is Activation.XIELU:
         below, above, slope, eps = constants
         bent = slope * x + np.where(x > 0.0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
@@ -160,12 +162,10 @@ def gated(
 
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
+    bent = activate(gate, activation, constants)
     if activation is Activation.SITU:
-        of_gate, of_up = (cap or None for cap in constants)
-        bent, up = softcap(gate, of_gate) * sigmoid(gate), softcap(up, of_up)
-    else:
-        bent = activate(gate, activation, constants)
-    if activation is Activation.SWIGLU_OAI:
+        up = softcap(up, constants[1] or None)
+    elif activation is Activation.SWIGLU_OAI:
         up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
     return np.minimum(bent, limit) * up.clip(-limit, limit)
 

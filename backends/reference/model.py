@@ -128,8 +128,10 @@ class ReferenceModel(Model):
             is_first = layer.is_parallel or block is layer.beside or block is layer.apart
             connection = layer.connection(block)
             x = read(connection, weights, before if is_first else streams)
-            if (i, block) in self._caches:
-                y = MIXERS.get(type(block), lowered_block)(block, weights, self._caches[i, block], batch, tree, x)
+            if type(block) not in KNOWN:
+                y = lowered_block(weights, self._caches[i, block], batch, tree, x, before[:, -1], inputs)
+            elif (i, block) in self._caches:
+                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x)
             elif isinstance(block, LayerInput):
                 y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):

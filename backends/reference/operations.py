@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
-from augury.backends.reference.formula import activate, sigmoid
+from augury.backends.reference.blocks import routes, sum_of_experts
+from augury.backends.reference.formula import activate, gated, sigmoid
 from augury.backends.reference.recurrent import (
     LayerStates,
     advance_heads,
@@ -25,15 +27,19 @@ from augury.errors import UnsupportedError
 from augury.lowering import (
     Activate,
     Add,
+    AddWeighed,
     Builder,
     Constant,
     Convolve,
     Decay,
     DecayByKey,
+    FeedExperts,
     Gate,
     Multiply,
     Normalize,
+    ReadInput,
     Recur,
+    Route,
     ScaleToLength,
 )
 
@@ -54,7 +60,7 @@ class LoweredStates(LayerStates):
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
         build = _lowered(block)
-        self.x, self.operations = build.x, build.operations
+        self.x, self.before, self.operations = build.x, build.before, build.operations
         advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
         for each in self.operations:
             if isinstance(each, Recur):
@@ -78,11 +84,19 @@ def check_operations(block: Block) -> None:
 
 
 def lowered_block(
-    block: Block, weights: Weights, states: LoweredStates, batch: Batch, tree: Tree | None, x: np.ndarray
+    weights: Weights,
+    states: LoweredStates,
+    batch: Batch,
+    tree: Tree | None,
+    x: np.ndarray,
+    before: np.ndarray,
+    inputs: np.ndarray,
 ) -> np.ndarray:
-    """What a block's operations add to x (n, E)."""
-    del block  # its operations are with its states
-    run = _Run(weights, states, batch, tree, np.zeros_like(x), {states.x: x})
+    """What a block's operations add to x (n, E), which was `before` at the beginning of its layer.
+
+    `inputs` is what the embedding made for layers, (n, layers, P).
+    """
+    run = _Run(weights, states, batch, tree, inputs, np.zeros_like(x), {states.x: x, states.before: before})
     for each in states.operations:
         _OPERATIONS[type(each)](run, each)
     return run.added
@@ -102,8 +116,10 @@ class _Run:
     states: LoweredStates
     batch: Batch
     tree: Tree | None
+    inputs: np.ndarray
     added: np.ndarray
     arrays: dict[Value, np.ndarray]
+    routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
 
     def get(self, value: Value) -> np.ndarray:
         """The rows of a value."""
@@ -125,7 +141,38 @@ def _add(run: _Run, each: Add) -> None:
 
 
 def _activate(run: _Run, each: Activate) -> None:
-    run.arrays[each.out] = _activated(run.get(each.x), each.activation)
+    x, limit = run.get(each.x), math.inf if each.limit is None else each.limit
+    if not each.limits_activated:
+        x = np.minimum(x, limit)
+    if isinstance(each.activation, GateKind):
+        y = _activated(x, each.activation)
+        y = y if each.up is None else y * run.get(each.up).clip(-limit, limit)
+    elif each.up is None:
+        y = activate(x, each.activation, each.constants)
+    else:
+        most = limit if each.limits_activated else math.inf
+        y = gated(x, run.get(each.up).clip(-limit, limit), each.activation, most, each.constants)
+    run.arrays[each.out] = y if each.divisors is None else y / run.weights.vector(each.divisors.weight)
+
+
+def _route(run: _Run, each: Route) -> None:
+    run.routes[each.out] = routes(each.router, run.weights, run.batch, run.get(each.logits))
+
+
+def _feed_experts(run: _Run, each: FeedExperts) -> None:
+    run.arrays[each.out] = sum_of_experts(each.experts, run.weights, run.get(each.x), *run.routes[each.routes])
+
+
+def _add_weighed(run: _Run, each: AddWeighed) -> None:
+    other = run.get(each.other)
+    if each.gate is not None and each.x is not None:
+        gate = run.weights.vector(each.gate.weight)
+        other = other * np.array([[sigmoid(gate @ x)] for x in run.get(each.x)])
+    run.arrays[each.out] = run.get(each.y) + other
+
+
+def _read_input(run: _Run, each: ReadInput) -> None:
+    run.arrays[each.out] = run.inputs[:, each.index]
 
 
 def _constant(run: _Run, each: Constant) -> None:
@@ -194,6 +241,10 @@ _OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {
     Multiply: _multiply,
     Add: _add,
     Activate: _activate,
+    Route: _route,
+    FeedExperts: _feed_experts,
+    AddWeighed: _add_weighed,
+    ReadInput: _read_input,
     Constant: _constant,
     Gate: _gate,
     Convolve: _convolve,

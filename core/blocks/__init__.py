@@ -52,7 +52,6 @@ from augury.blocks.residual import (
 )
 from augury.blocks.transformer import (
     Attention,
-    Elementwise,
     Embedding,
     FeedForward,
     LayerInput,
@@ -71,7 +70,6 @@ __all__ = [
     "CompressedAttention",
     "Connection",
     "Convolution",
-    "Elementwise",
     "Embedding",
     "FeedForward",
     "GateKind",

@@ -12,6 +12,8 @@ from augury.blocks.block import Block
 if TYPE_CHECKING:
     from augury.blocks.parts import Activation, Integers, Linear, Matrices, Norm, Part, Vector
     from augury.blocks.transformer import FeedForward
+    from augury.lowering.builder import Builder
+    from augury.lowering.operations import Value
 
 __all__ = ["Gating", "MixtureOfExperts", "Router"]
 
@@ -83,6 +85,34 @@ class MixtureOfExperts(Block):
     latent_down: Linear | None = None
     latent_up: Linear | None = None
     sum_norm: Norm | None = None  # of the experts' sum, before anything is added
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`: every norm of x is read before the next."""
+        router, shared, other = self.router, self.shared, None
+        if router.is_early:
+            logits = self._logits(build, build.normalize(build.before, None))
+        if shared is not None and shared.norm is not None:
+            other = shared.feed(build, build.normalize(build.x, shared.norm))
+        if router.norm is not None:
+            logits = self._logits(build, build.normalize(build.x, router.norm))
+        x = build.normalize(build.x, self.norm)
+        if router.norm is None and not router.is_early:
+            logits = self._logits(build, x)
+        if shared is not None and other is None:
+            other = shared.feed(build, x)
+        given = x if self.latent_down is None else build.multiply(x, self.latent_down, purpose="latents")[0]
+        y = build.normalize(build.feed_experts(given, build.route(logits, router), self), self.sum_norm)
+        if self.latent_up is not None:
+            (y,) = build.multiply(y, self.latent_up, purpose="experts' output")
+        if other is not None:
+            y = build.add_weighed(y, other, self.shared_gate, None if self.shared_gate is None else x)
+        if self.adjugate is not None:
+            y = build.add_weighed(build.feed_experts(y, build.route(logits, self.adjugate.router), self.adjugate), y)
+        build.add(y, self.post_norm)
+
+    def _logits(self, build: Builder, x: Value) -> Value:
+        (logits,) = build.multiply(x, self.router.logits, purpose="router")
+        return logits
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""

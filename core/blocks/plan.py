@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
-    from augury.blocks.transformer import Elementwise, FeedForward
+    from augury.blocks.transformer import FeedForward
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
@@ -51,7 +51,7 @@ class Layer:
     """
 
     mixer: Mixer | None
-    feed_forward: FeedForward | MixtureOfExperts | Elementwise | LayerInput | None = None
+    feed_forward: FeedForward | MixtureOfExperts | LayerInput | None = None
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None

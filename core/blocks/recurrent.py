@@ -45,7 +45,7 @@ class ShortConvolution(Block):
         """See `Block.lower`."""
         (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="convolution's inputs")
         b, c, v = inputs.split(*[self.conv.n_channels] * 3)
-        build.add(build.convolve([v], [self.conv], [0], before=b, after=c), self.o, "convolution's output")
+        build.add_product(build.convolve([v], [self.conv], [0], before=b, after=c), self.o, "convolution's output")
 
 
 @frozen
@@ -86,7 +86,7 @@ class GatedDeltaNet(Block):
         queries, keys = both.split(n_keys, n_keys)
         y = build.recur(heads, 1, queries, keys, values, decays, betas)
         gate = GateKind.SIGMOID if self.has_sigmoid else Activation.SILU
-        build.add(build.gate(y, gates, gate, self.out_norm), self.o, "recurrence's output")
+        build.add_product(build.gate(y, gates, gate, self.out_norm), self.o, "recurrence's output")
 
 
 @frozen
@@ -138,7 +138,7 @@ class KimiDeltaAttention(Block):
         queries, keys = both.split(self.q.n_out, self.k.n_out)
         decays, betas = build.decay_by_key(times, beta, keys, self.a, heads.key_dim, self.floor)
         y = build.recur(heads, 3, queries, keys, values, decays, betas)
-        build.add(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
+        build.add_product(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
 
 
 @frozen
@@ -172,7 +172,7 @@ class Mamba2(Block):
         decays, betas = build.decay(t, dt=self.dt, a=self.a)
         y = build.recur(heads, 1, queries, keys, values, decays, betas)
         gated = build.gate(y, gates, Activation.SILU, self.out_norm, values=values, skip=self.d, is_gated_first=True)
-        build.add(gated, self.o, "recurrence's output")
+        build.add_product(gated, self.o, "recurrence's output")
 
 
 @frozen
@@ -218,7 +218,7 @@ class Mamba(Block):
         of_head, of_channels = decays[0] if decays else None, self.a if is_by_channel else None
         y = build.recur(heads, 1, queries, keys, values, of_head, betas, of_channels)
         gated = build.gate(y, gates, Activation.SILU, values=values, skip=self.d)
-        build.add(gated, self.o, "recurrence's output", self.post_norm)
+        build.add_product(gated, self.o, "recurrence's output", self.post_norm)
 
 
 @frozen
@@ -250,4 +250,4 @@ class LightningAttention(Block):
         n_heads = self.recurrence.n_heads
         decays, betas = build.constant([*self.decays, *[1.0] * n_heads]).split(n_heads, n_heads)
         y = build.recur(self.recurrence, 0, queries, keys, values, decays, betas)
-        build.add(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
+        build.add_product(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
     from augury.blocks.residual import Connection
     from augury.lowering.builder import Builder
+    from augury.lowering.operations import Value
 
-__all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
+__all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
 
 
 @frozen
@@ -119,7 +120,7 @@ class Projection(Block):
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`."""
-        build.add(build.normalize(build.x, self.norm), self.o, "projection")
+        build.add_product(build.normalize(build.x, self.norm), self.o, "projection")
 
 
 @frozen
@@ -138,6 +139,22 @@ class FeedForward(Block):
     limits_activated: bool = False  # not the gate is at most that, but what the activation makes of it
     constants: tuple[float, ...] = ()  # of the activation
 
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        build.add_product(self._hidden(build, build.normalize(build.x, self.norm)), self.down, "down", self.post_norm)
+
+    def feed(self, build: Builder, x: Value) -> Value:
+        """What it gives for x, which is normed."""
+        (y,) = build.multiply(self._hidden(build, x), self.down, purpose="down")
+        return build.normalize(y, self.post_norm)
+
+    def _hidden(self, build: Builder, x: Value) -> Value:
+        linears = (self.up,) if self.gate is None else (self.gate, self.up)
+        gate, *up = build.multiply(x, *linears, purpose=", ".join(("gate", "up")[-len(linears) :]))
+        limits: dict[str, Any] = {"limit": self.limit, "limits_activated": self.limits_activated}
+        how: dict[str, Any] = {"divisors": self.divisors, **limits, "constants": self.constants}
+        return build.normalize(build.activate(gate, self.activation, *up, **how), self.hidden_norm)
+
 
 @frozen
 class LayerInput(Block):
@@ -150,13 +167,11 @@ class LayerInput(Block):
     index: int  # of the layer
     n_layers: int  # n
 
-
-@frozen
-class Elementwise(Block):
-    """x += activation(norm(x)): what is left of a feed-forward without matrices."""
-
-    norm: Norm
-    activation: Activation
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        (gate,) = build.multiply(build.normalize(build.x, None), self.gate, purpose="gate of inputs")
+        e = build.read_input(self.index, self.n_layers, gate.width)
+        build.add_product(build.activate(gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
 
 
 @frozen

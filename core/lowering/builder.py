@@ -8,14 +8,18 @@ from augury.blocks.parts import Activation, GateKind
 from augury.lowering.operations import (
     Activate,
     Add,
+    AddWeighed,
     Constant,
     Convolve,
     Decay,
     DecayByKey,
+    FeedExperts,
     Gate,
     Multiply,
     Normalize,
+    ReadInput,
     Recur,
+    Route,
     ScaleToLength,
     Value,
 )
@@ -23,6 +27,7 @@ from augury.lowering.operations import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.blocks.experts import MixtureOfExperts, Router
     from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
     from augury.lowering.operations import Operation
 
@@ -34,16 +39,17 @@ class Builder:
 
     Attributes:
         x: The residual stream as the block sees it, (n, E).
+        before: The residual stream as it was before the layer, (n, E): it is normed and multiplied first of all, or not.
         operations: Those that were added, in order.
     """
 
     def __init__(self, n_embd: int) -> None:
-        self.x = Value(n_embd)
+        self.x, self.before = Value(n_embd), Value(n_embd)
         self.operations: list[Operation] = []
 
     def normalize(self, x: Value, norm: Norm | None) -> Value:
         """norm(x), by groups of `norm.size` values; x itself without a norm."""
-        if norm is None and x is not self.x:
+        if norm is None and x not in (self.x, self.before):
             return x
         out = Value(x.width)
         self.operations.append(Normalize(x, norm, out))
@@ -55,15 +61,53 @@ class Builder:
         self.operations.append(Multiply(x, linears, out, purpose))
         return out
 
-    def add(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
-        """Add the product of x with a matrix, or its norm, to the residual stream."""
-        (y,) = self.multiply(x, linear, purpose=purpose)
+    def add(self, y: Value, norm: Norm | None = None) -> None:
+        """Add y, or its norm, to the residual stream."""
         self.operations.append(Add(y, norm))
 
-    def activate(self, x: Value, activation: Activation | GateKind) -> Value:
-        """activation(x)."""
+    def add_product(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
+        """Add the product of x with a matrix, or its norm, to the residual stream."""
+        (y,) = self.multiply(x, linear, purpose=purpose)
+        self.add(y, norm)
+
+    def activate(
+        self,
+        x: Value,
+        activation: Activation | GateKind,
+        up: Value | None = None,
+        *,
+        divisors: Vector | None = None,
+        limit: float | None = None,
+        limits_activated: bool = False,
+        constants: tuple[float, ...] = (),
+    ) -> Value:
+        """activation(x) / divisors * up, of what is given; see `Activate`."""
         out = Value(x.width)
-        self.operations.append(Activate(x, activation, out))
+        self.operations.append(Activate(x, activation, up, divisors, limit, limits_activated, constants, out))
+        return out
+
+    def route(self, logits: Value, router: Router) -> Value:
+        """The experts that a router chooses, and their weights."""
+        out = Value(router.n_used)
+        self.operations.append(Route(logits, router, out))
+        return out
+
+    def feed_experts(self, x: Value, routes: Value, experts: MixtureOfExperts) -> Value:
+        """The weighed sum of what a token's experts give for x."""
+        out = Value(experts.down.n_out)
+        self.operations.append(FeedExperts(x, routes, experts, out))
+        return out
+
+    def add_weighed(self, y: Value, other: Value, gate: Vector | None = None, x: Value | None = None) -> Value:
+        """Y + other, or y + sigmoid(gate · x) * other."""
+        out = Value(y.width)
+        self.operations.append(AddWeighed(y, other, gate, x, out))
+        return out
+
+    def read_input(self, index: int, n_layers: int, width: int) -> Value:
+        """What the embedding made of tokens for one of n layers."""
+        out = Value(width)
+        self.operations.append(ReadInput(index, n_layers, out))
         return out
 
     def constant(self, numbers: Sequence[float]) -> Value:

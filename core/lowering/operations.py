@@ -2,7 +2,7 @@
 
 An operation is a record: the values that it reads, the weights and numbers that take part, and the values that it makes. A
 value stands for rows of a pass, one for each of its n tokens, (n, width) float32. Operations read x, the residual stream as the
-block sees it, and add to it; nothing else leaves a block but what its states keep.
+block sees it, and add to it; nothing else leaves a block but what its states keep. Every norm of x is read before the next.
 
 Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, K and V the sizes of their keys and values.
 """
@@ -10,24 +10,31 @@ Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import fields, frozen
 
 from augury.blocks.parts import Activation, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
 
+if TYPE_CHECKING:
+    from augury.blocks.experts import MixtureOfExperts, Router
+
 __all__ = [
     "Activate",
     "Add",
+    "AddWeighed",
     "Constant",
     "Convolve",
     "Decay",
     "DecayByKey",
+    "FeedExperts",
     "Gate",
     "Multiply",
     "Normalize",
     "Operation",
+    "ReadInput",
     "Recur",
+    "Route",
     "ScaleToLength",
     "Value",
 ]
@@ -106,10 +113,54 @@ class Add(Operation):
 
 @frozen(eq=False)
 class Activate(Operation):
-    """out = activation(x)."""
+    """out = activation(x) / divisors * up; without an up, activation(x) / divisors."""
 
     x: Value
     activation: Activation | GateKind
+    up: Value | None
+    divisors: Vector | None
+    limit: float | None  # x is at most that, up between it and its negative
+    limits_activated: bool  # not x is at most that, but its activation
+    constants: tuple[float, ...]  # of the activation
+    out: Value
+
+
+@frozen(eq=False)
+class Route(Operation):
+    """out = the experts that a router chooses by logits, or by tokens' ids, and their weights, in a form of the backend's."""
+
+    logits: Value
+    router: Router
+    out: Value  # n_used
+
+
+@frozen(eq=False)
+class FeedExperts(Operation):
+    """out = the sum over a token's experts e of w_e * down_e(activation(gate_e(x)) * up_e(x)), limited as in `Activate`."""
+
+    x: Value
+    routes: Value
+    experts: MixtureOfExperts  # its matrices and activation
+    out: Value
+
+
+@frozen(eq=False)
+class AddWeighed(Operation):
+    """out = y + other, or y + sigmoid(gate · x) * other with a gate."""
+
+    y: Value
+    other: Value
+    gate: Vector | None
+    x: Value | None
+    out: Value
+
+
+@frozen(eq=False)
+class ReadInput(Operation):
+    """out = what the embedding made of tokens for one of n layers; see `LayerInputs`."""
+
+    index: int  # of the layer
+    n_layers: int
     out: Value
 
 

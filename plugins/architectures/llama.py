@@ -9,11 +9,8 @@ import attrs
 
 from augury.blocks import (
     Activation,
-    Elementwise,
-    FeedForward,
     Gating,
     Layer,
-    MixtureOfExperts,
     ModelPlan,
     Norm,
     Output,
@@ -25,7 +22,6 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
 from augury.plugins.architectures.transformer import Transformer, slopes
 
@@ -157,7 +153,6 @@ class Refact(Transformer):
 
     name = "refact"
     rotary = None
-    reading = {"may_have_experts": True}
     mixing = {"has_output_bias": False}
     feeding = {"has_scales": False, "has_biases": False}
 
@@ -165,13 +160,6 @@ class Refact(Transformer):
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         """Its slopes."""
         return {"slopes": slopes(decoder.n_heads[layer], 8.0)}
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts | Elementwise:
-        """The feed-forward of a layer; of one with experts, which no model of the family has, llama.cpp leaves this much."""
-        if has_experts(decoder, layer):
-            return Elementwise(decoder.norm(f"blk.{layer}.ffn_norm"), Activation.SILU)
-        return decoder.feed_forward(layer, **cls.feeding)
 
 
 class Baichuan(Transformer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from augury.blocks import Elementwise, FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
+from augury.blocks import FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -58,7 +58,7 @@ class Transformer(Architecture):
         return Layer(mixer, cls.feed_forward(decoder, layer), cls.is_parallel)
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts | Elementwise:
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer."""
         if cls.experts is not None and has_experts(decoder, layer):
             return mixture(decoder, layer, **cls.experts)

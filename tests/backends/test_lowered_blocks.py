@@ -3,11 +3,11 @@
 import attrs
 import numpy as np
 import pytest
-from oracles.models import RECURRENT, nmse, tiny_file
+from oracles.models import ORACLES, RECURRENT, nmse, tiny_file
 from oracles.states import Text, batch_of
 
 from augury import Registry
-from augury.blocks import Block
+from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
@@ -29,12 +29,8 @@ def stranger(block):
 
 
 def with_strangers(plan):
-    layers = [
-        attrs.evolve(
-            layer, mixer=stranger(layer.mixer), beside=stranger(layer.beside), feed_forward=stranger(layer.feed_forward)
-        )
-        for layer in plan.layers
-    ]
+    fields = ("mixer", "beside", "feed_forward", "apart")
+    layers = [attrs.evolve(layer, **{name: stranger(getattr(layer, name)) for name in fields}) for layer in plan.layers]
     assert any(type(block).__name__.startswith("Strange") for layer in layers for block in layer.blocks)
     return attrs.evolve(plan, layers=tuple(layers))
 
@@ -56,7 +52,7 @@ def rows_of(backend, file, plan):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", ORACLES)
 def test_operations_compute_what_the_function_of_the_block_does(name):
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
@@ -68,6 +64,47 @@ def test_a_block_that_the_backend_does_not_know_is_computed_to_the_bit(name):
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
     assert np.array_equal(rows_of("numba-cpu", file, with_strangers(plan)), rows_of("numba-cpu", file, plan))
+
+
+@attrs.frozen
+class Activated(Block):
+    """A feed-forward whose products come from two multiplications, if they are apart, and are activated by themselves."""
+
+    inner: FeedForward
+    is_apart: bool
+
+    def tensors(self):
+        return self.inner.tensors()
+
+    def lower(self, build):
+        x, inner = build.normalize(build.x, self.inner.norm), self.inner
+        linears = [inner.up] if inner.gate is None else [inner.gate, inner.up]
+        if self.is_apart:
+            products = [build.multiply(x, linear, purpose="a product")[0] for linear in linears]
+        else:
+            products = build.multiply(x, *linears, purpose="products")
+        limits = {"limit": inner.limit, "limits_activated": inner.limits_activated, "constants": inner.constants}
+        build.add_product(build.activate(products[0], inner.activation, *products[1:], **limits), inner.down, "down")
+
+
+CONSTANTS = {Activation.SITU: (4.0, 8.0), Activation.XIELU: (0.8, 0.8, 0.5, -1e-6)}
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize("limit", [None, 0.25])
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("activation", [*Activation, *GateKind])
+def test_activations_are_the_same_by_themselves_and_with_products(activation, is_gated, limit, is_apart):
+    def rows(backend):
+        inner = plan.layers[0].feed_forward
+        parts = {"activation": activation, "limit": limit, "constants": CONSTANTS.get(activation, ())}
+        inner = attrs.evolve(inner, gate=inner.gate if is_gated else None, **parts)
+        layer = attrs.evolve(plan.layers[0], feed_forward=Activated(inner, is_apart))
+        return rows_of(backend, file, attrs.evolve(plan, layers=(layer, *plan.layers[1:])))
+
+    file = tiny_file("llama-dense")
+    plan = plan_of(file, REGISTRY)
+    assert nmse(rows("numba-cpu"), rows("reference")) < 1e-6
 
 
 @attrs.frozen(eq=False)
@@ -84,6 +121,23 @@ class Dreamer(Block):
 @attrs.frozen
 class Silent(Block):
     pass
+
+
+@attrs.frozen
+class Backwards(Block):
+    inner: FeedForward
+
+    def lower(self, build):
+        first, _ = (build.normalize(build.x, self.inner.norm) for _ in range(2))
+        build.add_product(build.multiply(first, self.inner.up, purpose="up")[0], self.inner.down, "down")
+
+
+def test_a_norm_that_is_read_after_the_next_is_refused():
+    file = tiny_file("llama-dense")
+    plan = plan_of(file, REGISTRY)
+    block = Backwards(plan.layers[0].feed_forward)
+    with pytest.raises(UnsupportedError, match="read by Multiply after the next norm of x; read each before the next"):
+        rows_of("numba-cpu", file, attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], feed_forward=block),)))
 
 
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])

@@ -20,7 +20,6 @@ from augury.blocks import (
     AttentionResidual,
     BlockIndexer,
     CompressedAttention,
-    Elementwise,
     Embedding,
     FeedForward,
     GatedHyperConnection,
@@ -268,7 +267,6 @@ VARIANTS = {
             values=Matrices("latent keys and values", H, L, DV, first=N, **BOTH),
         )
     ),
-    "elementwise": with_layers(feed_forward=Elementwise(LAYER_NORM, Activation.SILU)),
     "projection": with_layers(mixer=Projection(LAYER_NORM, Linear("square", E, E))),
     "no mixer": with_layers(mixer=None),
     "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),

@@ -7,39 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
 from augury.backends.numba_cpu.blocks.compressed import CompressedAttentionEmitter
-from augury.backends.numba_cpu.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
-from augury.backends.numba_cpu.blocks.layer_input import LayerInputEmitter
-from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.blocks import (
-    Activation,
     AllStreams,
     Attention,
     AttentionResidual,
     BlockIndexer,
     CompressedAttention,
     Convolution,
-    Elementwise,
     Embedding,
-    FeedForward,
     GatedHyperConnection,
     GateKind,
-    Gating,
     HyperConnection,
     Indexer,
     Integers,
     LatentAttention,
     Layer,
-    LayerInput,
     LayerInputs,
     Linear,
     LinearRecurrence,
     Matrices,
-    MixtureOfExperts,
     NgramMemory,
     Norm,
     NormKind,
@@ -48,7 +38,6 @@ from augury.blocks import (
     Pooling,
     Residual,
     Rope,
-    Router,
     Rows,
     StreamMean,
     Temperature,
@@ -68,10 +57,6 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Attention: AttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     CompressedAttention: CompressedAttentionEmitter,
-    Elementwise: ElementwiseEmitter,
-    FeedForward: FeedForwardEmitter,
-    LayerInput: LayerInputEmitter,
-    MixtureOfExperts: MixtureEmitter,
     NgramMemory: NgramMemoryEmitter,
     Output: OutputEmitter,
 }
@@ -102,15 +87,7 @@ KNOWN: dict[type, Container[Any]] = {
     BlockIndexer: (),
     Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},
     PoolIndexer: {"rope", "q_norm", "weights"},
-    Elementwise: (),
-    LayerInput: (),
     LayerInputs: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "limits_activated", "constants"},
-    MixtureOfExperts: {
-        *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
-        *("constants", "latent_down", "latent_up", "sum_norm"),
-    },
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     NgramMemory: (),
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
@@ -130,9 +107,7 @@ KNOWN: dict[type, Container[Any]] = {
     Temperature: {"offset"},
     Vector: {"stored"},
     Integers: (),
-    Activation: tuple(ACTIVATIONS),
     GateKind: tuple(GATES),
-    Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),
     Turn: tuple(Turn),
 }

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
-from augury.backends.numba_cpu.blocks.layer_input import INPUTS, add_rows_of_table
 from augury.backends.numba_cpu.heads import Ways
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.simd import fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, add_rows, scratch_of, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import Linear
@@ -46,6 +46,19 @@ def embed(record: int, state: int, thread: int, n_threads: int) -> None:
         for index in range(0, size, 16):
             left = size - index
             store_part(row + 4 * index, mul(load_part(row + 4 * index, left), scale), left)
+
+
+@kernel
+def add_rows_of_table(record: int, state: int, thread: int, n_threads: int) -> None:
+    """E = scale * (e + factor * row). Operands: e, floats of a row, rows of the table, their size, scale, factor."""
+    e, ld, rows, size = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
+    scale, factor = splat_f32(np.float32(get_f64(record + 48))), splat_f32(np.float32(get_f64(record + 56)))
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+    for t in range(first, end):
+        for index in range(0, size, 16):
+            left, place = size - index, e + 4 * (t * ld + index)
+            value = fma(load_part(rows + 4 * (t * size + index), left), factor, load_part(place, left))
+            store_part(place, mul(scale, value), left)
 
 
 class EmbeddingEmitter(Emitter):

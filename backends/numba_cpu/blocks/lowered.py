@@ -8,12 +8,13 @@ from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.emitter import Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
+from augury.backends.numba_cpu.operations.rewrites import with_activated_products, with_sums
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.errors import UnsupportedError
-from augury.lowering import Builder, Multiply, Normalize, Value
+from augury.lowering import Builder, Multiply, Normalize, ReadInput, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.operations.emitter import OperationEmitter
@@ -34,33 +35,54 @@ class LoweredEmitter(RecurrentEmitter):
         build = Builder(n_embd)
         block.lower(build)
         operations = with_copies(build.operations)
-        self._layout = Layout(operations, build.x)
-        self._emitters = list(self._emitters_of(operations, build.x))
+        for rewrite in (with_activated_products, with_sums):
+            operations = list(rewrite(operations))
+        n_early, kept = _n_early(operations, build.before), (build.x, build.before)
+        _check_norms(operations, kept)
+        self._layout = Layout(operations, kept, n_early)
+        emitters = list(self._emitters_of(operations, kept))
+        self._early, self._emitters = emitters[:n_early], emitters[n_early:]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return [kernel for emitter in self._emitters for kernel in emitter.kernels()]
+        return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels()]
 
-    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+    def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
-        return self._layout.buffers
+        needed = dict(self._layout.buffers)
+        for emitter in self._emitters:
+            for name, n_bytes in emitter.buffers(n_threads).items():
+                needed[name] = max(n_bytes, needed.get(name, 0))
+        return needed
+
+    def scratch_bytes(self) -> int:
+        """See `Emitter.scratch_bytes`."""
+        return max(super().scratch_bytes(), *(emitter.scratch_bytes() for emitter in self._emitters))
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """See `Emitter.place`."""
         placed = Placed(weights, arena, self._layout, buffers, self.place_states(arena), self.n_aside)
-        for emitter in self._emitters:
+        for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
+
+    def begin(self, tape: Tape) -> None:
+        """See `Emitter.begin`."""
+        for emitter in self._early:
+            emitter.emit(tape)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        written, read = set[Value](), set[Value]()  # since the last barrier
+        written, read = set[Value](), set[Value]()  # since the last barrier, by records that have none
         for emitter, following in zip(self._emitters, [*self._emitters[1:], None], strict=True):
             emitter.emit(tape)
-            written.update(value.root for value in emitter.written)
-            read.update(value.root for value in emitter.operation.read)
-            if emitter.needs_no_barrier and following is not None and not _conflicts(following, written, read):
-                tape.run_on()
-            else:
+            if emitter.needs_no_barrier:
+                tape.waits = False
+                written.update(value.root for value in emitter.written)
+                read.update(value.root for value in emitter.operation.read)
+            elif tape.waits:
+                written, read = set(), set()
+            if written and (following is None or _conflicts(following, written, read)):
+                tape.waits = True
                 written, read = set(), set()
 
     def emit_states(self, tape: Tape) -> None:
@@ -68,12 +90,14 @@ class LoweredEmitter(RecurrentEmitter):
         for emitter in self._emitters:
             emitter.emit_states(tape)
 
-    def _emitters_of(self, operations: Sequence[Operation], x: Value) -> Iterator[OperationEmitter]:
+    def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter]:
         for operation, following in zip(operations, [*operations[1:], None], strict=True):
-            if isinstance(operation, Normalize) and operation.x is x:
+            if isinstance(operation, Normalize) and operation.x in kept:
                 # the product is written where what was left is read
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, waits=waits)
+            elif isinstance(operation, ReadInput):
+                continue  # what it reads lies where the embedding left it
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation)
             else:
@@ -81,6 +105,29 @@ class LoweredEmitter(RecurrentEmitter):
                     f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cpu "
                     "does not compute; use backend reference"
                 )
+
+
+def _n_early(operations: Sequence[Operation], before: Value) -> int:
+    """How many of the first operations read nothing but the residual stream as it was before the layer."""
+    known = {before}
+    for i, each in enumerate(operations):
+        if not (isinstance(each, Normalize | Multiply) and each.x in known):
+            return i
+        known.update(each.made)
+    return len(operations)
+
+
+def _check_norms(operations: Sequence[Operation], kept: Container[Value]) -> None:
+    """Refuse to read a norm of x after the next: both lie in the same rows."""
+    replaced, last = set[Value](), None
+    for each in operations:
+        if not replaced.isdisjoint(value.root for value in each.read):
+            raise UnsupportedError(
+                f"a norm of x is read by {type(each).__name__} after the next norm of x; read each before the next"
+            )
+        if isinstance(each, Normalize) and each.x in kept:
+            replaced.update(() if last is None else (last,))
+            last = each.out
 
 
 def _conflicts(emitter: OperationEmitter, written: set[Value], read: set[Value]) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu, softplus
+from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
@@ -80,7 +80,7 @@ def decay_keys(record, state, thread, n_threads):
 
 @kernel
 def place_rows(record, state, thread, n_threads):
-    """Copy rows, normed or through SiLU. Operands: rows, floats from one to the next, to, likewise, size, norm (or 0), SiLU."""
+    """Copy rows, or their norms. Operands: rows, floats from one to the next, to, likewise, size, norm (or 0)."""
     x, ldx, y, ldy = get_i64(record + 16), 4 * get_i64(record + 24), get_i64(record + 32), 4 * get_i64(record + 40)
     size, norm, n = get_i64(record + 48), get_i64(record + 56), get_i64(state + N_TOKENS)
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
@@ -89,10 +89,7 @@ def place_rows(record, state, thread, n_threads):
         else:
             for index in range(0, size, 16):
                 left = size - index
-                value = load_part(x + t * ldx + 4 * index, left)
-                if get_i64(record + 64) != 0:
-                    value = silu(value)
-                store_part(y + t * ldy + 4 * index, value, left)
+                store_part(y + t * ldy + 4 * index, load_part(x + t * ldx + 4 * index, left), left)
 
 
 @kernel

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augury.backends.numba_cpu.operations.experts import (
+    AddWeighedEmitter,
+    FeedExpertsEmitter,
+    FeedMoreExpertsEmitter,
+    RouteEmitter,
+)
 from augury.backends.numba_cpu.operations.recurrence import (
     ConvolveEmitter,
     DecayByKeyEmitter,
@@ -12,25 +18,30 @@ from augury.backends.numba_cpu.operations.recurrence import (
     RecurEmitter,
     ScaleToLengthEmitter,
 )
+from augury.backends.numba_cpu.operations.rewrites import FeedMoreExperts, MultiplyActivated
 from augury.backends.numba_cpu.operations.rows import (
     ActivateEmitter,
     AddEmitter,
     ConstantEmitter,
+    MultiplyActivatedEmitter,
     MultiplyEmitter,
     NormalizeEmitter,
 )
 from augury.lowering import (
     Activate,
     Add,
+    AddWeighed,
     Constant,
     Convolve,
     Decay,
     DecayByKey,
+    FeedExperts,
     Gate,
     Multiply,
     Normalize,
     Operation,
     Recur,
+    Route,
     ScaleToLength,
 )
 
@@ -44,8 +55,13 @@ __all__ = ["OPERATIONS"]
 OPERATIONS: dict[type[Operation], Callable[[Any], OperationEmitter]] = {
     Normalize: NormalizeEmitter,
     Multiply: MultiplyEmitter,
+    MultiplyActivated: MultiplyActivatedEmitter,
     Add: AddEmitter,
+    AddWeighed: AddWeighedEmitter,
     Activate: ActivateEmitter,
+    Route: RouteEmitter,
+    FeedExperts: FeedExpertsEmitter,
+    FeedMoreExperts: FeedMoreExpertsEmitter,
     Constant: ConstantEmitter,
     Gate: GateEmitter,
     Convolve: ConvolveEmitter,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
+from augury.backends.numba_cpu.tape import Rows
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,6 +37,12 @@ class Placed:
         """Where a value lies."""
         return self.layout.place(value, self.buffers)
 
+    def rows(self, value: Value, tape: Tape) -> Rows:
+        """Likewise, of any value: also of norms of x and of sums to be added to it, which the tape keeps."""
+        if value in tape.kept:
+            return tape.kept[value]
+        return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
+
 
 class OperationEmitter(ABC):
     """Writes the records of one operation.
@@ -52,6 +60,14 @@ class OperationEmitter(ABC):
     def kernels(self) -> Sequence[Any]:
         """Its kernels, first what takes longest to compile."""
         return ()
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - for operations whose threads have some each
+        """Bytes of memory that it works in, beside its values, by name. Operations share what has one name."""
+        return {}
+
+    def scratch_bytes(self) -> int:
+        """Bytes that each thread needs for itself while it runs a kernel of the operation."""
+        return 0
 
     def place(self, placed: Placed) -> None:
         """Keep what its records are to say."""

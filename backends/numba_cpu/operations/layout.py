@@ -8,16 +8,21 @@ from attrs import evolve, fields, frozen
 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.rewrites import FeedMoreExperts
 from augury.backends.numba_cpu.tape import row_bytes
-from augury.lowering import Add, Gate, Multiply, Normalize, Recur, Value
+from augury.lowering import Add, AddWeighed, FeedExperts, Gate, Multiply, Normalize, ReadInput, Recur, Route, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from augury.lowering import Operation
 
-__all__ = ["Layout", "Place", "with_copies"]
+__all__ = ["INPUTS", "Layout", "Place", "with_copies"]
 
+INPUTS = "layer inputs"
+"""The buffer of what the embedding makes for all layers: rows in whole panels."""
+
+_SUMS = FeedExperts | FeedMoreExperts | AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to
 
 
@@ -74,27 +79,39 @@ class Layout:
 
     Attributes:
         buffers: Bytes by name.
-        added: Products that are added to the residual stream, which lie where the tape says.
+        added: Products and sums that are added to the residual stream, which lie where the tape says.
     """
 
-    def __init__(self, operations: Sequence[Operation], x: Value) -> None:
+    def __init__(self, operations: Sequence[Operation], kept: Container[Value], n_early: int) -> None:
+        """Give each value a place.
+
+        Args:
+            operations: Of the block.
+            kept: x, whose norms the tape keeps, also as it was before the layer.
+            n_early: Operations before the layer, whose values other blocks may not overwrite.
+        """
         self.buffers: dict[str, int] = {}
         self._at: dict[Value, tuple[str, int, int]] = {}  # buffer, column, floats of a row
         self._decayed: dict[str, int] = {}  # by buffer of a row
         products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
-        self.added = {each.y for each in operations if isinstance(each, Add)} & products
+        sums = {each.out for each in operations if isinstance(each, _SUMS)}
+        self.added = {each.y for each in operations if isinstance(each, Add)} & (products | sums)
         for each in operations:
             if isinstance(each, Recur):
                 self._add_row(each)
-        for each in operations:
-            if isinstance(each, Normalize) and each.x is x:  # which the tape keeps
+        for i, each in enumerate(operations):
+            if isinstance(each, Route) or (isinstance(each, Normalize) and each.x in kept):
+                continue
+            if isinstance(each, ReadInput):
+                width = each.out.width
+                self._at[each.out] = (INPUTS, each.index * width, up(each.n_layers * width, PANEL_ROWS))
                 continue
             for value in each.made:
                 if isinstance(each, Gate):  # which is computed in place
                     self._at[value] = self._at[each.y.root]
                 elif value not in self._at and value not in self.added:
                     stride = up(value.width, PANEL_ROWS) if value in products else value.width
-                    self._at[value] = (self._buffer(stride), 0, stride)
+                    self._at[value] = (self._buffer(stride, "early value" if i < n_early else "value"), 0, stride)
 
     def place(self, value: Value, buffers: Mapping[str, int]) -> Place:
         """Where a value lies, by the addresses of the buffers."""
@@ -125,7 +142,7 @@ class Layout:
         self._decayed[name] = decayed
         self._at |= {root: (name, column, stride) for root, column in columns.items()}
 
-    def _buffer(self, width: int) -> str:
-        name = f"value {len(self.buffers)}"
+    def _buffer(self, width: int, name: str = "value") -> str:
+        name = f"{name} {len(self.buffers)}"
         self.buffers[name] = row_bytes(width)
         return name

@@ -7,19 +7,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import recurrent_ends
+from augury.backends.numba_cpu.kernels.activated import activate_kernel, multiply_activated_kernel
+from augury.backends.numba_cpu.kernels.matmul import activation_bytes
+from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
-from augury.blocks import Activation
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.backends.numba_cpu.operations.rewrites import MultiplyActivated
     from augury.backends.numba_cpu.tape import Tape
     from augury.lowering import Activate, Add, Constant, Multiply, Normalize
 
-__all__ = ["ActivateEmitter", "AddEmitter", "ConstantEmitter", "MultiplyEmitter", "NormalizeEmitter"]
+__all__ = [
+    "ActivateEmitter",
+    "AddEmitter",
+    "ConstantEmitter",
+    "MultiplyActivatedEmitter",
+    "MultiplyEmitter",
+    "NormalizeEmitter",
+]
+
+_N_CONSTANTS = 4  # that kernels read
 
 
 class NormalizeEmitter(OperationEmitter):
@@ -58,7 +71,7 @@ class ResidualNormEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.normed[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
+        tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
 
 
 class MultiplyEmitter(OperationEmitter):
@@ -69,9 +82,8 @@ class MultiplyEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
-        x = tape.normed.get(operation.x) or Rows(placed.at(operation.x).address, 0, operation.x.width)
-        to = [tape.y if value in placed.layout.added else placed.at(value).address for value in operation.out]
-        tape.multiply(operation.purpose, x, list(zip(operation.linears, to, strict=True)))
+        to = [placed.rows(value, tape).address for value in operation.out]
+        tape.multiply(operation.purpose, placed.rows(operation.x, tape), list(zip(operation.linears, to, strict=True)))
 
 
 class AddEmitter(OperationEmitter):
@@ -86,25 +98,44 @@ class AddEmitter(OperationEmitter):
 
 
 class ActivateEmitter(OperationEmitter):
-    """Sends rows through an activation."""
+    """Sends rows through an activation, with what gates them."""
 
     operation: Activate
     needs_no_barrier = True
 
     def __init__(self, operation: Activate) -> None:
         super().__init__(operation)
-        if operation.activation is not Activation.SILU:
-            raise UnsupportedError(f"rows through {operation.activation.name}, expected SILU; use backend reference")
+        self._kernel = activate_kernel(**_kind(operation))
 
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.place_rows,)
+        return (self._kernel,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        x, to = (self.placed.at(value) for value in (self.operation.x, self.operation.out))
-        operands = (x.address, x.stride, to.address, to.stride, self.operation.x.width, 0, 1)
-        tape.add(Work("activation"), recurrent_ends.place_rows, *operands)
+        operation, placed = self.operation, self.placed
+        x, to = placed.at(operation.x), placed.at(operation.out)
+        other = Place(0, 0) if operation.up is None else placed.at(operation.up)
+        rows = (x.address, x.stride, other.address, other.stride, to.address)
+        tape.add(Work("activation"), self._kernel, *rows, *_operands(operation, placed), to.stride, operation.x.width)
+
+
+def _kind(operation: Activate) -> dict[str, Any]:
+    """What an activation's kernel depends on."""
+    return {
+        "activation": operation.activation.value,
+        "is_gated": operation.up is not None,
+        "is_limited": operation.limit is not None,
+        "limits_activated": operation.limits_activated,
+    }
+
+
+def _operands(operation: Activate, placed: Placed) -> tuple[int, ...]:
+    """What kernels want to know of an activation: divisors, limit and constants."""
+    divisors = operation.divisors
+    constants = (*operation.constants, *(0.0,) * (_N_CONSTANTS - len(operation.constants)))
+    bounds = (bits(number) for number in (operation.limit or 0.0, *constants))
+    return (0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size), *bounds)
 
 
 class ConstantEmitter(OperationEmitter):
@@ -125,4 +156,38 @@ class ConstantEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
-        tape.add(Work("constants"), recurrent_ends.place_rows, self._numbers, 0, to.address, to.stride, width, 0, 0)
+        tape.add(Work("constants"), recurrent_ends.place_rows, self._numbers, 0, to.address, to.stride, width, 0)
+
+
+class MultiplyActivatedEmitter(OperationEmitter):
+    """Multiplies by gate and up in one record, and activates where the products are still near."""
+
+    operation: MultiplyActivated
+
+    def __init__(self, operation: MultiplyActivated) -> None:
+        super().__init__(operation)
+        self._kernel = multiply_activated_kernel(**_kind(operation.activate))
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (self._kernel,)
+
+    def place(self, placed: Placed) -> None:
+        """See `OperationEmitter.place`."""
+        super().place(placed)
+        self._divisors, *self._bounds = _operands(self.operation.activate, placed)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, weights = self.operation, tape.weights
+        hidden, *products = (self.placed.at(value) for value in operation.out)
+        x = self.placed.rows(operation.x, tape)
+        entries = tape.entries(x, [(linear, to.address) for linear, to in zip(operation.linears, products, strict=True)])
+        matrices = [weights.matrix(linear) for linear in operation.linears]
+        width, to = operation.out[0].width, (0, 0)
+        if operation.reader is not None:
+            kind, activation = weights.matrix(operation.reader).kind, weights.activation(operation.reader)
+            to = (weights.address(kind, "quantize"), activation_bytes(activation, 1, 1))
+        operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden.address, width, self._divisors)
+        tape.add(Work.of_matrices(operation.purpose, matrices), self._kernel, *operands, *self._bounds, *to)
+        tape.kept[operation.out[0]] = Rows(hidden.address, 0, width, is_operand=operation.reader is not None)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.compressed import CompressedAttentionEmitter
-from augury.backends.numba_cuda.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
 from augury.backends.numba_cuda.blocks.gated_delta_net import GatedDeltaNetEmitter
@@ -30,7 +29,6 @@ from augury.blocks import (
     BlockIndexer,
     CompressedAttention,
     Convolution,
-    Elementwise,
     Embedding,
     FeedForward,
     GatedDeltaNet,
@@ -82,7 +80,6 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     CompressedAttention: CompressedAttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     Projection: ProjectionEmitter,
-    Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
     MixtureOfExperts: MixtureEmitter,
     LayerInput: LayerInputEmitter,

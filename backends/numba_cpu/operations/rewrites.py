@@ -1,0 +1,76 @@
+"""Operations that are computed together: rewrites of a block's list, each with what it is good for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.lowering import Activate, AddWeighed, FeedExperts, Multiply, Operation, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from augury.blocks import Linear
+
+__all__ = ["FeedMoreExperts", "MultiplyActivated", "with_activated_products", "with_sums"]
+
+
+@frozen(eq=False)
+class MultiplyActivated(Operation):
+    """out[0] = what `activate` makes of the products of x; the others of out are these products, for as long as it takes."""
+
+    x: Value
+    linears: tuple[Linear, ...]
+    activate: Activate
+    reader: Linear | None  # what alone reads out[0], if it is a matrix
+    purpose: str
+    out: tuple[Value, ...]
+
+
+def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Activate products in the record that makes them, while the caches have them, and make operands of the next matrix there.
+
+    A prompt's products would go to memory and back otherwise.
+    """
+    following = [*operations[1:], None, None]
+    activated = set[Operation]()
+    for i, (multiply, activate, last) in enumerate(zip(operations, following, following[1:], strict=False)):
+        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _belong_together(multiply, activate):
+            activated.add(activate)
+            reader = None
+            if isinstance(last, Multiply) and last.x is activate.out and len(last.linears) == 1:
+                is_alone = not any(activate.out in (value.root for value in each.read) for each in operations[i + 3 :])
+                reader = last.linears[0] if is_alone else None
+            out = (activate.out, *multiply.out)
+            yield MultiplyActivated(multiply.x, multiply.linears, activate, reader, multiply.purpose, out)
+        elif multiply not in activated:
+            yield multiply
+
+
+def _belong_together(multiply: Multiply, activate: Activate) -> bool:
+    return multiply.out == (activate.x, *(() if activate.up is None else (activate.up,)))
+
+
+@frozen(eq=False)
+class FeedMoreExperts(Operation):
+    """out = what experts give, and what is added to it."""
+
+    feed: FeedExperts
+    sum: AddWeighed
+    x: Value
+    routes: Value
+    besides: tuple[Value, ...]
+    out: Value
+
+
+def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Add the shared expert's rows where the others' are added up, which reads and writes the sums once."""
+    sums = set[Operation]()
+    for feed, following in zip(operations, [*operations[1:], None], strict=True):
+        if isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out:
+            sums.add(following)
+            besides = tuple(value for value in (following.other, following.x) if value is not None)
+            yield FeedMoreExperts(feed, following, feed.x, feed.routes, besides, following.out)
+        elif feed not in sums:
+            yield feed
