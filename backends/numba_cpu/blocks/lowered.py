@@ -8,10 +8,10 @@ from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.emitter import Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
-from augury.backends.numba_cpu.operations.rewrites import with_activated_products, with_sums
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.errors import UnsupportedError
 from augury.lowering import Builder, Multiply, Normalize, ReadInput, Value
+from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ class LoweredEmitter(RecurrentEmitter):
         operations = with_copies(build.operations)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
-        n_early, kept = _n_early(operations, build.before), (build.x, build.before)
-        _check_norms(operations, kept)
-        self._layout = Layout(operations, kept, n_early)
+        n_first, kept = n_early(operations, build.before), (build.x, build.before)
+        check_norms(operations, kept)
+        self._layout = Layout(operations, kept, n_first)
         emitters = list(self._emitters_of(operations, kept))
-        self._early, self._emitters = emitters[:n_early], emitters[n_early:]
+        self._early, self._emitters = emitters[:n_first], emitters[n_first:]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
@@ -105,29 +105,6 @@ class LoweredEmitter(RecurrentEmitter):
                     f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cpu "
                     "does not compute; use backend reference"
                 )
-
-
-def _n_early(operations: Sequence[Operation], before: Value) -> int:
-    """How many of the first operations read nothing but the residual stream as it was before the layer."""
-    known = {before}
-    for i, each in enumerate(operations):
-        if not (isinstance(each, Normalize | Multiply) and each.x in known):
-            return i
-        known.update(each.made)
-    return len(operations)
-
-
-def _check_norms(operations: Sequence[Operation], kept: Container[Value]) -> None:
-    """Refuse to read a norm of x after the next: both lie in the same rows."""
-    replaced, last = set[Value](), None
-    for each in operations:
-        if not replaced.isdisjoint(value.root for value in each.read):
-            raise UnsupportedError(
-                f"a norm of x is read by {type(each).__name__} after the next norm of x; read each before the next"
-            )
-        if isinstance(each, Normalize) and each.x in kept:
-            replaced.update(() if last is None else (last,))
-            last = each.out
 
 
 def _conflicts(emitter: OperationEmitter, written: set[Value], read: set[Value]) -> bool:

@@ -18,7 +18,6 @@ from augury.backends.numba_cpu.operations.recurrence import (
     RecurEmitter,
     ScaleToLengthEmitter,
 )
-from augury.backends.numba_cpu.operations.rewrites import FeedMoreExperts, MultiplyActivated
 from augury.backends.numba_cpu.operations.rows import (
     ActivateEmitter,
     AddEmitter,
@@ -44,6 +43,7 @@ from augury.lowering import (
     Route,
     ScaleToLength,
 )
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Callable

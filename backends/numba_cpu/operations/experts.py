@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.operations.rewrites import FeedMoreExperts
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Matrices, Router
     from augury.lowering import Route
+    from augury.lowering.rewrites import FeedMoreExperts
 
 __all__ = ["AddWeighedEmitter", "FeedExpertsEmitter", "FeedMoreExpertsEmitter", "RouteEmitter"]
 

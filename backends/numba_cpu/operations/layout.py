@@ -8,9 +8,9 @@ from attrs import evolve, fields, frozen
 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.rewrites import FeedMoreExperts
 from augury.backends.numba_cpu.tape import row_bytes
 from augury.lowering import Add, AddWeighed, FeedExperts, Gate, Multiply, Normalize, ReadInput, Recur, Route, Value
+from augury.lowering.rewrites import FeedMoreExperts
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence

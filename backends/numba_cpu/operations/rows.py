@@ -19,9 +19,9 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.numba_cpu.operations.rewrites import MultiplyActivated
     from augury.backends.numba_cpu.tape import Tape
     from augury.lowering import Activate, Add, Constant, Multiply, Normalize
+    from augury.lowering.rewrites import MultiplyActivated
 
 __all__ = [
     "ActivateEmitter",

@@ -1,4 +1,4 @@
-"""Operations that are computed together: rewrites of a block's list, each with what it is good for."""
+"""What backends do to a block's list of operations alike: operations that are computed together, and checks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.lowering import Activate, AddWeighed, FeedExperts, Multiply, Operation, Value
+from augury.errors import UnsupportedError
+from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
-    from augury.blocks import Linear
+    from augury.blocks.parts import Linear
 
-__all__ = ["FeedMoreExperts", "MultiplyActivated", "with_activated_products", "with_sums"]
+__all__ = ["FeedMoreExperts", "MultiplyActivated", "check_norms", "n_early", "with_activated_products", "with_sums"]
 
 
 @frozen(eq=False)
@@ -29,7 +30,7 @@ class MultiplyActivated(Operation):
 
 
 def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Activate products in the record that makes them, while the caches have them, and make operands of the next matrix there.
+    """Activate products in the step that makes them, while the caches have them, and make operands of the next matrix there.
 
     A prompt's products would go to memory and back otherwise.
     """
@@ -74,3 +75,34 @@ def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
             yield FeedMoreExperts(feed, following, feed.x, feed.routes, besides, following.out)
         elif feed not in sums:
             yield feed
+
+
+def n_early(operations: Sequence[Operation], before: Value) -> int:
+    """How many of the first operations read nothing but `before`, the residual stream as it was before the layer."""
+    known = {before}
+    for i, each in enumerate(operations):
+        if not (isinstance(each, Normalize | Multiply) and each.x in known):
+            return i
+        known.update(each.made)
+    return len(operations)
+
+
+def check_norms(operations: Sequence[Operation], streams: Container[Value]) -> None:
+    """Refuse to read a norm of x after the next: both lie in the same rows.
+
+    Args:
+        operations: Of a block.
+        streams: x, also as it was before the layer.
+
+    Raises:
+        UnsupportedError: One is read.
+    """
+    replaced, last = set[Value](), None
+    for each in operations:
+        if not replaced.isdisjoint(value.root for value in each.read):
+            raise UnsupportedError(
+                f"a norm of x is read by {type(each).__name__} after the next norm of x; read each before the next"
+            )
+        if isinstance(each, Normalize) and each.x in streams:
+            replaced.update(() if last is None else (last,))
+            last = each.out
