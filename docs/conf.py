@@ -70,7 +70,7 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|np|numpy|pathlib)\..*|Path"),
     ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
-    ("py:class", "Connection|Mixer"),  # of several classes any
+    ("py:class", "Connection"),  # of several classes any
 ]
 
 

@@ -32,7 +32,7 @@ from augury.blocks.parts import (
     Turn,
     Vector,
 )
-from augury.blocks.plan import Layer, Mixer, ModelPlan
+from augury.blocks.plan import Layer, ModelPlan
 from augury.blocks.recurrent import (
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -90,7 +90,6 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "Matrices",
-    "Mixer",
     "MixtureOfExperts",
     "ModelPlan",
     "NgramMemory",

@@ -11,29 +11,16 @@ from attrs import NOTHING, evolve, fields, frozen, has
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
-from augury.blocks.ngram import NgramMemory
-from augury.blocks.recurrent import (
-    GatedDeltaNet,
-    KimiDeltaAttention,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    ShortConvolution,
-)
-from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, Projection
+from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
-    from augury.blocks.transformer import FeedForward
 
-__all__ = ["Layer", "Mixer", "ModelPlan"]
+__all__ = ["Layer", "ModelPlan"]
 
-_Recurrent = NgramMemory | ShortConvolution | GatedDeltaNet | KimiDeltaAttention | LightningAttention | Mamba | Mamba2
-Mixer = Attention | LatentAttention | CompressedAttention | Projection | _Recurrent
-"""What mixes a sequence's tokens in a layer."""
 _Choosing = Attention | LatentAttention | CompressedAttention
 
 
@@ -50,12 +37,12 @@ class Layer:
     Afterwards `x *= scale`, then `x += skip * e`, where e is what the embedding gave, and `x = norm(x)`, where there is such.
     """
 
-    mixer: Mixer | None
-    feed_forward: FeedForward | MixtureOfExperts | LayerInput | None = None
+    mixer: Block | None
+    feed_forward: Block | None = None
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None
-    beside: Mixer | None = None
+    beside: Block | None = None
     turn: Turn | None = None
     apart: MixtureOfExperts | None = None
     scale: float = 1.0
@@ -75,7 +62,7 @@ class Layer:
         return parts if self.norm is None else (*parts, self.norm)
 
     @property
-    def mixers(self) -> tuple[Mixer, ...]:
+    def mixers(self) -> tuple[Block, ...]:
         """What mixes its tokens."""
         return tuple(mixer for mixer in (self.mixer, self.beside) if mixer is not None)
 
@@ -101,7 +88,7 @@ class ModelPlan:
         return 0 if self.output.weight is None else self.output.weight.n_out
 
     @property
-    def mixers(self) -> tuple[Mixer, ...]:
+    def mixers(self) -> tuple[Block, ...]:
         """What mixes tokens, layer by layer."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)
 
@@ -233,12 +220,13 @@ class ModelPlan:
 
 
 def _layer_for_context(layer: Layer, n_ctx: int) -> Layer:
-    rope = getattr(layer.mixer, "rope", None)
-    if layer.mixer is None or rope is None or rope.long_frequencies is None:
+    mixer: Any = layer.mixer
+    rope = getattr(mixer, "rope", None)
+    if rope is None or rope.long_frequencies is None:
         return layer
     chosen = rope.long_frequencies if n_ctx > rope.n_ctx_short else rope.frequencies
     plain = evolve(rope, frequencies=chosen, long_frequencies=None, n_ctx_short=0)
-    return evolve(layer, mixer=evolve(layer.mixer, rope=plain))
+    return evolve(layer, mixer=evolve(mixer, rope=plain))
 
 
 def _moved(layer: Layer, first: int) -> Layer:

@@ -14,7 +14,7 @@ from augury.plugins.architectures.rope import local_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.blocks import FeedForward, Mixer, MixtureOfExperts, ModelPlan
+    from augury.blocks import Block, FeedForward, MixtureOfExperts, ModelPlan
     from augury.files.gguf import ModelFile
 
 
@@ -31,7 +31,7 @@ class Lfm2(Architecture):
         rope = decoder.rope(n_rot=None if window is None else local_size(decoder))
         layers = []
         for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
-            mixer: Mixer = (
+            mixer: Block = (
                 decoder.attention(layer, rope, has_head_norms=True, window=window)
                 if n_kv_heads
                 else _short_convolution(decoder, layer)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Gating, Layer, LightningAttention, LinearRecurrence, Mixer, ModelPlan, Norm, Rows
+from augury.blocks import Block, Gating, Layer, LightningAttention, LinearRecurrence, ModelPlan, Norm, Rows
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -40,7 +40,7 @@ class MiniMax01(Architecture):
 
         layers = []
         for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
-            mixer: Mixer
+            mixer: Block
             if is_recurrent:
                 mixer = _lightning_attention(decoder, layer, 1.0 / scale)
             else:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Layer, LinearRecurrence, Mamba, Mixer, ModelPlan, Norm, Rows
+from augury.blocks import Block, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rows
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -39,7 +39,7 @@ class Plamo2(Architecture):
         for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
             at = f"blk.{layer}"
             post_norm = decoder.norm(f"{at}.post_attention_norm", suffix="")
-            mixer: Mixer
+            mixer: Block
             if n_kv_heads:
                 parts: dict[str, Any] = {
                     name: decoder.norm(f"{at}.attn_{name}", size, shape=(n_heads, size))
