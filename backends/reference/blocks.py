@@ -20,6 +20,7 @@ from augury.blocks import (
     Attention,
     BlockIndexer,
     Embedding,
+    Experts,
     FeedForward,
     GateKind,
     Gating,
@@ -215,7 +216,7 @@ def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -
 
 
 def sum_of_experts(
-    block: MixtureOfExperts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
+    block: MixtureOfExperts | Experts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
 ) -> np.ndarray:
     """The weighted sum (n, E) of what experts give for normed rows, by experts and their weights (n, n_used)."""
     shares = shares[:, :, None]
@@ -233,7 +234,7 @@ def sum_of_experts(
     return total
 
 
-def _limited(block: FeedForward | MixtureOfExperts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def _limited(block: FeedForward | MixtureOfExperts | Experts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """What is hidden (..., F), with what its block limits."""
     limit = math.inf if block.limit is None else block.limit
     if not block.limits_activated:

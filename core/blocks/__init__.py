@@ -10,14 +10,16 @@ modules are the blocks.
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
-from augury.blocks.experts import Gating, MixtureOfExperts, Router
+from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
 from augury.blocks.latent import LatentAttention
 from augury.blocks.ngram import NgramMemory
 from augury.blocks.parts import (
     Activation,
     Convolution,
+    Experts,
     GateKind,
+    Gating,
     Integers,
     Linear,
     LinearRecurrence,
@@ -26,6 +28,7 @@ from augury.blocks.parts import (
     NormKind,
     Part,
     Rope,
+    Router,
     Rows,
     SequenceState,
     Temperature,
@@ -71,6 +74,7 @@ __all__ = [
     "Connection",
     "Convolution",
     "Embedding",
+    "Experts",
     "FeedForward",
     "GateKind",
     "GatedDeltaNet",

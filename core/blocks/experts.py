@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.blocks.parts import Experts
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Activation, Integers, Linear, Matrices, Norm, Part, Vector
+    from augury.blocks.parts import Activation, Linear, Matrices, Norm, Part, Router, Vector
     from augury.blocks.transformer import FeedForward
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
 
-__all__ = ["Gating", "MixtureOfExperts", "Router"]
-
-
-class Gating(Enum):
-    """What makes experts' weights of a router's logits."""
-
-    SOFTMAX = "softmax"  # over all experts
-    SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over those that were chosen, by their logits
-    SQRT_SOFTPLUS = "sqrt softplus"  # sqrt(ln(1 + e^l))
-
-
-@frozen
-class Router:
-    """Chooses a token's experts and weighs them.
-
-    Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by
-    number. With groups, of experts that stand beside each other, only those of the `n_groups_used` groups are candidates whose
-    two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
-    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, what was chosen as e
-    is expert e // n_alike, and weighed as such.
-
-    With `token_experts`, no scores are compared: what is chosen for a token stands in the row of its id, some experts perhaps
-    more than once. They are weighed as others are.
-    """
-
-    logits: Linear  # E → n_experts
-    n_used: int
-    gating: Gating
-    bias: Vector | None = None  # (n_experts,)
-    is_normalised: bool = False
-    scale: float = 1.0
-    n_groups: int = 1
-    n_groups_used: int = 1
-    norm: Norm | None = None  # the logits are of this norm of x, not of the experts' input
-    is_early: bool = False  # the logits are of x as it is before the layer, without a norm
-    n_alike: int = 1  # candidates that are one expert
-    token_experts: Integers | None = None  # (V, n_used), each below n_experts
-
-    LEAST_SUM: ClassVar[float] = 2.0**-14
+__all__ = ["MixtureOfExperts"]
 
 
 @frozen
@@ -101,14 +62,21 @@ class MixtureOfExperts(Block):
         if shared is not None and other is None:
             other = shared.feed(build, x)
         given = x if self.latent_down is None else build.multiply(x, self.latent_down, purpose="latents")[0]
-        y = build.normalize(build.feed_experts(given, build.route(logits, router), self), self.sum_norm)
+        y = build.normalize(build.feed_experts(given, build.route(logits, router), self.experts), self.sum_norm)
         if self.latent_up is not None:
             (y,) = build.multiply(y, self.latent_up, purpose="experts' output")
         if other is not None:
             y = build.add_weighed(y, other, self.shared_gate, None if self.shared_gate is None else x)
         if self.adjugate is not None:
-            y = build.add_weighed(build.feed_experts(y, build.route(logits, self.adjugate.router), self.adjugate), y)
+            y = build.add_weighed(build.feed_experts(y, build.route(logits, self.adjugate.router), self.adjugate.experts), y)
         build.add(y, self.post_norm)
+
+    @property
+    def experts(self) -> Experts:
+        """Those that a router chooses among."""
+        limits = (self.limit, self.limits_activated)
+        matrices = (self.gate, self.up, self.down)
+        return Experts(self.router, *matrices, self.activation, *limits, self.weighs_input, self.constants)
 
     def _logits(self, build: Builder, x: Value) -> Value:
         (logits,) = build.multiply(x, self.router.logits, purpose="router")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 from attrs import field, frozen
@@ -11,7 +12,9 @@ from attrs import field, frozen
 __all__ = [
     "Activation",
     "Convolution",
+    "Experts",
     "GateKind",
+    "Gating",
     "Integers",
     "Linear",
     "LinearRecurrence",
@@ -20,6 +23,7 @@ __all__ = [
     "NormKind",
     "Part",
     "Rope",
+    "Router",
     "Rows",
     "SequenceState",
     "Temperature",
@@ -252,6 +256,60 @@ class Matrices:
 
 Part = Linear | Matrices | Norm | Vector | Integers | Convolution
 """What a block has of the model file."""
+
+
+class Gating(Enum):
+    """What makes experts' weights of a router's logits."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over those that were chosen, by their logits
+    SQRT_SOFTPLUS = "sqrt softplus"  # sqrt(ln(1 + e^l))
+
+
+@frozen
+class Router:
+    """Chooses a token's experts and weighs them.
+
+    Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by
+    number. With groups, of experts that stand beside each other, only those of the `n_groups_used` groups are candidates whose
+    two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
+    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, what was chosen as e
+    is expert e // n_alike, and weighed as such.
+
+    With `token_experts`, no scores are compared: what is chosen for a token stands in the row of its id, some experts perhaps
+    more than once. They are weighed as others are.
+    """
+
+    logits: Linear  # E → n_experts
+    n_used: int
+    gating: Gating
+    bias: Vector | None = None  # (n_experts,)
+    is_normalised: bool = False
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
+    norm: Norm | None = None  # the logits are of this norm of x, not of the experts' input
+    is_early: bool = False  # the logits are of x as it is before the layer, without a norm
+    n_alike: int = 1  # candidates that are one expert
+    token_experts: Integers | None = None  # (V, n_used), each below n_experts
+
+    LEAST_SUM: ClassVar[float] = 2.0**-14
+
+
+@frozen
+class Experts:
+    """Feed-forwards that a router chooses among and weighs: down_e(activation(gate_e(x)) * up_e(x)). See `MixtureOfExperts`."""
+
+    router: Router
+    gate: Matrices | None
+    up: Matrices
+    down: Matrices
+    activation: Activation
+    limit: float | None
+    limits_activated: bool
+    weighs_input: bool
+    constants: tuple[float, ...]
 
 
 @frozen(eq=False)

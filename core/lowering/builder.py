@@ -27,8 +27,7 @@ from augury.lowering.operations import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.blocks.experts import MixtureOfExperts, Router
-    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
+    from augury.blocks.parts import Convolution, Experts, Linear, LinearRecurrence, Norm, Router, Vector
     from augury.lowering.operations import Operation
 
 __all__ = ["Builder"]
@@ -92,7 +91,7 @@ class Builder:
         self.operations.append(Route(logits, router, out))
         return out
 
-    def feed_experts(self, x: Value, routes: Value, experts: MixtureOfExperts) -> Value:
+    def feed_experts(self, x: Value, routes: Value, experts: Experts) -> Value:
         """The weighed sum of what a token's experts give for x."""
         out = Value(experts.down.n_out)
         self.operations.append(FeedExperts(x, routes, experts, out))

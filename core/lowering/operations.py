@@ -10,14 +10,11 @@ Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from attrs import fields, frozen
 
-from augury.blocks.parts import Activation, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
-
-if TYPE_CHECKING:
-    from augury.blocks.experts import MixtureOfExperts, Router
+from augury.blocks.parts import Activation, Convolution, Experts, GateKind, Linear, LinearRecurrence, Norm, Router, Vector
 
 __all__ = [
     "Activate",
@@ -140,7 +137,7 @@ class FeedExperts(Operation):
 
     x: Value
     routes: Value
-    experts: MixtureOfExperts  # its matrices and activation
+    experts: Experts
     out: Value
 
 
