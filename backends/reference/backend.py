@@ -34,7 +34,7 @@ class Reference(Backend):
         options.check_cache_types(plan)
         for block in plan.blocks():
             if type(block) not in KNOWN:
-                check_operations(block)
+                check_operations(block, plan.embedding.n_embd)
         mixers = [mixer for mixer in plan.mixers if type(mixer) in CACHES]
         n_bytes = sum(CACHES[type(mixer)].bytes_per_position(mixer, options) for mixer in mixers)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

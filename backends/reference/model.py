@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +44,9 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan = plan
         self._weights: Weights | None = weights
+        lowered = partial(LoweredStates, n_embd=plan.embedding.n_embd)
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): CACHES.get(type(block), LoweredStates)(block, options, weights)
+            (i, block): CACHES.get(type(block), lowered)(block, options, weights)
             for i, layer in enumerate(plan.layers)
             for block in layer.blocks
             if type(block) in CACHES or type(block) not in KNOWN

@@ -28,7 +28,6 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
-    Builder,
     Constant,
     Convolve,
     Decay,
@@ -58,8 +57,8 @@ __all__ = ["LoweredStates", "check_operations", "lowered_block"]
 class LoweredStates(LayerStates):
     """A block's operations, and what they keep of slots' sequences."""
 
-    def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
-        build = _lowered(block)
+    def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
+        build = block.lowered(n_embd)
         self.x, self.before, self.operations = build.x, build.before, build.operations
         advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
         for each in self.operations:
@@ -69,13 +68,14 @@ class LoweredStates(LayerStates):
         self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
 
 
-def check_operations(block: Block) -> None:
+def check_operations(block: Block, n_embd: int) -> None:
     """Refuse a block with operations that are not computed here.
 
     Raises:
         UnsupportedError: It has one, or does not say how it is computed.
+        PluginError: They do not fit each other.
     """
-    for each in _lowered(block).operations:
+    for each in block.lowered(n_embd).operations:
         if type(each) not in _OPERATIONS:
             raise UnsupportedError(
                 f"block {type(block).__name__} has the operation {type(each).__name__}, which backend reference does not "
@@ -100,12 +100,6 @@ def lowered_block(
     for each in states.operations:
         _OPERATIONS[type(each)](run, each)
     return run.added
-
-
-def _lowered(block: Block) -> Builder:
-    build = Builder(0)
-    block.lower(build)
-    return build
 
 
 @frozen(eq=False)

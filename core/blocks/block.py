@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import fields, frozen
 
 from augury.blocks.parts import Part
-from augury.errors import UnsupportedError
+from augury.errors import PluginError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
@@ -44,3 +44,18 @@ class Block:
             UnsupportedError: It does not say.
         """
         raise UnsupportedError(f"block {type(self).__name__} does not say how it is computed; define its `lower`")
+
+    def lowered(self, n_embd: int) -> Builder:
+        """What `lower` writes for rows of `n_embd` values, with all that the operations read and keep in place.
+
+        Raises:
+            PluginError: Operations do not fit each other, or the block's states.
+            UnsupportedError: The block does not say how it is computed.
+        """
+        from augury.lowering.builder import Builder
+
+        build = Builder(n_embd)
+        self.lower(build)
+        for flaw in build.flaws(self.states()):
+            raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
+        return build

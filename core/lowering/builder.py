@@ -25,9 +25,9 @@ from augury.lowering.operations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from augury.blocks.parts import Convolution, Experts, Linear, LinearRecurrence, Norm, Router, Vector
+    from augury.blocks.parts import Convolution, Experts, Linear, LinearRecurrence, Norm, Router, SequenceState, Vector
     from augury.lowering.operations import Operation
 
 __all__ = ["Builder"]
@@ -45,6 +45,27 @@ class Builder:
     def __init__(self, n_embd: int) -> None:
         self.x, self.before = Value(n_embd), Value(n_embd)
         self.operations: list[Operation] = []
+
+    def flaws(self, states: Sequence[SequenceState]) -> Iterator[str]:
+        """What does not fit in the operations of a block that keeps these states, in words."""
+        made, kept = {self.x, self.before}, {}
+        for each in self.operations:
+            name = type(each).__name__
+            for value in each.read:
+                if value.root not in made:
+                    yield f"{name} reads {value.width} values that nothing before it makes"
+                elif value.first + value.width > value.root.width:
+                    yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}"
+            sizes = [*each.sizes()]
+            if isinstance(each, Add):
+                sizes.append(("y", each.y.width, self.x.width))
+            yield from (
+                f"{what} of {name} has {found} values, expected {right}" for what, found, right in sizes if found != right
+            )
+            made.update(each.made)
+            kept.update(each.kept())
+        if kept != dict(enumerate(states)):
+            yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
 
     def normalize(self, x: Value, norm: Norm | None) -> Value:
         """norm(x), by groups of `norm.size` values; x itself without a norm."""

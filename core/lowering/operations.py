@@ -10,11 +10,21 @@ Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from attrs import fields, frozen
 
-from augury.blocks.parts import Activation, Convolution, Experts, GateKind, Linear, LinearRecurrence, Norm, Router, Vector
+from augury.blocks.parts import (
+    Activation,
+    Convolution,
+    Experts,
+    GateKind,
+    Linear,
+    LinearRecurrence,
+    Norm,
+    Router,
+    SequenceState,
+    Vector,
+)
 
 __all__ = [
     "Activate",
@@ -60,8 +70,6 @@ class Value:
 class Operation:
     """A step of a block. Fields named `out` are the values that it makes; its other values are read."""
 
-    reaches_state: ClassVar[bool] = False  # a pass without tokens, which brings states up to date, computes it, too
-
     @property
     def made(self) -> tuple[Value, ...]:
         """The values that it makes."""
@@ -72,6 +80,14 @@ class Operation:
         """The values that it reads, parts of others as such."""
         others = (getattr(self, each.name) for each in fields(type(self)) if each.name != "out")
         return tuple(value for other in others for value in _values(other))
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """What it is given, how wide that is, and how wide it has to be."""
+        yield from ()
+
+    def kept(self) -> dict[int, SequenceState]:
+        """The states of sequences that it keeps, by their places in `Block.states`."""
+        return {}
 
 
 def _values(field: object) -> Iterator[Value]:
@@ -89,6 +105,11 @@ class Normalize(Operation):
     norm: Norm | None
     out: Value
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        if self.norm is not None:
+            yield f"x, in groups of {self.norm.size},", self.x.width, max(self.x.width // self.norm.size, 1) * self.norm.size
+
 
 @frozen(eq=False)
 class Multiply(Operation):
@@ -98,6 +119,12 @@ class Multiply(Operation):
     linears: tuple[Linear, ...]
     out: tuple[Value, ...]
     purpose: str  # what the products are, as a profile names them
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        for linear, out in zip(self.linears, self.out, strict=True):
+            yield f"x of {linear.weight}", self.x.width, linear.n_in
+            yield f"the product with {linear.weight}", out.width, linear.n_out
 
 
 @frozen(eq=False)
@@ -121,6 +148,11 @@ class Activate(Operation):
     constants: tuple[float, ...]  # of the activation
     out: Value
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "up", self.x.width if self.up is None else self.up.width, self.x.width
+        yield "divisors", self.x.width if self.divisors is None else self.divisors.size, self.x.width
+
 
 @frozen(eq=False)
 class Route(Operation):
@@ -140,6 +172,13 @@ class FeedExperts(Operation):
     experts: Experts
     out: Value
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        experts = self.experts
+        for matrices in (experts.up, experts.gate or experts.up):
+            yield f"x of {matrices.weight}", self.x.width, matrices.n_in
+            yield f"the product with {matrices.weight}", matrices.n_out, experts.down.n_in
+
 
 @frozen(eq=False)
 class AddWeighed(Operation):
@@ -150,6 +189,12 @@ class AddWeighed(Operation):
     gate: Vector | None
     x: Value | None
     out: Value
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "other", self.other.width, self.y.width
+        if self.gate is not None and self.x is not None:
+            yield f"x of {self.gate.weight}", self.x.width, self.gate.size
 
 
 @frozen(eq=False)
@@ -185,6 +230,15 @@ class Gate(Operation):
     is_gated_first: bool
     out: Value
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        width = self.y.width
+        yield "gates", self.gates.width, width
+        yield "values", width if self.values is None else self.values.width, width
+        for what, size in (("norm", self.norm and self.norm.size), ("skip", self.skip and self.skip.size)):
+            if size:
+                yield f"y, in parts as {what} has them,", width, max(width // size, 1) * size
+
 
 # Recurrences
 
@@ -193,8 +247,6 @@ class Gate(Operation):
 class Convolve(Operation):
     """out = after * activation(conv(before * x)), of several x side by side, each with a convolution and a state of its own."""
 
-    reaches_state: ClassVar[bool] = True
-
     x: tuple[Value, ...]
     convs: tuple[Convolution, ...]
     states: tuple[int, ...]  # places in `Block.states`
@@ -202,6 +254,17 @@ class Convolve(Operation):
     before: Value | None
     after: Value | None
     out: Value
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        for x, conv in zip(self.x, self.convs, strict=True):
+            yield f"x of {conv.weight}", x.width, conv.n_channels
+            yield "before", x.width if self.before is None else self.before.width, x.width
+        yield "after", self.out.width if self.after is None else self.after.width, self.out.width
+
+    def kept(self) -> dict[int, SequenceState]:
+        """See `Operation.kept`."""
+        return {place: conv.state for place, conv in zip(self.states, self.convs, strict=True)}
 
 
 @frozen(eq=False)
@@ -217,6 +280,10 @@ class ScaleToLength(Operation):
     n_scaled: int
     scale: float
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield f"x, in heads of {self.size},", self.x.width, max(self.x.width // self.size, 1) * self.size
+
 
 @frozen(eq=False)
 class Decay(Operation):
@@ -230,6 +297,13 @@ class Decay(Operation):
     dt: Vector | None
     a: Vector | None
     out: tuple[Value, ...]  # decays, betas; or betas
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "b", self.t.width if self.b is None else self.b.width, self.t.width
+        for part in (self.dt, self.a):
+            if part is not None:
+                yield f"t of {part.weight}", self.t.width, part.size
 
 
 @frozen(eq=False)
@@ -247,12 +321,16 @@ class DecayByKey(Operation):
     floor: float | None
     out: tuple[Value, ...]  # decays (n, H K), betas (n, H)
 
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "t", self.t.width, self.b.width * self.key_dim
+        yield "keys", self.keys.width, self.t.width
+        yield f"b of {self.a.weight}", self.b.width, self.a.size
+
 
 @frozen(eq=False)
 class Recur(Operation):
     """out = what the heads' matrices yield for queries once they took in keys and values; see `LinearRecurrence`."""
-
-    reaches_state: ClassVar[bool] = True
 
     heads: LinearRecurrence
     state: int  # a place in `Block.states`
@@ -263,3 +341,17 @@ class Recur(Operation):
     betas: Value
     a: Vector | None  # (H V, K)
     out: Value  # H V
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        heads = self.heads
+        yield "queries", self.queries.width, heads.n_key_heads * heads.key_dim
+        yield "keys", self.keys.width, heads.n_key_heads * heads.key_dim
+        yield "values", self.values.width, heads.n_heads * heads.value_dim
+        yield "betas", self.betas.width, heads.n_heads * (heads.value_dim if heads.is_by_channel else 1)
+        if self.decays is not None:
+            yield "decays", self.decays.width, heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
+
+    def kept(self) -> dict[int, SequenceState]:
+        """See `Operation.kept`."""
+        return {self.state: self.heads.state}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.blocks import Attention, Block, FeedForward, Linear, ModelPlan, Norm, Projection
-from augury.errors import ModelFileError, UnsupportedError
+from augury.blocks import Attention, Block, Linear, ModelPlan, Norm
+from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.registry import Registry
@@ -144,12 +144,16 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
             file.tensor(name, shape)
         except ModelFileError as error:
             yield TENSORS, str(error)
-    for i, layer in enumerate(plan.layers):
-        for block in layer.blocks:
-            sizes = _SIZES.get(type(block))
-            for what, found, expected in () if sizes is None else sizes(block, plan.embedding.n_embd):
+    for i, block in ((i, block) for i, layer in enumerate(plan.layers) for block in layer.blocks):
+        if isinstance(block, Attention):
+            for what, found, expected in _attention_sizes(block, plan.embedding.n_embd):
                 if found != expected:
                     yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
+        elif type(block).lower is not Block.lower:
+            try:
+                block.lowered(plan.embedding.n_embd)
+            except PluginError as error:
+                yield SIZES, f"layer {i}, {error}"
     norm = () if plan.output.norm is None else (("norm", plan.output.norm.size),)
     n_in = () if plan.output.weight is None else (("n_in", plan.output.weight.n_in),)
     for what, size in (*norm, *n_in):
@@ -183,32 +187,10 @@ def _attention_sizes(block: Attention, n_embd: int) -> Iterator[_Size]:
     yield "rope", n_rot, min(n_rot, head_dim)
 
 
-def _feed_forward_sizes(block: FeedForward, n_embd: int) -> Iterator[_Size]:
-    for what, linear in (("gate", block.gate), ("up", block.up)):
-        yield f"{what}.n_in", n_embd if linear is None else linear.n_in, n_embd
-        yield f"{what}.n_out", block.down.n_in if linear is None else linear.n_out, block.down.n_in
-    yield "down.n_out", block.down.n_out, n_embd
-    yield "divisors", block.down.n_in if block.divisors is None else block.divisors.size, block.down.n_in
-    yield from _norm_sizes(block, norm=n_embd, hidden_norm=block.down.n_in, post_norm=n_embd)
-
-
-def _projection_sizes(block: Projection, n_embd: int) -> Iterator[_Size]:
-    yield "o.n_in", block.o.n_in, n_embd
-    yield "o.n_out", block.o.n_out, n_embd
-    yield from _norm_sizes(block, norm=n_embd)
-
-
 def _norm_sizes(block: Block, **sizes: int) -> Iterator[_Size]:
     for name, size in sizes.items():
         norm = getattr(block, name)
         yield name, size if norm is None else norm.size, size
-
-
-_SIZES: dict[type[Any], Callable[[Any, int], Iterator[_Size]]] = {  # of each block, its sizes and those that fit
-    Attention: _attention_sizes,
-    FeedForward: _feed_forward_sizes,
-    Projection: _projection_sizes,
-}
 
 
 def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:

@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.operations.emitter import Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.errors import UnsupportedError
-from augury.lowering import Builder, Multiply, Normalize, ReadInput, Value
+from augury.lowering import Multiply, Normalize, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class LoweredEmitter(RecurrentEmitter):
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
         super().__init__(block, options)
-        build = Builder(n_embd)
-        block.lower(build)
+        build = block.lowered(n_embd)
         operations = with_copies(build.operations)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
