@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from augury.cli.prompts import Prompt
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, PluginError
+from augury.plugins.bench.workload import with_answers
 from augury.types import Result
 
 __all__ = ["Pair", "PairedRuns", "check_drafters"]
@@ -76,6 +77,10 @@ class PairedRuns:
         self.close()
         self._engine = self._load()
         self.config = {**self._engine.config, "model": self._engine.info.name}
+        if (messages := self._params.get("messages")) is not None:
+            self._params["messages"] = with_answers(
+                messages, lambda before: self._generate({"type": "none"}, messages=before).text
+            )
         self._generate({"type": "none"}, max_tokens=_N_WARM)
         if is_warm:
             self.drafted()

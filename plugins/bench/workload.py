@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from attrs import evolve
 from augury.cli.prompts import Prompt, prompts_of_lines, read_prompts
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
+from augury.plugins.bench.spec_bench import SPEC_BENCH, read_spec_bench
 
-__all__ = ["DEFAULT", "add_workload_flag", "builtin_workload", "digest", "prompts_to_compare", "read_workload"]
+__all__ = ["DEFAULT", "add_workload_flag", "builtin_workload", "digest", "prompts_to_compare", "read_workload", "with_answers"]
 
 DEFAULT = "those of standard input, if any, or else a small workload"  # where `prompts_to_compare` finds them
 
@@ -28,10 +29,10 @@ def add_workload_flag(group: Any) -> None:
     group.add_argument(
         "--workload",
         action="append",
-        type=Path,
         default=[],
         metavar="FILE",
-        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
+        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens", or '
+        f"{SPEC_BENCH}:FILE, a copy of Spec-Bench's questions; repeats",
     )
 
 
@@ -58,15 +59,37 @@ def read_workload(path: str | Path) -> list[Prompt]:
     """The prompts of a file of JSON lines, such as `{"id": "a", "category": "writing", "prompt": "Once"}`.
 
     Each line has one of `prompt` (a text), `messages` and `tokens` (ids); what else it has are parameters of the request.
-    Without an id a prompt has its number's, without a category it belongs to `all`.
+    Without an id a prompt has its number's, without a category it belongs to `all`. A message of the assistant without content,
+    between others, stands for what the model itself answers there; see `with_answers`.
+
+    Args:
+        path: The file; `spec-bench:FILE` is a copy of the questions of Spec-Bench.
 
     Raises:
         AuguryError: The file cannot be read, or a line is something else.
     """
-    prompts = _labelled(prompts_of_lines(read_text(path), str(path)))
+    name, _, rest = str(path).partition(":")
+    prompts = _labelled(read_spec_bench(rest) if name == SPEC_BENCH else prompts_of_lines(read_text(path), str(path)))
     if not prompts:
         raise AuguryError(f"{path}: there is no prompt in it")
     return prompts
+
+
+def with_answers(messages: Sequence[Mapping[str, Any]], answer: Callable[[list[Any]], str]) -> list[Any]:
+    """A conversation with the answers in it that it leaves to the model: messages of the assistant without content.
+
+    >>> with_answers([{"role": "user", "content": "Hi"}, {"role": "assistant"}], lambda before: f"{len(before)} heard")
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': '1 heard'}]
+
+    Args:
+        messages: Of the conversation.
+        answer: What the model answers to messages.
+    """
+    filled: list[Any] = []
+    for message in messages:
+        is_open = message.get("role") == "assistant" and message.keys() == {"role"}
+        filled.append({**message, "content": answer(filled)} if is_open else message)
+    return filled
 
 
 def digest(prompts: Iterable[Prompt]) -> str:

@@ -26,9 +26,8 @@ from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.server_runner import ServerRunner
-from augury.plugins.bench.workload import prompts_to_compare
+from augury.plugins.bench.workload import prompts_to_compare, with_answers
 from augury.text.chat_template import ChatTemplate, prompt_ids
-from augury.text.tokenizer import Tokenizer
 
 __all__ = ["run_prompts"]
 
@@ -44,13 +43,15 @@ def run_prompts(args: argparse.Namespace) -> int:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token is timed with the prompt")
     path = resolve(args.model, args.registry, Progress())
     facts: dict[str, Any] = {}
+    ids: dict[str, list[int]] = {}
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
 
     @contextmanager
     def sides() -> Iterator[tuple[Callable[[Prompt], Answer], Callable[[Prompt], Answer]]]:
         with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
-            ids = _token_ids(args, path, engine.tokenizer, prompts)
+            if not ids:
+                ids.update(_token_ids(args, path, engine, prompts, n_predict))
             yield (
                 lambda prompt: _answer(engine, ids[prompt.id], n_predict),
                 lambda prompt: server.answer(ids[prompt.id], n_predict),
@@ -75,16 +76,20 @@ def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
 
 
 def _token_ids(
-    args: argparse.Namespace, path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]
+    args: argparse.Namespace, path: Path, engine: Engine, prompts: Sequence[Prompt], n_predict: int
 ) -> dict[str, list[int]]:
     """Token ids by the prompts' ids: the same for both programs, however each would tokenize the text."""
+    tokenizer = engine.tokenizer
     with ModelFile.open(path, overrides_of(args)) as file:
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    plain: dict[str, Any] = {"max_tokens": n_predict, "temperature": 0.0, "speculative": {"type": "none"}}
     found = {}
     for prompt in prompts:
         given = prompt.arguments()
         context = {"tools": given.get("tools"), "kwargs": given.get("chat_template_kwargs")}
-        found[prompt.id] = list(prompt_ids(given.get("prompt"), given.get("messages"), tokenizer, template, **context))
+        if (messages := given.get("messages")) is not None:
+            messages = with_answers(messages, lambda before: engine.generate(messages=before, **plain).text)
+        found[prompt.id] = list(prompt_ids(given.get("prompt"), messages, tokenizer, template, **context))
     return found
 
 

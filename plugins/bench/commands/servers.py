@@ -26,7 +26,7 @@ from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_load import Load, median_of, run_load
-from augury.plugins.bench.workload import digest, prompts_to_compare
+from augury.plugins.bench.workload import digest, prompts_to_compare, with_answers
 
 __all__ = ["CLIENTS", "run_servers"]
 
@@ -88,10 +88,17 @@ def _turns(ours: str, theirs: str, bodies: Sequence[dict[str, Any]], n_clients: 
 def _body(ours: str, prompt: Prompt, n_predict: int) -> dict[str, Any]:
     """A request that both servers take: conversations are written by augury's chat template."""
     given = prompt.arguments()
-    if "messages" in given:
-        text = _post(f"{ours}/apply-template", {"messages": given["messages"]})["prompt"]
+    if "messages" not in given:
+        return {"prompt": given["prompt"], "n_predict": n_predict, **_GREEDY}
+
+    def asked(messages: list[Any]) -> dict[str, Any]:
+        text = _post(f"{ours}/apply-template", {"messages": messages})["prompt"]
         return {"prompt": text, "n_predict": n_predict, **_GREEDY}
-    return {"prompt": given["prompt"], "n_predict": n_predict, **_GREEDY}
+
+    def answer(messages: list[Any]) -> str:
+        return str(_post(f"{ours}/completion", {**asked(messages), "ignore_eos": False})["content"])
+
+    return asked(with_answers(given["messages"], answer))
 
 
 def _as_json(n_clients: int, loads: Mapping[str, Sequence[Load]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Plain and drafted runs beside each other, on a tiny model."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from oracles.models import tiny_model
@@ -112,3 +113,32 @@ def test_the_model_goes_by_its_own_name(runs):
 def test_without_an_engine_it_says_so(runs):
     with pytest.raises(AuguryError, match="prepare"):
         runs.plain()
+
+
+class Talker:
+    """An engine that answers with a number, and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked, self.config, self.info = [], {}, SimpleNamespace(name="talker")
+
+    def submit(self, **params):
+        self.asked.append(
+            (params["speculative"], params.get("max_tokens"), [each.get("content") for each in params["messages"]])
+        )
+        return SimpleNamespace(result=lambda: SimpleNamespace(text=f"answer {len(self.asked)}"))
+
+    def close(self):
+        pass
+
+
+def test_answers_that_a_conversation_leaves_open_are_written_once_and_plainly():
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
+    engines = [Talker(), Talker()]
+    waiting = list(engines)
+    runs = PairedRuns(lambda: waiting.pop(0), PARAMS, Prompt(messages=chat))
+    for _ in engines:
+        runs.prepare(is_warm=False)
+    (answer, warm_up), (again,) = (each.asked for each in engines)
+    assert answer == ({"type": "none"}, 48, ["a"])
+    assert warm_up == again == ({"type": "none"}, 8, ["a", "answer 1", "b"])
+    assert runs.plain().text == "answer 2"

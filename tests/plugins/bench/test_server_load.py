@@ -8,7 +8,9 @@ import pytest
 from commands import here, run
 from servers import serving
 
+from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
+from augury.plugins.bench.commands import servers
 from augury.plugins.bench.server_load import Asked, Load, ask, run_load
 
 ANSWERS = {  # lines that are streamed, by prompt
@@ -104,3 +106,19 @@ def test_two_servers_are_compared_by_what_their_clients_see(capsys):
 def test_what_does_not_go_together_is_told(capsys, words, told):
     code, _, err = run(capsys, "bench", *here(), *words)
     assert (code, told in err) == (2, True)
+
+
+def test_both_servers_are_asked_for_what_follows_our_own_answers(monkeypatch):
+    asked = []
+
+    def post(url, body):
+        asked.append((url, body))
+        texts = [message["content"] for message in body.get("messages", ())]
+        return {"prompt": "|".join(texts)} if url.endswith("/apply-template") else {"content": f"to {body['prompt']}"}
+
+    monkeypatch.setattr(servers, "_post", post)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
+    body = servers._body("http://x", Prompt(messages=chat), 7)
+    assert (body["prompt"], body["n_predict"], body["ignore_eos"]) == ("a|to a|b", 7, True)
+    assert [url for url, _ in asked] == ["http://x/apply-template", "http://x/completion", "http://x/apply-template"]
+    assert asked[1][1]["ignore_eos"] is False, "the answer in a conversation has an end"

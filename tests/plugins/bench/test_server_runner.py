@@ -3,12 +3,15 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from augury.cli.command_line import main
+from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
+from augury.plugins.bench.commands import prompts
 from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
 from augury.plugins.bench.timing import Measurement
 
@@ -158,6 +161,16 @@ def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, ask
     assert prompt.split()[:2] == ["all", "prompt"]
     assert generation.split()[:2] == ["all", "generation"]
     assert "all 8" in notes[0]
+
+
+def test_both_programs_answer_what_follows_our_own_answers(monkeypatch):
+    asked, chat = [], [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
+    monkeypatch.setattr(prompts, "prompt_ids", lambda prompt, messages, *_, **__: [each["content"] for each in messages])
+    answer = SimpleNamespace(text="c")
+    engine = SimpleNamespace(tokenizer=None, generate=lambda **params: asked.append(params) or answer)
+    ids = prompts._token_ids(SimpleNamespace(override_kv=[]), MODEL, engine, [Prompt(messages=chat, id="x")], 7)
+    assert ids == {"x": ["a", "c", "b"]}
+    assert [(params["max_tokens"], params["speculative"]) for params in asked] == [(7, {"type": "none"})]
 
 
 def test_where_either_drafts_both_start_anew_for_every_pair(program, monkeypatch, capsys, tmp_path):
