@@ -372,7 +372,7 @@ def test_several_threads_close_while_others_submit():
     waiting = [engine.submit(prompt, **GREEDY).result for prompt in PROMPTS]
     threading.Timer(0.05, gate.open).start()
     *found, first, second, third, fourth = outcomes([*waiting, close, close, submit, submit])
-    assert {each.finish_reason for each in found} <= {"cancelled", "length"}
+    assert {each.finish_reason for each in found} <= {"cancelled", "context"}  # the latter where closing threads begin late
     assert first == second == [("close",)] * 2  # both return when everything is given back
     assert all(isinstance(each, AuguryError) and "engine is closed" in str(each) for each in (third, fourth))
 
