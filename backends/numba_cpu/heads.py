@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.kernels.head import Preparation
+from augury.backends.numba_cpu.kernels.struct import table
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
@@ -39,9 +40,17 @@ class Ways:
         factors = 0
         if (temperature := self.temperature) is not None:
             factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
-        fields = [bits(self.clamp or 0.0), weights.norm(self.norm), turns, n_pairs, is_interleaved, self.is_rope_first, factors]
-        fields.append(offset)
-        return arena.shared(("ways", *fields), lambda: np.array(fields, np.int64), "scratch")
+        ways = Preparation(
+            limit=self.clamp or 0.0,
+            norm=weights.norm(self.norm),
+            turns=turns,
+            n_pairs=n_pairs,
+            is_interleaved=is_interleaved,
+            is_turned_first=self.is_rope_first,
+            factors=factors,
+            offset=offset,
+        )
+        return arena.shared(ways, lambda: table([ways]), "scratch")
 
 
 def turns_key(rope: Rope) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.struct import dtype, view
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["NarrowOutput", "NarrowOutputs", "NarrowPass"]
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
-_OPERAND = 2  # of a record, in int64: where its entries lie
+_ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of what treats all of the logits, see `CapLogits`
 
 
 @frozen(eq=False)
@@ -68,14 +69,15 @@ def _narrowed(program: Program, panels: np.ndarray) -> Program:
     is_first = np.diff(panels, prepend=-2) != 1
     places = np.flatnonzero(is_first)  # of the runs' first panels, among all
     firsts, sizes = panels[places], np.diff(places, append=len(panels))
-    entries = np.repeat(program.logits, len(places) + 1, axis=0)  # one more for whoever treats all of the logits
-    entries[:-1, step.FIRST // 8], entries[:-1, step.N_PANELS // 8] = firsts, sizes
-    entries[-1, step.ROW_COUNT // 8] = step.PANEL_ROWS * len(panels)
+    entries = np.repeat(program.logits, len(places) + 1)  # one more for whoever treats all of the logits
+    entries["first"][:-1], entries["n_panels"][:-1] = firsts, sizes
+    entries["n_rows"][-1] = step.PANEL_ROWS * len(panels)
     records = program.records.copy()
-    is_output = records[:, _OPERAND] == program.logits.ctypes.data
-    is_product = is_output & (records[:, 0] == address(step.multiply))
-    records[is_output, _OPERAND] = entries[-1:].ctypes.data
-    records[is_product, _OPERAND : _OPERAND + 3] = entries.ctypes.data, len(places), len(panels)
+    for i in np.flatnonzero(records[:, _ENTRIES] == program.logits.ctypes.data):
+        record = view(records[i], step.Multiply)
+        record["entries"] = entries[-1:].ctypes.data
+        if record["kernel"] == address(step.multiply):
+            record["entries"], record["n_entries"], record["n_panels"] = entries.ctypes.data, len(places), len(panels)
     return attrs.evolve(program, records=records, logits=entries, places=_PANEL_BYTES * np.append(places - firsts, 0))
 
 

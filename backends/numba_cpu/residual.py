@@ -148,8 +148,8 @@ class TapeStreams:
                 post, comb = 0, -1
             case AllStreams():
                 for y, _ in tape.take_left():
-                    rows = (*self._place(self._all), y, 0, self._all.width, int(self._private), bits(1.0))
-                    tape.add(Work("adding rows"), step.add_rows, *rows, is_private=self._private)
+                    rows = {"x": self._all, "y": Rows(y, 0, self._all.width), "size": self._all.width}
+                    tape.add(Work("adding rows"), step.add_rows, **rows, factor=1.0, is_private=self._private)
                 return
             case _:
                 return

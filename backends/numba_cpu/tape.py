@@ -11,7 +11,8 @@ from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
-from augury.backends.numba_cpu.memory import bits, memory_at, up
+from augury.backends.numba_cpu.kernels.struct import dtype, table, view
+from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Turn
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
 RECORD = 16  # int64
-_FROM, _TO = 2, 4  # of a record that copies rows
 
 
 @frozen
@@ -96,6 +96,13 @@ class Space:
         return self._named[name]
 
 
+def record_of(kernel: Any, **fields: Any) -> list[int]:
+    """The record of a kernel, RECORD int64: a barrier follows unless its field `is_private` says otherwise."""
+    record = kernel.structs["record"](kernel=address(kernel), waits=not fields.get("is_private", False), **fields)
+    written = table([record]).view(np.int64)
+    return [*written.tolist(), *[0] * (RECORD - len(written))]
+
+
 @frozen(eq=False)
 class Program:
     """A tape to run: its records, and what is written into it before every pass.
@@ -103,7 +110,7 @@ class Program:
     Attributes:
         records: (n_records, 16) int64, see `kernels/team.py`.
         works: What each record does.
-        logits: (m, 12) the entries of the output matrix, where the address of the logits is to be put.
+        logits: (m,) `step.Entry` of the output matrix, where the address of the logits is to be put.
         places: (m,) int64, what each entry adds to that address, in bytes; or 0.
         features: Which record copies which feature.
         hidden: Which record copies the hidden states that x is to begin with, if any does.
@@ -118,14 +125,14 @@ class Program:
 
     def write_to(self, address: int) -> None:
         """Say where the logits go."""
-        self.logits[:, step.Y // 8] = address + self.places
+        self.logits["y"] = address + self.places
 
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
         """Itself, told where hidden states come from and features go to, (n, E) float32 each: the rows from `start` on."""
         if hidden is not None:
-            self.records[self.hidden, _FROM] = hidden[start:].ctypes.data
+            view(self.records[self.hidden], step.CopyRows)["x"]["address"] = hidden[start:].ctypes.data
         for name, values in features.items():
-            self.records[self.features[name], _TO] = values[start:].ctypes.data
+            view(self.records[self.features[name]], step.CopyRows)["y"]["address"] = values[start:].ctypes.data
         return self
 
 
@@ -147,7 +154,7 @@ class Tape:
         self.buffers = buffers
         self.space = space
         self.y = buffers["y"]
-        self.logits = np.empty((1, step.ENTRY_BYTES // 8), np.int64)  # without an output nobody reads it
+        self.logits = np.empty(1, dtype(step.Entry))  # without an output nobody reads it
         self._arena = arena
         self._rows: list[list[int]] = []
         self._works: list[Work] = []
@@ -171,13 +178,23 @@ class Tape:
     def give_features(self, name: str, rows: Rows) -> None:
         """Write that rows go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
-        operands = (rows.address, rows.stride, 0, 0, rows.width, 0)
-        self.add(Work("features"), step.copy_rows, *operands, is_private=self.space.is_private)
+        self.add(Work("features"), step.copy_rows, x=rows, y=Rows(0, 0, rows.width), size=rows.width, is_private=False)
+        self.waits = not self.space.is_private
 
-    def add(self, work: Work, kernel: Any, *operands: int, is_private: bool = False) -> None:
-        """Write a record; a barrier follows unless every thread goes on with what is its own."""
+    def add(self, work: Work, kernel: Any, *operands: int, **fields: Any) -> None:
+        """Write the record of a kernel; a barrier follows unless its threads go on with what is their own.
+
+        Args:
+            work: What it does.
+            kernel: What computes it.
+            operands: Fields by position, where the kernel has no struct for its record.
+            fields: Of the kernel's record, all but those of `Record`.
+        """
         self._works.append(work)
-        row = [address(kernel), int(not is_private), *operands]
+        if not operands:
+            self._rows.append(record_of(kernel, **fields))
+            return
+        row = [address(kernel), int(not fields.get("is_private", False)), *operands]
         self._rows.append(row + [0] * (RECORD - len(row)))
 
     @property
@@ -229,16 +246,13 @@ class Tape:
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
         x, private = self.space.x, self.space.is_private
-        operands = (x.address, x.stride, y.address, y.stride, x.width, int(private), bits(factor))
-        self.add(Work("adding rows"), step.add_rows, *operands, is_private=private)
+        self.add(Work("adding rows"), step.add_rows, x=x, y=y, size=x.width, factor=factor, is_private=private)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with what blocks left, is multiplied by a number."""
         self.norm_x(None)
         x, private = self.space.x, self.space.is_private
-        self.add(
-            Work("scaling rows"), step.scale_rows, x.address, x.stride, x.width, int(private), bits(factor), is_private=private
-        )
+        self.add(Work("scaling rows"), step.scale_rows, x=x, size=x.width, factor=factor, is_private=private)
 
     def begin_other(self, other: Rows, first: Vector) -> None:
         """Write that all rows of the second residual stream are a vector."""
@@ -260,21 +274,32 @@ class Tape:
         self._copy(step.copy_rows, rows, to)
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
-        operands = (rows.address, rows.stride, to.address, to.stride, rows.width, int(self.space.is_private))
-        self.add(Work("copying rows"), kernel, *operands, is_private=self.space.is_private)
+        self.add(Work("copying rows"), kernel, x=rows, y=to, size=rows.width, is_private=self.space.is_private)
 
     def prepare(self, rows: int, ld: int, n_parts: int, size: int, ways: int) -> None:
         """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""
-        self.add(Work("norm"), prepare_rows, address(prepare_head), rows, 4 * ld, n_parts, size, ways)
+        to = {"x": rows, "stride": 4 * ld, "n_parts": n_parts, "size": size}
+        self.add(Work("norm"), prepare_rows, prepare_head=address(prepare_head), **to, ways=ways)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights
         pending = self._pending or ([] if norm is None else [(0, None)])
         for i, (y, post) in enumerate(pending):
-            added = (y, up(x.width, step.PANEL_ROWS), weights.norm(post))
-            is_last = i == len(pending) - 1
-            to = (weights.norm(norm) if is_last else 0, x.width, out.address, out.stride, int(private), int(is_output))
-            self.add(Work("norm"), step.add_norm, x.address, x.stride, *added, *to, is_private=private and not waits)
+            last = norm if i == len(pending) - 1 else None
+            self.add(
+                Work("norm"),
+                step.add_norm,
+                x=x,
+                y=y,
+                ldy=up(x.width, step.PANEL_ROWS),
+                y_norm=weights.norm(post),
+                norm=weights.norm(last),
+                size=x.width,
+                out=out,
+                is_private=private,
+                is_output=is_output,
+            )
+            self.waits = waits or not private
         self._pending = []
 
     def multiply(
@@ -289,33 +314,42 @@ class Tape:
         entries = self.entries(x, products, is_output=is_output)
         matrices = [self.weights.matrix(linear) for linear, _ in products]
         n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
-        self.add(work, step.multiply, entries.ctypes.data, len(entries), n_panels, int(is_output))
+        places = {"entries": entries.ctypes.data, "n_entries": len(entries), "n_panels": n_panels}
+        self.add(work, step.multiply, **places, is_output=is_output)
         return entries
 
     def entries(self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
-        """Quantise x as the matrices need it, unless it is so, and make what `step.multiply` reads of each: (m, 12) int64."""
+        """Quantise x as the matrices need it, unless it is so, and make the `step.Entry` of each: (m,)."""
         operands: dict[str, Rows] = {}
         for linear, _ in products:
             if (activation := self.weights.activation(linear)) not in operands:
                 kind = self.weights.matrix(linear).kind
                 operands[activation] = x if x.is_operand else self._quantize(x, activation, kind, is_output=is_output)
-        entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
-        for entry, (linear, y) in zip(entries, products, strict=True):
-            matrix = self.weights.matrix(linear)
-            operand = operands[self.weights.activation(linear)]
-            kernel = self.weights.address(matrix.kind, "matmul")
-            entry[:11] = [
-                *(kernel, matrix.address, operand.address, operand.stride, y, matrix.n_cols, matrix.n_panels),
-                *(step.PANEL_ROWS * matrix.n_panels, self.weights.bias(linear), linear.n_out, bits(linear.scale)),
-            ]
+        entries = table([self._entry(linear, operands[self.weights.activation(linear)], y) for linear, y in products])
         self._arena.keep(entries, "scratch")
         return entries
+
+    def _entry(self, linear: Linear, operand: Rows, y: int) -> step.Entry:
+        matrix = self.weights.matrix(linear)
+        return step.Entry(
+            kernel=self.weights.address(matrix.kind, "matmul"),
+            weights=matrix.address,
+            x=operand,
+            y=y,
+            n_cols=matrix.n_cols,
+            n_panels=matrix.n_panels,
+            ldy=step.PANEL_ROWS * matrix.n_panels,
+            bias=self.weights.bias(linear),
+            n_rows=linear.n_out,
+            scale=linear.scale,
+            first=0,
+        )
 
     def _quantize(self, x: Rows, activation: str, kind: str, *, is_output: bool) -> Rows:
         """Make operands of the matrix kernels of rows x."""
         out, private = self.space.operand(activation, x.width), self.space.is_private
         kernel = self.weights.address(kind, "quantize")
-        places = (x.address, x.stride, out.address, out.stride, x.width, n_blocks(x.width))
+        rows = {"x": x, "out": out, "size": x.width, "n_blocks": n_blocks(x.width)}
         work = Work("quantising activations")
-        self.add(work, step.quantize, kernel, *places, int(private), int(is_output), is_private=private)
+        self.add(work, step.quantize, quantize=kernel, **rows, is_private=private, is_output=is_output)
         return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,11 +10,12 @@ from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.heads import Ways
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, add_rows, scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, TOKENS
-from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.kernels.struct import nested, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, TOKENS, Record, ThreadRows, own
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
@@ -22,7 +23,6 @@ from augury.blocks import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
@@ -32,27 +32,51 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddingEmitter"]
 
 
-@kernel
-def embed(record: int, state: int, thread: int, n_threads: int) -> None:
-    """x[t] = scale * W[id t]. Operands: kernel, W, E, x, stride, is_private, scale, offset of the ids' address in the state."""
-    size = get_i64(record + 32)
-    x = get_i64(record + 40) + thread * get_i64(record + 48)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 56))
-    scale = splat_f32(np.float32(get_f64(record + 64)))
+@struct
+class Embed(Record):
+    """Operands of `embed`."""
+
+    embed: int  # address of a kernel, see `MatmulKernel.embed`
+    weights: int  # address of the packed matrix
+    size: int  # E
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    is_private: bool
+    scale: float
+    ids_at: int  # offset into the state, of the ids' address
+
+
+@kernel(record=Embed)
+def embed(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """x[t] = scale * W[id t]."""
+    size, x = record.size, own(record.x, thread)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    scale = splat_f32(np.float32(record.scale))
     for t in range(first, end):
         row = x + 4 * t * size
-        row_id = get_i64(get_i64(state + get_i64(record + 72)) + 8 * t)
-        invoke(get_i64(record + 16), (get_i64(record + 24), row_id, size, row, scratch_of(state, thread)))
+        row_id = get_i64(get_i64(state + record.ids_at) + 8 * t)
+        invoke(record.embed, (record.weights, row_id, size, row, scratch_of(state, thread)))
         for index in range(0, size, 16):
             left = size - index
             store_part(row + 4 * index, mul(load_part(row + 4 * index, left), scale), left)
 
 
-@kernel
-def add_rows_of_table(record: int, state: int, thread: int, n_threads: int) -> None:
-    """E = scale * (e + factor * row). Operands: e, floats of a row, rows of the table, their size, scale, factor."""
-    e, ld, rows, size = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    scale, factor = splat_f32(np.float32(get_f64(record + 48))), splat_f32(np.float32(get_f64(record + 56)))
+@struct
+class AddRowsOfTable(Record):
+    """Operands of `add_rows_of_table`."""
+
+    e: int  # (n, ld) float32, address
+    ld: int
+    rows: int  # (n, size) float32 of the table, address
+    size: int
+    scale: float
+    factor: float
+
+
+@kernel(record=AddRowsOfTable)
+def add_rows_of_table(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """E = scale * (e + factor * row)."""
+    e, ld, rows, size = record.e, record.ld, record.rows, record.size
+    scale, factor = splat_f32(np.float32(record.scale)), splat_f32(np.float32(record.factor))
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -103,12 +127,13 @@ class EmbeddingEmitter(Emitter):
         tape.multiply("inputs of layers", tape.space.x, ((inputs.projection, e),))
         tape.prepare(e, ld, size // inputs.norm.size, inputs.norm.size, self._ways)
         self._look_up(tape, inputs.table, rows, TOKENS, is_private=False)
-        operands = (e, ld, rows.address, size, bits(inputs.scale), bits(inputs.table_scale))
-        tape.add(Work("inputs of layers"), add_rows_of_table, *operands)
+        operands = {"e": e, "ld": ld, "rows": rows.address, "size": size, "scale": inputs.scale, "factor": inputs.table_scale}
+        tape.add(Work("inputs of layers"), add_rows_of_table, **operands)
 
     @staticmethod
     def _look_up(tape: Tape, table: Linear, to: Rows, ids: int, scale: float = 1.0, *, is_private: bool | None = None) -> None:
         """Write that rows of a matrix are looked up; every thread for itself where its rows are its own."""
         matrix, private = tape.weights.matrix(table), tape.space.is_private if is_private is None else is_private
-        operands = (tape.weights.address(matrix.kind, "embed"), matrix.address, table.n_in, to.address, to.stride)
-        tape.add(Work("embedding"), embed, *operands, int(private), bits(scale), ids, is_private=private)
+        rows = {"weights": matrix.address, "size": table.n_in, "x": to, "is_private": private}
+        kernel = tape.weights.address(matrix.kind, "embed")
+        tape.add(Work("embedding"), embed, embed=kernel, **rows, scale=scale, ids_at=ids)

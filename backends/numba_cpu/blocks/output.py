@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.step import LDY, ROW_COUNT, Y, gather_rows
-from augury.backends.numba_cpu.kernels.team import N_ROWS
-from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.kernels.step import Entry, gather_rows
+from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_ROWS, Record
 from augury.backends.numba_cpu.profile import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Output
@@ -28,12 +27,20 @@ __all__ = ["OutputEmitter"]
 _RUN = 1024  # logits that a thread takes at once
 
 
-@kernel
-def cap_logits(record: int, state: int, thread: int, n_threads: int) -> None:
-    """Logits l → cap * tanh(l / cap). Operands: the entry of the matrix that made them, cap."""
-    entry, cap = get_i64(record + 16), get_f64(record + 24)
+@struct
+class CapLogits(Record):
+    """Operands of `cap_logits`."""
+
+    entry: Any = pointer_to(Entry)  # of the matrix that made them; the first field, as of `Multiply`
+    cap: float
+
+
+@kernel(record=CapLogits)
+def cap_logits(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """Logits l → cap * tanh(l / cap)."""
+    entry, cap = record.entry, record.cap
     top, inverse = splat_f32(np.float32(cap)), splat_f32(np.float32(1 / cap))
-    y, ld, size = get_i64(entry + Y), get_i64(entry + LDY), get_i64(entry + ROW_COUNT)
+    y, ld, size = entry.y, entry.ldy, entry.n_rows
     n_runs = (size + _RUN - 1) // _RUN
     n_items = get_i64(state + N_ROWS) * n_runs
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
@@ -61,4 +68,4 @@ class OutputEmitter(Emitter):
         rows = tape.norm(self.block.norm, is_output=True)
         tape.logits = tape.multiply("output", rows, ((self.block.weight, 0),), is_output=True)
         if self.block.softcap is not None:
-            tape.add(Work("capping logits"), cap_logits, tape.logits.ctypes.data, bits(self.block.softcap))
+            tape.add(Work("capping logits"), cap_logits, entry=tape.logits.ctypes.data, cap=self.block.softcap)

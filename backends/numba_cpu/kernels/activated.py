@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,12 +22,16 @@ from augury.backends.numba_cpu.kernels.activation import (
     xielu,
 )
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, put_f32, splat_f32, sub, zero_f32
-from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, PANEL_ROWS, Y, claim, multiply_panels, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_panels, share
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
 
-__all__ = ["FUNCTIONS", "activate_kernel", "multiply_activated_kernel"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["FUNCTIONS", "Activating", "Constants", "activate_kernel", "constants_of", "multiply_activated_kernel"]
 
 FUNCTIONS = {
     "silu": (silu, as_it_is),
@@ -47,25 +51,72 @@ _NEAR = 4096  # tokens times panels of gate and as many of up that are activated
 _TOGETHER = 8  # panels that products of many tokens take together
 
 
+@struct
+class Constants:
+    """Constants of an activation, in the order of `augury.blocks.Activation`; the rest is 0."""
+
+    a: float
+    b: float
+    c: float
+    d: float
+
+
+def constants_of(numbers: Sequence[float]) -> Constants:
+    """The constants of an activation that has so many."""
+    return Constants(**dict.fromkeys("abcd", 0.0) | dict(zip("abcd", numbers, strict=False)))
+
+
+@struct
+class Activating:
+    """What kernels know of an activation beside its function."""
+
+    divisors: int  # (n_rows,) float32 of what is activated, address; 0: none
+    limit: float  # of gate and up, where the kernel has one
+    constants: Any = nested(Constants)
+
+
+@struct
+class Activate(Record):
+    """Operands of `activate_kernel`'s kernels."""
+
+    x: Any = nested(StridedRows)  # (n, size) float32
+    up: Any = nested(StridedRows)  # (n, size) float32, where the kernel multiplies by it
+    out: Any = nested(StridedRows)
+    activation: Any = nested(Activating)
+    size: int
+
+
+@struct
+class MultiplyActivated(Record):
+    """Operands of `multiply_activated_kernel`'s kernels."""
+
+    entries: Any = pointer_to(Entry)  # of gate and up, or of up
+    n_panels: int  # of one
+    out: int  # (n, n_rows) float32, or operands that `quantize` makes, address
+    n_rows: int
+    activation: Any = nested(Activating)
+    quantize: int  # address of a kernel, see `MatmulKernel.quantize`; 0: none
+    block_bytes: int  # of an operand's block of one token
+
+
 def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
-    """Make what becomes of products: (gate, address of up, address of divisors or 0, how many are left, limit, record)."""
+    """Make what becomes of products: (gate, address of up, address of divisors or 0, how many are left, limit, constants)."""
     (bend, of_up), is_capped, is_xielu = FUNCTIONS[activation], activation == "situ", activation == "xielu"
 
     @helper
-    def bent(value: Any, record: int) -> Any:
+    def bent(value: Any, constants: Any) -> Any:
         """What becomes of a gate."""
         if is_xielu:
-            slope, eps = get_f64(record + 88), get_f64(record + 96)
-            return xielu(value, get_f64(record + 72), get_f64(record + 80), slope, eps)
+            return xielu(value, constants.a, constants.b, constants.c, constants.d)
         if is_capped:
-            return mul(bend(value), capped(value, get_f64(record + 72)))
+            return mul(bend(value), capped(value, constants.a))
         return bend(value)
 
     @helper
-    def activated(value: Any, up: int, divisors: int, left: int, limit: Any, record: int) -> Any:
+    def activated(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
         if is_limited and not limits_activated:
             value = minimum(limit, value)  # what comes second stays where it is NaN
-        value = bent(value, record)
+        value = bent(value, constants)
         if is_limited and limits_activated:
             value = minimum(limit, value)
         if divisors != 0:
@@ -73,7 +124,7 @@ def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_acti
         if is_gated:
             other = load_part(up, left)
             if is_capped:
-                other = capped(other, get_f64(record + 80))
+                other = capped(other, constants.b)
             if is_limited:
                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
             value = mul(value, of_up(other))
@@ -82,24 +133,23 @@ def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_acti
     return activated
 
 
-def _named(function: Any, name: str, *, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
+def _named(
+    function: Any, record: type, name: str, *, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool
+) -> Any:
     limits = ("_limited" + "_activated" * limits_activated) * is_limited
     function.__name__ = function.__qualname__ = f"{'gated' if is_gated else 'plain'}_{activation}{limits}{name}"
-    return kernel(function)
+    return kernel(function, record=record)
 
 
 @cache
 def activate_kernel(**of: Any) -> Any:
-    """The kernel that sends rows through an activation: out = activation(x) / divisors * up.
-
-    Operands: x, floats of a row, up, likewise, out, divisors (or 0), limit, four constants, floats of a row of out, values.
-    """
+    """The kernel that sends rows through an activation: out = activation(x) / divisors * up."""
     activated, is_gated = _activated(**of), of["is_gated"]
 
-    def activate(record: int, state: int, thread: int, n_threads: int) -> None:
-        x, ldx, up, ldu = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-        out, ldo, size, divisors = get_i64(record + 48), get_i64(record + 104), get_i64(record + 112), get_i64(record + 56)
-        limit = splat_f32(np.float32(get_f64(record + 64)))
+    def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
+        x, ldx, up, ldu = record.x.address, record.x.stride, record.up.address, record.up.stride
+        out, ldo, size, divisors = record.out.address, record.out.stride, record.size, record.activation.divisors
+        limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
         first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
         for t in range(first, end):
             for index in range(0, size, 16):
@@ -108,34 +158,30 @@ def activate_kernel(**of: Any) -> Any:
                     other = up + 4 * (t * ldu + index)
                 if divisors != 0:
                     divisor = divisors + 4 * index
-                value = activated(load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, record)
+                value = activated(load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, constants)
                 store_part(out + 4 * (t * ldo + index), value, left)
 
-    return _named(activate, "", **of)
+    return _named(activate, Activate, "", **of)
 
 
 @cache
 def multiply_activated_kernel(**of: Any) -> Any:
-    """The kernel that makes products and activates them where they are still near: activation(gate) / divisors * up.
-
-    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both,
-    four constants of the activation, the kernel that makes operands of what comes out (or 0, for rows), bytes of a block of
-    a token.
-    """
+    """The kernel that makes products and activates them where they are still near: activation(gate) / divisors * up."""
     activated, is_gated = _activated(**of), of["is_gated"]
 
     @helper
-    def activate_panels(record: int, n: int, first: int, stop: int, gate: int, up: int, ldy: int) -> None:
+    def activate_panels(record: Any, n: int, first: int, stop: int, gate: int, up: int, ldy: int) -> None:
         """Activate the products of panels `first` to `stop`, (n, ldy) float32 each."""
-        out, n_rows, divisors = get_i64(record + 40), get_i64(record + 48), get_i64(record + 56)
-        quantize, n_bytes, before = get_i64(record + 104), get_i64(record + 112), 4 * PANEL_ROWS * first
-        limit, width = splat_f32(np.float32(get_f64(record + 64))), min(PANEL_ROWS * stop, n_rows) - PANEL_ROWS * first
+        out, n_rows, divisors = record.out, record.n_rows, record.activation.divisors
+        quantize, n_bytes, before = record.quantize, record.block_bytes, 4 * PANEL_ROWS * first
+        limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
+        width = min(PANEL_ROWS * stop, n_rows) - PANEL_ROWS * first
         for t in range(n):
             for index in range(0, width, 16):
                 place, left, divisor = 4 * (t * ldy + index), width - index, 0
                 if divisors != 0:
                     divisor = divisors + before + 4 * index
-                value = activated(load_part(gate + place, left), up + place, divisor, left, limit, record)
+                value = activated(load_part(gate + place, left), up + place, divisor, left, limit, constants)
                 if quantize == 0:
                     store_part(out + 4 * (t * n_rows + index) + before, value, left)
                 else:
@@ -145,22 +191,22 @@ def multiply_activated_kernel(**of: Any) -> Any:
         if quantize != 0:  # a panel of rows is a block of columns
             invoke(quantize, (gate, out + first * n * n_bytes, n, ldy, 0, (stop - first) * n))
 
-    def activate(record: int, state: int, thread: int, n_threads: int) -> None:
-        entry, n_panels, n, up = get_i64(record + 16), get_i64(record + 32), get_i64(state + N_TOKENS), 0
+    def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
+        entries, n_panels, n, up = record.entries, record.n_panels, get_i64(state + N_TOKENS), 0
         while True:
             start, end = claim(state, n_panels, n_threads)
             if start == end:
                 return
             step = min(max(_NEAR // n // _TOGETHER, 1) * _TOGETHER, end - start)
             ldy, own = PANEL_ROWS * step, 4 * PANEL_ROWS * start * n  # where a share has its products, some panels at a time
-            gate = get_i64(entry + Y) + own
+            gate = entries[0].y + own
             if is_gated:
-                up = get_i64(entry + ENTRY_BYTES + Y) + own
+                up = entries[1].y + own
             for first in range(start, end, step):
                 stop, before = min(first + step, end), 4 * PANEL_ROWS * first
-                multiply_panels(entry, first, stop, n, gate - before, ldy, state, thread)
+                multiply_panels(entries[0], first, stop, n, gate - before, ldy, state, thread)
                 if is_gated:
-                    multiply_panels(entry + ENTRY_BYTES, first, stop, n, up - before, ldy, state, thread)
+                    multiply_panels(entries[1], first, stop, n, up - before, ldy, state, thread)
                 activate_panels(record, n, first, stop, gate, up, ldy)
 
-    return _named(activate, "_products", **of)
+    return _named(activate, MultiplyActivated, "_products", **of)

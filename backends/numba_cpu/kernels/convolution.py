@@ -30,7 +30,7 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SEGMENTS, SEQUENCES
+from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, segments_at
 
 # Offsets into the record of a layer's convolution. Rows of x, the gates and y are so many floats apart; those of the state,
 # of what is saved and of what is kept aside are `WIDTH` floats: the channels, in whole vectors. 0 stands for no gate or bias.
@@ -48,7 +48,7 @@ def scratch_bytes(size: int, n_aside: int) -> int:
 @helper
 def list_rows(layer, segment, sequence, rows):
     """The addresses of a run's inputs: those of its state, accepted, certain, drafted before, drafted ones."""
-    first, n, slot = get_i64(segment), get_i64(segment + 8), get_i64(segment + 16)
+    first, n, slot = segment.first, segment.n, segment.slot
     stride, size, n_aside = 4 * get_i64(layer + WIDTH), get_i64(layer + SIZE), get_i64(layer + N_ASIDE)
     own, aside = get_i64(layer + STATE) + slot * (size - 1) * stride, get_i64(layer + ASIDE) + slot * n_aside * stride
     x, ldx, taken = get_i64(layer + X), 4 * get_i64(layer + LDX), get_i64(sequence + TAKEN)
@@ -102,14 +102,9 @@ def convolve(record, state, thread, n_threads):
     gate_in, gate_out, bias = get_i64(layer + GATE_IN), get_i64(layer + GATE_OUT), get_i64(layer + BIAS)
     n_aside, before, rows = get_i64(layer + N_ASIDE), size - 1, scratch_of(state, thread)
     for run in range(get_i64(state + N_SEGMENTS)):
-        segment = get_i64(state + SEGMENTS) + SEGMENT_BYTES * run
+        segment = segments_at(get_i64(state + SEGMENTS))[run]
         sequence = get_i64(state + SEQUENCES) + SEQUENCE_BYTES * run
-        first, n, slot, parents = (
-            get_i64(segment),
-            get_i64(segment + 8),
-            get_i64(segment + 16),
-            get_i64(segment + 24),
-        )
+        first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
         n_certain, save = get_i64(sequence + N_CERTAIN), get_i64(sequence + SAVE)
         own, saved = get_i64(layer + STATE) + slot * before * stride, get_i64(layer + SAVED) + slot * before * stride
         aside = get_i64(layer + ASIDE) + slot * n_aside * stride

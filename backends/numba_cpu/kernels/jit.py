@@ -32,6 +32,7 @@ from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
 from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
+from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
 
@@ -50,13 +51,20 @@ _PATIENCE_S = 120.0  # with another process that compiles the same kernel: many 
 _POLL_S = 0.02
 
 
-def kernel(function: Callable[..., None]) -> Any:
+def kernel(function: Callable[..., None] | None = None, **structs: type) -> Callable[..., Any]:
     """Compile `function`, whose arguments are all int64 and which returns nothing, when it is first used.
+
+    Args:
+        function: What is compiled; without it, the result is a decorator.
+        structs: By the name of an argument, which struct it is the address of.
 
     The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero
     gives what numpy gives), and is kept in the user's cache folder under its module and name, which must be unique.
     """
+    if function is None:
+        return partial(kernel, **structs)
     dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
+    dispatcher.structs = structs
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
     dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
     return dispatcher
@@ -115,7 +123,9 @@ def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -
 
 
 def _signature(compiled: Any) -> tuple[Any, ...]:
-    return (types.int64,) * compiled.py_func.__code__.co_argcount
+    code, structs = compiled.py_func.__code__, compiled.structs
+    names = code.co_varnames[: code.co_argcount]
+    return tuple(Pointer(structs[name]) if name in structs else types.int64 for name in names)
 
 
 @cache

@@ -1,6 +1,6 @@
 """The kernels of records that all kinds of blocks use: norms, and products with matrices.
 
-Each takes `(record, state, thread, n_threads)`; see `team.py`. Operands begin at offset 16 of a record, 8 bytes each.
+Each takes `(record, state, thread, n_threads)`; see `team.py`.
 
 What depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the tokens and
 a barrier follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes apart),
@@ -9,19 +9,29 @@ which is cheaper than a barrier while there are one or two tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import (
+    CLAIMED,
+    N_ROWS,
+    N_TOKENS,
+    ROWS,
+    SCRATCH,
+    SCRATCH_BYTES,
+    Record,
+    ThreadRows,
+    own,
+)
 
 PANEL_ROWS = 32
 _SHARES = 4  # of a matrix that each thread takes one after the other, so that a slower one takes fewer
-# Offsets into the entry of a matrix (see `multiply`).
-ENTRY_BYTES = 96
-KERNEL, WEIGHTS, X, X_STRIDE, Y, N_COLS, N_PANELS, LDY, BIAS, ROW_COUNT, SCALE, FIRST = (8 * field for field in range(12))
 
 
 @helper
@@ -38,21 +48,32 @@ def share(n, thread, n_threads, is_private):
     return n * thread // n_threads, n * (thread + 1) // n_threads
 
 
-@kernel
-def add_norm(record, state, thread, n_threads):
-    """X += y or its norm, where there is a y; out = norm(x), where there is a norm.
+@struct
+class AddNorm(Record):
+    """Operands of `add_norm`."""
 
-    Operands: x, stride, y (or 0), ldy, y's norm (or 0), norm (or 0), E, out, stride, is_private, rows. Where `rows` is 1, only
-    the rows whose logits are wanted are treated, and `out` has these alone.
-    """
-    x, y, ldy = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    post, norm, size = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64)
-    out = get_i64(record + 72) + thread * get_i64(record + 80)
-    is_gathered = get_i64(record + 96) != 0
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    y: int  # (n, ldy) float32, address of what is added to x; 0: nothing is
+    ldy: int
+    y_norm: int  # address, of y before it is added; 0: none
+    norm: int  # address, of x after it; 0: none
+    size: int  # E
+    out: Any = nested(ThreadRows)  # (n, E) float32, the norm of x
+    is_private: bool
+    is_output: bool  # only the rows whose logits are wanted are treated, and `out` has these alone
+
+
+@kernel(record=AddNorm)
+def add_norm(record, state, thread, n_threads):
+    """X += y or its norm, where there is a y; out = norm(x), where there is a norm."""
+    x, y, ldy = own(record.x, thread), record.y, record.ldy
+    post, norm, size = record.y_norm, record.norm, record.size
+    out = own(record.out, thread)
+    is_gathered = record.is_output != 0
     n = get_i64(state + N_TOKENS)
     if is_gathered:
         n = get_i64(state + N_ROWS)
-    first, end = share(n, thread, n_threads, get_i64(record + 88))
+    first, end = share(n, thread, n_threads, record.is_private)
     for i in range(first, end):
         t = i
         if is_gathered:
@@ -71,26 +92,36 @@ def add_norm(record, state, thread, n_threads):
                 normalise(source, what, to, size, 0, added)
 
 
-@kernel
+@struct
+class CopyRows(Record):
+    """Operands of `copy_rows` and `gather_rows`."""
+
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    y: Any = nested(ThreadRows)
+    size: int  # E
+    is_private: bool
+
+
+@kernel(record=CopyRows)
 def copy_rows(record, state, thread, n_threads):
-    """Copy x[t] to y[t]. Operands: x, stride, y, stride, E, is_private: whether the rows of y are a thread's own."""
-    size = get_i64(record + 48)
-    x = get_i64(record + 16) + thread * get_i64(record + 24)
-    y = get_i64(record + 32) + thread * get_i64(record + 40)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 56))
+    """Copy x[t] to y[t]."""
+    size = record.size
+    x = own(record.x, thread)
+    y = own(record.y, thread)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left, place = size - index, 4 * (t * size + index)
             store_part(y + place, load_part(x + place, left), left)
 
 
-@kernel
+@kernel(record=CopyRows)
 def gather_rows(record, state, thread, n_threads):
-    """Copy the rows of x whose logits are wanted to y, one after the other. Operands: x, stride, y, stride, E, is_private."""
-    size, rows = get_i64(record + 48), get_i64(state + ROWS)
-    x = get_i64(record + 16) + thread * get_i64(record + 24)
-    y = get_i64(record + 32) + thread * get_i64(record + 40)
-    first, end = share(get_i64(state + N_ROWS), thread, n_threads, get_i64(record + 56))
+    """Copy the rows of x whose logits are wanted to y, one after the other."""
+    size, rows = record.size, get_i64(state + ROWS)
+    x = own(record.x, thread)
+    y = own(record.y, thread)
+    first, end = share(get_i64(state + N_ROWS), thread, n_threads, record.is_private)
     for i in range(first, end):
         row = x + 4 * get_i64(rows + 8 * i) * size
         for index in range(0, size, 16):
@@ -98,59 +129,107 @@ def gather_rows(record, state, thread, n_threads):
             store_part(y + 4 * (i * size + index), load_part(row + 4 * index, left), left)
 
 
-@kernel
+@struct
+class AddRows(Record):
+    """Operands of `add_rows`."""
+
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    y: Any = nested(ThreadRows)
+    size: int  # E
+    is_private: bool
+    factor: float
+
+
+@kernel(record=AddRows)
 def add_rows(record, state, thread, n_threads):
-    """X[t] += factor * y[t]. Operands: x, stride, y, stride, E, is_private, factor."""
-    size, factor = get_i64(record + 48), splat_f32(np.float32(get_f64(record + 64)))
-    x = get_i64(record + 16) + thread * get_i64(record + 24)
-    y = get_i64(record + 32) + thread * get_i64(record + 40)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 56))
+    """X[t] += factor * y[t]."""
+    size, factor = record.size, splat_f32(np.float32(record.factor))
+    x = own(record.x, thread)
+    y = own(record.y, thread)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left, place = size - index, 4 * (t * size + index)
             store_part(x + place, fma(load_part(y + place, left), factor, load_part(x + place, left)), left)
 
 
-@kernel
+@struct
+class ScaleRows(Record):
+    """Operands of `scale_rows`."""
+
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    size: int  # E
+    is_private: bool
+    factor: float
+
+
+@kernel(record=ScaleRows)
 def scale_rows(record, state, thread, n_threads):
-    """X[t] *= factor. Operands: x, stride, E, is_private, factor."""
-    x, size = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32)
-    factor = splat_f32(np.float32(get_f64(record + 48)))
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 40))
+    """X[t] *= factor."""
+    x, size = own(record.x, thread), record.size
+    factor = splat_f32(np.float32(record.factor))
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left, place = size - index, x + 4 * (t * size + index)
             store_part(place, mul(load_part(place, left), factor), left)
 
 
-@kernel
+@struct
+class Quantize(Record):
+    """Operands of `quantize`."""
+
+    quantize: int  # address of a kernel, see `MatmulKernel.quantize`
+    x: Any = nested(ThreadRows)  # (n, k) float32
+    out: Any = nested(ThreadRows)
+    size: int  # k
+    n_blocks: int  # of a row
+    is_private: bool
+    is_output: bool  # x has only the rows whose logits are wanted
+
+
+@kernel(record=Quantize)
 def quantize(record, state, thread, n_threads):
-    """Activations → operands of the matrix kernels. Operands: kernel, x, stride, out, stride, k, n_blocks, is_private, rows."""
+    """Activations → operands of the matrix kernels."""
     n = get_i64(state + N_TOKENS)
-    if get_i64(record + 80) != 0:
+    if record.is_output != 0:
         n = get_i64(state + N_ROWS)
-    n_items = n * get_i64(record + 64)
-    first, end = share(n_items, thread, n_threads, get_i64(record + 72))
+    n_items = n * record.n_blocks
+    first, end = share(n_items, thread, n_threads, record.is_private)
     if first < end:
-        x = get_i64(record + 24) + thread * get_i64(record + 32)
-        out = get_i64(record + 40) + thread * get_i64(record + 48)
-        invoke(get_i64(record + 16), (x, out, n, get_i64(record + 56), first, end))
+        x = own(record.x, thread)
+        out = own(record.out, thread)
+        invoke(record.quantize, (x, out, n, record.size, first, end))
+
+
+@struct
+class Entry:
+    """A run of panels of a matrix, which multiplies x."""
+
+    kernel: int  # address, see `MatmulKernel.matmul`
+    weights: int  # address of the packed matrix
+    x: Any = nested(ThreadRows)  # operands, as the matrix wants them
+    y: int  # (n, ldy) float32, address of where the matrix's first panel would go
+    n_cols: int
+    n_panels: int  # of the run
+    ldy: int
+    bias: int  # float32, address; 0: none
+    n_rows: int
+    scale: float  # of the product
+    first: int  # panel of the run
 
 
 @helper
 def multiply_panels(entry, first, end, n, y, ldy, state, thread):
     """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias; y is as in an entry."""
-    bias = get_i64(entry + BIAS)
-    x = get_i64(entry + X) + thread * get_i64(entry + X_STRIDE)
-    invoke(
-        get_i64(entry + KERNEL),
-        (get_i64(entry + WEIGHTS), x, y, n, get_i64(entry + N_COLS), first, end, ldy, scratch_of(state, thread)),
-    )
-    scale = get_f64(entry + SCALE)
+    bias = entry.bias
+    x = own(entry.x, thread)
+    invoke(entry.kernel, (entry.weights, x, y, n, entry.n_cols, first, end, ldy, scratch_of(state, thread)))
+    scale = entry.scale
     if bias == 0 and scale == 1.0:
         return
     factor = splat_f32(np.float32(scale))
-    stop = min(PANEL_ROWS * end, get_i64(entry + ROW_COUNT))
+    stop = min(PANEL_ROWS * end, entry.n_rows)
     for t in range(n):
         for index in range(PANEL_ROWS * first, stop, 16):
             place = y + 4 * (t * ldy + index)
@@ -173,15 +252,22 @@ def claim(state, n_panels, n_threads):
     return first, min(end, n_panels)
 
 
-@kernel
-def multiply(record, state, thread, n_threads):
-    """Y = W x (+ bias) for matrices that do not depend on each other. Operands: entries, how many, panels of all, rows.
+@struct
+class Multiply(Record):
+    """Operands of `multiply`."""
 
-    An entry is a run of panels of a matrix, `N_PANELS` from `FIRST` on; Y is where the matrix's first panel would go.
-    """
-    entries, n_entries, n_panels = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
+    entries: int = pointer_to(Entry)
+    n_entries: int
+    n_panels: int  # of all entries
+    is_output: bool  # x has only the rows whose logits are wanted
+
+
+@kernel(record=Multiply)
+def multiply(record, state, thread, n_threads):
+    """Y = W x (+ bias) for matrices that do not depend on each other."""
+    entries, n_entries, n_panels = record.entries, record.n_entries, record.n_panels
     n = get_i64(state + N_TOKENS)
-    if get_i64(record + 40) != 0:
+    if record.is_output != 0:
         n = get_i64(state + N_ROWS)
     if n == 0:
         return
@@ -191,10 +277,10 @@ def multiply(record, state, thread, n_threads):
             return
         start = 0
         for index in range(n_entries):
-            entry = entries + ENTRY_BYTES * index
-            stop = start + get_i64(entry + N_PANELS)
+            entry = entries[index]
+            stop = start + entry.n_panels
             if first < stop and end > start:
-                here = get_i64(entry + FIRST) - start
-                y, ldy = get_i64(entry + Y), get_i64(entry + LDY)
+                here = entry.first - start
+                y, ldy = entry.y, entry.ldy
                 multiply_panels(entry, here + max(first, start), here + min(end, stop), n, y, ldy, state, thread)
             start = stop

@@ -1,6 +1,6 @@
 """Threads that compute a tape together.
 
-A tape is an array of records of 16 int64: the address of the record's kernel, whether a barrier follows it, and its operands.
+A tape is an array of records of 16 int64, each a struct that begins as `Record` does and goes on with the kernel's operands.
 Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
 
 `state` is an array of int64 that the threads share; what several threads write lies on cache lines of its own.
@@ -26,6 +26,7 @@ from augury.backends.numba_cpu.kernels.machine import (
     this_core,
 )
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
+from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct
 
 # Offsets into the state, in bytes.
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
@@ -36,7 +37,7 @@ TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 +
 OWN = 448
 READ, WRITE, CORE, WARY = 8, 16, 24, 32
 RECORD_BYTES = 128
-SEGMENT_BYTES = 32  # a run of one slot's tokens: the first, how many, the slot, address of their parents within it or 0
+SEGMENT_BYTES = 32
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
@@ -44,6 +45,50 @@ YIELD_NS = 500_000  # beside a teammate: threads that sleep in turns look to the
 SLICE_NS = 1_000_000  # a yield that takes longer gave a time slice to a stranger
 WARY_WAITS = 64  # after such a yield
 LINGER_NS = 2_000_000  # longer than a round's Python takes
+
+
+@struct
+class Record:
+    """What every record begins with."""
+
+    kernel: int  # address
+    waits: bool  # whether a barrier follows
+
+
+@struct
+class Segment:
+    """A run of one slot's tokens."""
+
+    first: int
+    n: int
+    slot: int
+    parents: int  # (n,) int64, address: of each token its parent within the run; 0 if they are a chain
+
+
+@struct
+class ThreadRows:
+    """Rows that every thread may have for itself."""
+
+    address: int  # of the first thread's
+    stride: int  # bytes from one thread's to the next; 0 where all share them
+
+
+@struct
+class StridedRows:
+    """Rows of floats with room between them."""
+
+    address: int
+    stride: int  # floats from one row to the next
+
+
+record_at = pointer_maker(Record)
+segments_at = pointer_maker(Segment)
+
+
+@helper
+def own(rows, thread):
+    """The address of the rows that a thread reads or writes."""
+    return rows.address + thread * rows.stride
 
 
 @helper
@@ -130,14 +175,14 @@ def barrier(state, thread, n_threads):
 def run_tape(state, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
     n_threads = get_i64(state + N_THREADS)
-    record, times = get_i64(state + TAPE), get_i64(state + TIMES)
+    record, times = record_at(get_i64(state + TAPE)), get_i64(state + TIMES)
     if times != 0 and thread == 0:
         put_i64(times, nanoseconds())
     for index in range(get_i64(state + N_RECORDS)):
-        invoke(get_i64(record), (record, state, thread, n_threads))
-        if get_i64(record + 8) != 0:
+        invoke(record.kernel, (record, state, thread, n_threads))
+        if record.waits != 0:
             barrier(state, thread, n_threads)
-        record += RECORD_BYTES
+        record = record_at(record + RECORD_BYTES)
         if times != 0 and thread == 0:
             put_i64(times + 8 * (index + 1), nanoseconds())
 

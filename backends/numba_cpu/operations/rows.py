@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import recurrent_ends
-from augury.backends.numba_cpu.kernels.activated import activate_kernel, multiply_activated_kernel
+from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import activation_bytes
-from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
@@ -31,8 +30,6 @@ __all__ = [
     "MultiplyEmitter",
     "NormalizeEmitter",
 ]
-
-_N_CONSTANTS = 4  # that kernels read
 
 
 class NormalizeEmitter(OperationEmitter):
@@ -116,8 +113,8 @@ class ActivateEmitter(OperationEmitter):
         operation, placed = self.operation, self.placed
         x, to = placed.at(operation.x), placed.at(operation.out)
         other = Place(0, 0) if operation.up is None else placed.at(operation.up)
-        rows = (x.address, x.stride, other.address, other.stride, to.address)
-        tape.add(Work("activation"), self._kernel, *rows, *_operands(operation, placed), to.stride, operation.x.width)
+        rows = {"x": x, "up": other, "out": to, "size": operation.x.width}
+        tape.add(Work("activation"), self._kernel, **rows, activation=_activating(operation, placed))
 
 
 def _kind(operation: Activate) -> dict[str, Any]:
@@ -130,12 +127,13 @@ def _kind(operation: Activate) -> dict[str, Any]:
     }
 
 
-def _operands(operation: Activate, placed: Placed) -> tuple[int, ...]:
-    """What kernels want to know of an activation: divisors, limit and constants."""
+def _activating(operation: Activate, placed: Placed) -> Activating:
     divisors = operation.divisors
-    constants = (*operation.constants, *(0.0,) * (_N_CONSTANTS - len(operation.constants)))
-    bounds = (bits(number) for number in (operation.limit or 0.0, *constants))
-    return (0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size), *bounds)
+    return Activating(
+        divisors=0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size),
+        limit=operation.limit or 0.0,
+        constants=constants_of(operation.constants),
+    )
 
 
 class ConstantEmitter(OperationEmitter):
@@ -175,7 +173,7 @@ class MultiplyActivatedEmitter(OperationEmitter):
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
         super().place(placed)
-        self._divisors, *self._bounds = _operands(self.operation.activate, placed)
+        self._activating = _activating(self.operation.activate, placed)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -184,10 +182,19 @@ class MultiplyActivatedEmitter(OperationEmitter):
         x = self.placed.rows(operation.x, tape)
         entries = tape.entries(x, [(linear, to.address) for linear, to in zip(operation.linears, products, strict=True)])
         matrices = [weights.matrix(linear) for linear in operation.linears]
-        width, to = operation.out[0].width, (0, 0)
+        width, quantize, block_bytes = operation.out[0].width, 0, 0
         if operation.reader is not None:
             kind, activation = weights.matrix(operation.reader).kind, weights.activation(operation.reader)
-            to = (weights.address(kind, "quantize"), activation_bytes(activation, 1, 1))
-        operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden.address, width, self._divisors)
-        tape.add(Work.of_matrices(operation.purpose, matrices), self._kernel, *operands, *self._bounds, *to)
+            quantize, block_bytes = weights.address(kind, "quantize"), activation_bytes(activation, 1, 1)
+        tape.add(
+            Work.of_matrices(operation.purpose, matrices),
+            self._kernel,
+            entries=entries.ctypes.data,
+            n_panels=matrices[0].n_panels,
+            out=hidden.address,
+            n_rows=width,
+            activation=self._activating,
+            quantize=quantize,
+            block_bytes=block_bytes,
+        )
         tape.kept[operation.out[0]] = Rows(hidden.address, 0, width, is_operand=operation.reader is not None)

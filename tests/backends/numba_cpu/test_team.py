@@ -6,7 +6,6 @@ import threading
 import time
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 from oracles.models import tiny_file
@@ -14,10 +13,12 @@ from oracles.passes import run_of
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.backends.numba_cpu.backend import physical_cores
-from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import nanoseconds
-from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64
-from augury.backends.numba_cpu.kernels.team import SPIN_NS
+from augury.backends.numba_cpu.kernels.simd import atomic_add
+from augury.backends.numba_cpu.kernels.struct import struct
+from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record
+from augury.backends.numba_cpu.tape import record_of
 from augury.backends.numba_cpu.team import Team
 from augury.errors import OptionError
 from augury.interfaces import Progress
@@ -28,21 +29,27 @@ LATE_NS = 4 * SPIN_NS  # of one thread, so that the others sleep
 N_RECORDS = 60
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@struct
+class CountLate(Record):
+    count: int  # address
+    number: int
+    late_ns: int
+
+
+@kernel(record=CountLate)
 def count_late(record, state, thread, n_threads):
-    """Count to the operand's number; one thread, another one in every record, comes late. Operands: count, number, delay."""
-    if get_i64(record + 24) % n_threads == thread:
-        end = nanoseconds() + get_i64(record + 32)
+    """Count to the number; one thread, another one in every record, comes late."""
+    if record.number % n_threads == thread:
+        end = nanoseconds() + record.late_ns
         while nanoseconds() < end:
             pass
-    atomic_add(get_i64(record + 16), 1)
+    atomic_add(record.count, 1)
 
 
 def tape_of(counts, n_records, late_ns):
-    tape = np.zeros((n_records, 16), np.int64)
-    for number, record in enumerate(tape):
-        record[:5] = address(count_late), 1, counts.ctypes.data + 8 * number, number, late_ns
-    return tape
+    places = counts.ctypes.data + 8 * np.arange(n_records)
+    records = [record_of(count_late, count=count, number=n, late_ns=late_ns) for n, count in enumerate(places)]
+    return np.array(records, np.int64)
 
 
 @pytest.fixture(params=[1, 2, 3, 7])

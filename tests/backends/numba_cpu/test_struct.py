@@ -1,0 +1,130 @@
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import augury.backends.numba_cpu
+from augury.backends.numba_cpu.kernels import jit, step
+from augury.backends.numba_cpu.kernels.machine import invoke, put_f64
+from augury.backends.numba_cpu.kernels.simd import put_i64
+from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_maker, pointer_to, struct, table, view
+from augury.backends.numba_cpu.kernels.team import Record
+from augury.backends.numba_cpu.tape import RECORD, Rows, record_of
+
+ROOT = Path(augury.backends.numba_cpu.__file__).resolve().parent
+TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
+# files whose kernels have no structs yet
+BY_POSITION = {
+    *("kernels/attention.py", "kernels/attention_store.py", "kernels/choice.py"),
+    *("kernels/convolution.py", "kernels/experts.py", "kernels/gate.py", "kernels/latent.py", "kernels/mix.py"),
+    *("kernels/ngram.py", "kernels/pooling.py", "kernels/probe.py", "kernels/recurrence.py", "kernels/recurrent_ends.py"),
+    *("kernels/routing.py", "kernels/streams.py", "kernels/softmax.py"),
+}
+
+
+@struct
+class Item:
+    count: int
+    weight: float
+
+
+@struct
+class Whole(Record):
+    rows: Any = nested(Item)
+    is_long: bool
+    items: int = pointer_to(Item)
+    out: int
+
+
+items_at = pointer_maker(Item)
+
+
+@jit.kernel(whole=Whole)
+def read_all(whole):
+    put_i64(whole.out, whole.kernel)
+    put_i64(whole.out + 8, whole.rows.count + whole.is_long + whole.waits)
+    put_f64(whole.out + 16, whole.rows.weight)
+    last = whole.items[whole.rows.count]
+    put_f64(whole.out + 24, last.weight)
+    put_i64(whole.out + 32, items_at(whole.items + 16).count)
+    last.count = 9
+    last.weight = 7
+
+
+@jit.kernel
+def call(function, whole):
+    invoke(function, (whole,))
+
+
+def test_a_kernel_reads_and_writes_what_stands_in_a_struct():
+    items, out = table([Item(count=i, weight=i + 0.5) for i in range(3)]), np.zeros(5, np.int64)
+    places = {"items": items.ctypes.data, "out": out.ctypes.data}
+    whole = table([Whole(kernel=41, waits=True, rows=Item(count=2, weight=0.25), is_long=True, **places)])
+    call(jit.address(read_all), whole.ctypes.data)
+    assert [out[0], out[1], out[4]] == [41, 4, 1]
+    assert out[2:4].view(np.float64).tolist() == [0.25, 2.5]
+    assert items.tolist() == [(0, 0.5), (1, 1.5), (9, 7.0)]
+
+
+def test_a_record_has_its_fields_one_after_the_other():
+    rows, to = Rows(1, 2, 3), Rows(4, 5, 3)
+    row = record_of(step.copy_rows, x=rows, y=to, size=3, is_private=True)
+    assert row == [jit.address(step.copy_rows), 0, 1, 2, 4, 5, 3, 1, *[0] * 8]
+    assert record_of(step.copy_rows, x=rows, y=to, size=3, is_private=False)[1] == 1
+    seen = view(np.array(row), step.CopyRows)
+    seen["y"]["address"] = 6
+    assert seen.tolist() == (row[0], 0, (1, 2), (6, 5), 3, 1)
+
+
+@pytest.mark.parametrize("changed", [{"width": 3}, {"size": None}])
+def test_a_record_needs_all_of_its_fields_and_no_others(changed):
+    fields = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "is_private": True, **changed}
+    with pytest.raises(TypeError, match=next(iter(changed))):
+        record_of(step.copy_rows, **{name: value for name, value in fields.items() if value is not None})
+
+
+def structs():
+    """The structs that are declared: the file, the class as it is written."""
+    return [
+        (name, each)
+        for name, tree in TREES.items()
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef) and any(isinstance(by, ast.Name) and by.id == "struct" for by in each.decorator_list)
+    ]
+
+
+@pytest.mark.parametrize(("name", "declared"), [pytest.param(*each, id=f"{each[0]}:{each[1].name}") for each in structs()])
+def test_kernels_read_each_field_of_a_struct(name, declared):
+    known_by = {declared.name} | {  # also by what makes pointers to it
+        each.targets[0].id
+        for each in TREES[name].body
+        if isinstance(each, ast.Assign) and f"pointer_maker({declared.name})" in ast.unparse(each.value)
+    }
+    users = [TREES[name], *(tree for tree in TREES.values() if not known_by.isdisjoint(imported(tree)))]
+    read = {each.attr for tree in users for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+    fields = {each.target.id for each in declared.body if isinstance(each, ast.AnnAssign)}
+    assert fields
+    assert fields <= read
+
+
+def imported(tree):
+    return {name.name for each in tree.body if isinstance(each, ast.ImportFrom) for name in each.names}
+
+
+def test_records_fit_on_a_tape():
+    found = [Record]
+    for each in found:
+        found += each.__subclasses__()
+    assert len(found) > 10
+    assert all(dtype(each).itemsize <= 8 * RECORD for each in found)
+    assert all(attrs.fields_dict(each).keys() >= {"kernel", "waits"} for each in found)
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_no_field_is_read_or_written_by_a_number(name):
+    found = re.findall(r"\b(?:get|put)_[iuf]\d+\(\w+ \+ \d+[,)]", ast.unparse(TREES[name]))
+    assert bool(found) == (name in BY_POSITION), found
