@@ -36,6 +36,7 @@ from augury.speculation.calibration import planner_for
 from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.trials import Trials
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
@@ -333,6 +334,14 @@ class Engine(Evaluations):
     def stats(self) -> EngineStats:
         """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
+
+    def watch_trials(self, told: Callable[[Trials], object] | None) -> None:
+        """Be told, round by round, what became of every token that was proposed with a chance: whether chances are true.
+
+        Args:
+            told: Called on the engine's thread, for each slot and round; iterate later over what it is given. None: nobody.
+        """
+        self._drafting.on_trials = told
 
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""

@@ -8,10 +8,11 @@ from copy import copy
 from typing import Self
 
 import numpy as np
+from attrs import frozen
 
 from augury.types import Draft
 
-__all__ = ["TYPICAL", "Agreement", "Chances", "survival"]
+__all__ = ["TYPICAL", "Agreement", "Chances", "Ground", "survival"]
 
 _RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each ground
 _RUN_CHANCES = (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96)
@@ -34,6 +35,14 @@ _KEEP_ALL = 0.998  # of the trials of all requests with each new one
 _LOOKUP = 4.0, 0.93  # trials that the prior counts as, and what is kept of a request's own: texts change their mind
 _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a ground that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
+
+
+@frozen
+class Ground:
+    """What a drafter proposed a token on, in words, and the chance that such a token is right before any was seen."""
+
+    name: str
+    prior: float
 
 
 class Chances:
@@ -82,10 +91,16 @@ class Chances:
         """The chance of a token of which the drafter is as confident as can be."""
         return self._values[_EVIDENCE - 1]
 
-    @property
-    def table(self) -> list[tuple[float, float, float]]:
-        """By evidence: the chance, and how many tokens proposed on that ground were seen and right, old ones counting less."""
-        return list(zip(self._values, self._n, self._n_right, strict=True))[_EVIDENCE:]
+    def ground(self, ground: int) -> Ground:
+        """What one of the `grounds` is."""
+        if ground >= _EVIDENCE:
+            name = f"evidence {ground - _EVIDENCE}"
+        elif ground >= _CONFIDENCE:
+            least, most = (0.0, *_EDGES.tolist(), 1.0)[ground - _CONFIDENCE :][:2]
+            name = f"confidence {least:g} to {most:g}"
+        else:
+            name = "any" if ground == TYPICAL else f"run from {_RUNS[ground - 1]}"
+        return Ground(name, self._prior[ground])
 
     def grounds(self, draft: Draft, run: int) -> list[int]:
         """Of each token of a draft (k,), made after `run` right ones."""

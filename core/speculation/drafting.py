@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from augury.errors import UnsupportedError
+from augury.guard import guarded
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
 from augury.speculation.drafted_sequence import DraftedSequence
@@ -26,6 +27,7 @@ from augury.speculation.drafts import (
     SlotProposals,
 )
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.speculation.trials import Trials
 from augury.types import Draft, Verdict, read_only
 
 __all__ = ["Drafting"]
@@ -39,6 +41,7 @@ class Drafting:
     Attributes:
         on_failure: Told of a drafter's name, the method that failed, the error, and the ids of the requests that it was called
             for, once in a request.
+        on_trials: Told of the `Trials` of every slot and round, of planned rounds where something was proposed; None: nobody.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Drafting:
             UnsupportedError: A drafter wants other features.
         """
         self.on_failure: Callable[..., object] = warn
+        self.on_trials: Callable[[Trials], object] | None = None
         self._chains = chains
         self._profiles = [DrafterProfile.of(drafter) for drafter in chains[0]] if planner is None else planner.profiles
         for profile in self._profiles:
@@ -298,8 +302,11 @@ class Drafting:
         proposals = choice.proposals
         sequence = proposals.sequence
         emitted = sequence.history[-outcome.n_emitted :].tolist()
-        if proposals.agreement is not None and len(proposals.of) > 1 and not sequence.speculation.synthetic:
-            proposals.tree.teach(proposals.agreement, emitted)
+        if proposals.agreement is not None and proposals.of and not sequence.speculation.synthetic:
+            if self.on_trials is not None:
+                guarded(self.on_trials, Trials(proposals, emitted))
+            if len(proposals.of) > 1:
+                proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.of.get(drafter)
             n_offered, path = (0, []) if proposal is None else proposal.verified(choice.nodes, outcome.path)

@@ -15,6 +15,7 @@ from typing import Any
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 from augury.plugins.bench.paired_runs import Pair
+from augury.plugins.bench.reliability import Reliability, Tally
 from augury.types import Result
 
 __all__ = ["page"]
@@ -58,6 +59,7 @@ def page(facts: Mapping[str, Any], results: Sequence[DrafterResult]) -> str:
         stalls=stall_lines(each["stats"] for each in drafters),
         speedups=_speedups(results, drafters),
         positions=[_positions(each) for each in drafters],
+        reliability=[drafter | _reliability(drafter["stats"].reliability) for drafter in drafters],
         texts=[
             drafter | {"runs": _runs(each, found), "legend": found if len(found) > 1 else {}}
             for each, drafter, found in zip(results, drafters, colours, strict=True)
@@ -151,6 +153,30 @@ def _positions(drafter: Mapping[str, Any]) -> dict[str, Any]:
     both = zip(stats.acceptance_by_position, stats.offered_by_position, strict=True)
     columns = [{"share": share, "height": round(100 * share, 1), "n_offered": n_offered} for share, n_offered in both]
     return dict(drafter) | _columns(columns, least=8, most=32)
+
+
+def _reliability(found: Reliability) -> dict[str, Any]:
+    """Whether chances are true: a chart for each drafter, all together first, and what each ground was worth."""
+    names = list(found.steps)
+    charts = [{"name": name} | _steps(found.steps[name]) for name in (names[1:] if len(names) == 2 else names)]
+    grounds = [(*key, prior, tally) for key, (prior, tally) in found.grounds.items()]
+    return {"charts": charts, "grounds": sorted(grounds, key=lambda ground: (ground[0], -ground[3].n))}
+
+
+def _steps(tallies: Sequence[Tally]) -> dict[str, Any]:
+    """A column for each step of chances; heights are percent."""
+    columns = [
+        {
+            "tally": tally,
+            "least": number / len(tallies),
+            "most": (number + 1) / len(tallies),
+            "height": round(100 * tally.share, 1),
+            "mark": round(100 * tally.chance, 1),
+            "interval": [round(100 * end, 1) for end in tally.interval],
+        }
+        for number, tally in enumerate(tallies)
+    ]
+    return _columns(columns, least=16, most=32)
 
 
 def _columns(columns: Sequence[Mapping[str, Any]], *, least: int, most: int) -> dict[str, Any]:

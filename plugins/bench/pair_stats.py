@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.paired_runs import Pair
+from augury.plugins.bench.reliability import Reliability
 
 __all__ = ["DrafterResult", "PairStats", "drafter_label"]
 
@@ -41,6 +42,7 @@ class PairStats:
         synthetic: The chances by which drafts were accepted, where that was not the model's verdict.
         n_repeated: Plain runs that stalled and were repeated.
         n_stalled: Pairs without a speed, because the last repetition of the plain run stalled, too.
+        reliability: How true the chances of what was proposed were, where a planner gave any.
     """
 
     speeds: tuple[tuple[float, float], ...] = ()
@@ -55,6 +57,7 @@ class PairStats:
     synthetic: tuple[float, ...] = ()
     n_repeated: int = 0
     n_stalled: int = 0
+    reliability: Reliability = Factory(Reliability)
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> PairStats:
@@ -72,6 +75,7 @@ class PairStats:
             is_identical=all(part.is_identical for part in several),
             is_changed=any(part.is_changed for part in several),
             synthetic=next((part.synthetic for part in several if part.synthetic), ()),
+            reliability=Reliability.pool(part.reliability for part in several),
             **sums,
         )
 
@@ -137,12 +141,13 @@ class PairStats:
             "pairs": [list(pair) for pair in self.speeds],
             **{key: getattr(self, name) for key, name in _COUNTS.items()},
             **{name: list(getattr(self, name)) for name in _BY_POSITION},
+            "reliability": self.reliability.as_json(),
             **({"synthetic": list(self.synthetic)} if self.synthetic else {}),
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PairStats:
-        """Read what `as_json` gave.
+        """Read what `as_json` gave, but for `reliability`.
 
         Raises:
             OptionError: It is something else.
@@ -218,6 +223,7 @@ def _of_pair(pair: Pair) -> PairStats:
         synthetic=synthetic,
         n_repeated=pair.n_repeated,
         n_stalled=int(pair.is_stalled),
+        reliability=pair.reliability,
     )
 
 

@@ -9,14 +9,17 @@ to neither. A plain run that stalled, and would make any drafter look fast, is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from augury.cli.prompts import Prompt
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, PluginError
+from augury.plugins.bench.reliability import Reliability
 from augury.plugins.bench.workload import with_answers
+from augury.speculation.trials import Trials
 from augury.types import Result
 
 __all__ = ["Pair", "PairedRuns", "check_drafters"]
@@ -35,6 +38,7 @@ class Pair:
     drafted: Result
     is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
     n_repeated: int = 0  # plain runs that stalled before this one
+    reliability: Reliability = Factory(Reliability)  # of what was proposed in the drafted run
 
     @property
     def is_identical(self) -> bool:
@@ -69,6 +73,7 @@ class PairedRuns:
         self._load = load
         self._params = {**params, **prompt.arguments()}
         self._engine: Engine | None = None
+        self._trials: list[Trials] = []  # of the drafted run that was last
 
     def prepare(self, *, is_warm: bool) -> None:
         """Load a fresh engine and process the prompt; if warm, only once, and let the drafter see the answer, too."""
@@ -76,6 +81,7 @@ class PairedRuns:
             return
         self.close()
         self._engine = self._load()
+        self._engine.watch_trials(self._trials.append)
         self.config = {**self._engine.config, "model": self._engine.info.name}
         if (messages := self._params.get("messages")) is not None:
             self._params["messages"] = with_answers(
@@ -91,6 +97,7 @@ class PairedRuns:
 
     def drafted(self) -> Result:
         """Generate with the drafter."""
+        self._trials.clear()
         result = self._generate({})
         check_drafters(result)
         return result
@@ -110,7 +117,8 @@ class PairedRuns:
     def beside(self, plain: Result, drafted: Result) -> Pair:
         """Both as a pair, with another plain run for one that stalled, or the last of several."""
         is_promised = self._params.get("temperature") == 0 or drafted.stats.effective.get("verify") != "rejection"
-        pair = Pair(self._prompt, plain, drafted, is_promised)
+        reliability = Reliability.of(chain.from_iterable(self._trials))
+        pair = Pair(self._prompt, plain, drafted, is_promised, reliability=reliability)
         while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
             pair = evolve(pair, plain=self.plain(), n_repeated=pair.n_repeated + 1)
         return pair

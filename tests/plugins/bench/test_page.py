@@ -9,6 +9,9 @@ from pairs import pair
 
 from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult
+from augury.plugins.bench.reliability import Reliability
+from augury.speculation.chances import Ground
+from augury.speculation.trials import Trial
 from augury.types import Token
 
 VOID = {"meta"}
@@ -150,6 +153,33 @@ def test_a_chain_s_drafters_have_the_colours_that_they_have_alone():
     assert '<span class="c1"><span class="box"></span> b</span>' in text
     assert '<span class="c2"><span class="box"></span> c</span>' in text
     assert text.count('<span class="c1" title="b">x</span>') == 2
+
+
+def reliable(*trials, spec_type="a;b"):
+    return DrafterResult(spec_type, "cold", (evolve(pair(), reliability=Reliability.of(trials)),))
+
+
+def test_it_shows_whether_chances_are_true():
+    first, second = Ground("evidence 0", 0.5), Ground("confidence 0.3 to 0.4", 0.35)
+    trials = [Trial(0.45, is_right, {"a": first}) for is_right in (True, False, False, False)]
+    text = shown(reliable(*trials, Trial(0.35, True, {"b": second})))
+    labels = [f"Right tokens by chance, a;b: {name}" for name in ("together", "a", "b")]
+    assert drawn(text)[-3:] == labels
+    assert text.count("chance 0.4 to 0.5, 0.45 on average: 0.25 of 4 tokens right") == 2
+    chart = text[text.index(f'aria-label="{labels[1]}"') :]
+    x, y, height = map(
+        float, re.search(r'<rect class="own" x="([\d.]+)%" y="([\d.]+)" width="8.5%" height="([\d.]+)"', chart).groups()
+    )
+    assert (x, y, height) == (40, 85, 25), "a fourth of the height, in the fifth of ten columns"
+    assert '<line class="mark" x1="40.0%" y1="65.0" x2="48.5%" y2="65.0"/>' in chart
+    for row in ("<td>a</td><td>evidence 0</td><td>0.500</td><td>0.250</td><td>4</td>", "<td>confidence 0.3 to 0.4</td>"):
+        assert row in text
+
+
+def test_of_one_drafter_chances_are_shown_once():
+    text = shown(reliable(Trial(0.45, True, {"a": Ground("any", 0.5)}), spec_type="a"))
+    assert drawn(text)[-1:] == ["Right tokens by chance, a: a"]
+    assert "Nothing was proposed with a chance." in shown(reliable())
 
 
 def test_it_needs_nothing_from_outside(two):

@@ -127,6 +127,9 @@ class Talker:
         )
         return SimpleNamespace(result=lambda: SimpleNamespace(text=f"answer {len(self.asked)}"))
 
+    def watch_trials(self, told):
+        pass
+
     def close(self):
         pass
 

@@ -1,0 +1,46 @@
+"""What became of proposed tokens, for programs that see whether chances are true and what grounds are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence as Items
+
+from attrs import frozen
+
+from augury.speculation.chances import Ground
+from augury.speculation.drafts import SlotProposals
+
+__all__ = ["Trial", "Trials"]
+
+
+@frozen
+class Trial:
+    """A token that was proposed, used or not, where all before it was right."""
+
+    chance: float  # that it is right, as the planner had it
+    is_right: bool
+    grounds: Mapping[str, Ground]  # by the names of those who proposed it
+
+
+@frozen(eq=False)
+class Trials:
+    """The trials of one slot's round. They are worked out when they are iterated over: no round waits for that."""
+
+    proposals: SlotProposals
+    emitted: Items[int]
+
+    def __iter__(self) -> Iterator[Trial]:
+        tree, reach = self.proposals.tree, self.proposals.reach()
+        grounds = {
+            drafter: dict(zip(proposal.nodes, proposal.grounds, strict=True)) for drafter, proposal in self.proposals.of.items()
+        }
+        node, reached = -1, 1.0
+        for token in self.emitted:
+            tried = [i for i in range(node + 1, len(tree)) if tree.parents[i] == node and reach[i] > 0]
+            for i in tried:
+                on = {
+                    drafter.profile.name: drafter.profile.chances.ground(grounds[drafter][i]) for drafter in tree.proposers[i]
+                }
+                yield Trial(reach[i] / reached, tree.tokens[i] == token, on)
+            if (node := next((i for i in tried if tree.tokens[i] == token), -1)) < 0:
+                return
+            reached = reach[node]

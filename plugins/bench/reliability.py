@@ -1,0 +1,121 @@
+"""Whether chances are true: of the tokens that were proposed with a chance, how many were right, by chance and by ground.
+
+A token counts where all before it was right, for each drafter that proposed it and once for all together. The chance is that of
+the planner, after what other drafters say of the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from attrs import Factory, frozen
+
+from augury.speculation.trials import Trial
+
+__all__ = ["N_STEPS", "TOGETHER", "Reliability", "Tally"]
+
+N_STEPS = 10
+"""Of chances, equally wide."""
+
+TOGETHER = "together"
+"""In the place of a drafter's name: all tokens, each once."""
+
+_Z = 1.96  # 95 of 100 cases
+
+
+@frozen
+class Tally:
+    """Tokens that were tried.
+
+    Attributes:
+        n: How many.
+        expected: The sum of their chances.
+        n_right: How many were right.
+    """
+
+    n: int = 0
+    expected: float = 0.0
+    n_right: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        """Both."""
+        return Tally(self.n + other.n, self.expected + other.expected, self.n_right + other.n_right)
+
+    @property
+    def chance(self) -> float:
+        """Their mean chance."""
+        return self.expected / self.n if self.n else 0.0
+
+    @property
+    def share(self) -> float:
+        """How many of them were right."""
+        return self.n_right / self.n if self.n else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Holds the share that more such tokens would have in 95 of 100 cases, were each of them drawn by itself.
+
+        Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+        """
+        if not self.n:
+            return 0.0, 1.0
+        spread = _Z * sqrt(self.share * (1 - self.share) / self.n + _Z**2 / (4 * self.n**2))
+        low, high = ((self.share + _Z**2 / (2 * self.n) + sign * spread) / (1 + _Z**2 / self.n) for sign in (-1, 1))
+        return max(low, 0.0), min(high, 1.0)
+
+
+@frozen
+class Reliability:
+    """What trials came to.
+
+    Attributes:
+        steps: By drafter, and of all together first: a tally for each tenth of chances.
+        grounds: By drafter and ground: the chance that tokens proposed on it have before any was seen, and a tally.
+    """
+
+    steps: Mapping[str, Sequence[Tally]] = Factory(dict)
+    grounds: Mapping[tuple[str, str], tuple[float, Tally]] = Factory(dict)
+
+    @classmethod
+    def of(cls, trials: Iterable[Trial]) -> Reliability:
+        """Count trials."""
+        steps: dict[str, list[list[Any]]] = {}
+        grounds: dict[tuple[str, str], tuple[float, list[Any]]] = {}
+        for trial in trials:
+            step = min(int(N_STEPS * trial.chance), N_STEPS - 1)
+            counts = [
+                steps.setdefault(name, [[0, 0.0, 0] for _ in range(N_STEPS)])[step] for name in (TOGETHER, *trial.grounds)
+            ]
+            for name, ground in trial.grounds.items():
+                counts.append(grounds.setdefault((name, ground.name), (ground.prior, [0, 0.0, 0]))[1])
+            for each in counts:
+                each[0] += 1
+                each[1] += trial.chance
+                each[2] += trial.is_right
+        return cls(
+            {name: tuple(Tally(*each) for each in mine) for name, mine in steps.items()},
+            {key: (prior, Tally(*each)) for key, (prior, each) in grounds.items()},
+        )
+
+    @classmethod
+    def pool(cls, parts: Iterable[Reliability]) -> Reliability:
+        """Join counts."""
+        steps: dict[str, Sequence[Tally]] = {}
+        grounds: dict[tuple[str, str], tuple[float, Tally]] = {}
+        for part in parts:
+            for name, mine in part.steps.items():
+                before = steps.get(name, (Tally(),) * N_STEPS)
+                steps[name] = tuple(a + b for a, b in zip(before, mine, strict=True))
+            for key, (prior, tally) in part.grounds.items():
+                grounds[key] = prior, grounds.get(key, (prior, Tally()))[1] + tally
+        return cls(steps, grounds)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `augury bench --json` prints it: rows of tokens, the sum of their chances, and how many were right."""
+        grounds: dict[str, dict[str, Any]] = {}
+        for (drafter, ground), (prior, tally) in self.grounds.items():
+            grounds.setdefault(drafter, {})[ground] = {"prior": prior, "n": tally.n, "n_right": tally.n_right}
+        steps = {name: [[each.n, each.expected, each.n_right] for each in mine] for name, mine in self.steps.items()}
+        return {"steps": steps, "grounds": grounds}

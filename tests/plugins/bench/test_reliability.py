@@ -1,0 +1,57 @@
+"""Counts of tokens by chance and by ground."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from augury.plugins.bench.reliability import Reliability, Tally
+from augury.speculation.chances import Ground
+from augury.speculation.trials import Trial
+
+SHORT, LONG = Ground("evidence 0", 0.2), Ground("evidence 1", 0.9)
+TRIALS = [
+    Trial(0.05, False, {"a": SHORT}),
+    Trial(0.15, True, {"a": SHORT, "b": LONG}),
+    Trial(0.1, False, {"b": LONG}),
+    Trial(1.0, True, {"b": LONG}),
+]
+
+
+def tallies(found, name):
+    return {step: each for step, each in enumerate(found.steps[name]) if each.n}
+
+
+def test_tokens_count_for_each_who_proposed_them_and_once_for_all_together():
+    found = Reliability.of(TRIALS)
+    assert list(found.steps) == ["together", "a", "b"]
+    assert tallies(found, "together") == {0: Tally(1, 0.05, 0), 1: Tally(2, 0.25, 1), 9: Tally(1, 1.0, 1)}
+    assert tallies(found, "a") == {0: Tally(1, 0.05, 0), 1: Tally(1, 0.15, 1)}
+    assert tallies(found, "b") == {1: Tally(2, 0.25, 1), 9: Tally(1, 1.0, 1)}
+    assert found.grounds == {
+        ("a", "evidence 0"): (0.2, Tally(2, 0.2, 1)),
+        ("b", "evidence 1"): (0.9, Tally(3, 1.25, 2)),
+    }
+
+
+@given(st.lists(st.lists(st.sampled_from(TRIALS), max_size=4), max_size=4))
+def test_pooled_counts_are_those_of_all_trials(parts):
+    pooled = Reliability.pool(map(Reliability.of, parts)).as_json()
+    at_once = Reliability.of(trial for part in parts for trial in part).as_json()
+    assert pooled["grounds"] == at_once["grounds"]
+    assert {name: [tuple(each) for each in steps] for name, steps in pooled["steps"].items()} == {
+        name: [(n, pytest.approx(expected), n_right) for n, expected, n_right in steps]
+        for name, steps in at_once["steps"].items()
+    }
+
+
+def test_json_has_the_counts():
+    told = Reliability.of(TRIALS).as_json()
+    assert told["steps"]["a"][:2] == [[1, 0.05, 0], [1, 0.15, 1]]
+    assert told["grounds"]["b"] == {"evidence 1": {"prior": 0.9, "n": 3, "n_right": 2}}
+
+
+def test_an_interval_holds_the_share_and_is_narrower_with_more_tokens():
+    for n_right in (0, 4, 10):
+        few, many = Tally(10, 5.0, n_right), Tally(1000, 500.0, 100 * n_right)
+        assert 0 <= few.interval[0] <= many.interval[0] <= many.share <= many.interval[1] <= few.interval[1] <= 1
+    assert Tally(10, 5.0, 4).interval == pytest.approx((0.1682, 0.6873), abs=1e-4)  # Wilson's
+    assert (Tally().chance, Tally().share, Tally().interval) == (0, 0, (0, 1))
