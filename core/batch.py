@@ -33,7 +33,9 @@ class Batch:
 
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
-    `features` of their last layer, and no rows.
+    `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
+    from the others, is given tokens and, as `hidden`, what the layers before made of the token before each: see `NextnLayer`.
+    It does nothing that concerns all layers.
 
     A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
     is saved. A model keeps what it prepares for a vocabulary as long as it is given the same array.
@@ -54,7 +56,7 @@ class Batch:
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
-    hidden: np.ndarray | None = None  # (n, S * E) float32, in place of the embedding: what the layer before the first gives
+    hidden: np.ndarray | None = None  # (n, S * E) float32: what the layer before the first gives, in place of the embedding
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
     vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
 
@@ -237,10 +239,15 @@ def _is_outside(indices: np.ndarray, n: int) -> bool:
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:
     first, end = batch.layers or (0, info.n_layers)
-    if not 0 <= first <= end <= info.n_layers or (first == end and batch.hidden is None and not takes_hidden):
-        raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
+    n_nextn = len(info.nextn_features)
+    is_nextn = info.n_layers <= first < info.n_layers + n_nextn and end == first + 1
+    if is_nextn:
+        n_hidden = features[info.nextn_features[first - info.n_layers]]
+    elif not 0 <= first <= end <= info.n_layers or (first == end and batch.hidden is None and not takes_hidden):
+        more = f", or one of the {n_nextn} after them" if n_nextn else ""
+        raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}{more}")
     shape, found = (len(batch.tokens), n_hidden), batch.hidden
-    if found is not None and info.n_layers and "layer.0" not in features:
+    if found is not None and not is_nextn and info.n_layers and "layer.0" not in features:
         raise OptionError("hidden states are given to a model whose layers begin or trade residual streams; leave them out")
     if (first or takes_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"

@@ -11,10 +11,10 @@ from attrs import Factory, field, frozen
 
 from augury.devices import CPU, Placement, as_placement
 from augury.errors import UnsupportedError
+from augury.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
-    from augury.files.gguf import ModelFile
 
 __all__ = [
     "CACHE_BLOCK",
@@ -60,42 +60,6 @@ def read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that nobody who holds it can make writable."""
     view: np.ndarray = np.asarray(array.data.toreadonly())
     return view
-
-
-_POOLING: dict[Any, str] = dict(enumerate(("none", "mean", "cls", "last", "rank")))  # by a file's `pooling_type`
-_HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2moe": "dense_2"}  # of llama.cpp's src/models
-
-
-@frozen
-class ModelInfo:
-    """What others may know of a loaded model."""
-
-    name: str  # of the file, without folder and suffix
-    architecture: str
-    n_vocab: int
-    n_embd: int
-    n_layers: int
-    n_ctx_train: int
-    n_bytes: int  # of the file
-    digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
-    pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
-    has_embedding_head: bool = False  # whether its embeddings are what a head makes of the last norm's output
-
-    @classmethod
-    def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
-        """The facts of a file and its plan."""
-        return cls(
-            name=file.path.stem,
-            architecture=plan.architecture,
-            n_vocab=plan.n_vocab,
-            n_embd=plan.embedding.n_embd,
-            n_layers=len(plan.layers),
-            n_ctx_train=plan.n_ctx_train,
-            n_bytes=file.n_bytes,
-            digest=file.digest,
-            pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
-            has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
-        )
 
 
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")  # that keys and values can be kept as

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
@@ -20,8 +20,9 @@ from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
-from augury.backends.numba_cpu.tape import RECORD, Space, Tape
+from augury.backends.numba_cpu.tape import RECORD, Rows, Space, Tape, row_bytes
 from augury.blocks import Attention
 from augury.types import StateSpec
 
@@ -31,8 +32,17 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.residual import TapeStreams
     from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block, ModelPlan
+    from augury.blocks import Block, Layer, ModelPlan
     from augury.types import ModelOptions
+
+
+@frozen(eq=False)
+class _NextnEmitters:
+    """The ends of a layer that predicts further tokens."""
+
+    embedding: Emitter
+    input: Emitter
+    output: Emitter
 
 
 class Lowering:
@@ -58,6 +68,11 @@ class Lowering:
                 assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
                 reader.source = kept
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
+        self._moving = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]  # what is accepted
+        self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
+        self._layers += [[self._emitter(each) for each in nextn.layer.blocks] for nextn in plan.nextn]
+        for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
+            self._emitters += [ends.embedding, ends.input, *blocks, ends.output]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
@@ -91,17 +106,19 @@ class Lowering:
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
         n_embd, needed = self.plan.embedding.n_embd, {**Space.buffers(self.plan), **self._streams.buffers()}
+        if self.plan.nextn:
+            needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
         for emitter in self._emitters:
             for name, n_bytes in emitter.buffers(n_threads).items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for emitter in self._emitters:
             emitter.place(weights, buffers, arena)
-        kinds = {type(mixer): mixer for mixer in self._mixers}
+        kinds = {type(mixer): mixer for mixer in self._moving}
         self._states = [
             (
                 mixer,
-                np.array([each.layer for each in self._mixers if type(each) is kind and each.bytes_per_position()], np.int64),
+                np.array([each.layer for each in self._moving if type(each) is kind and each.bytes_per_position()], np.int64),
             )
             for kind, mixer in kinds.items()
         ]
@@ -116,11 +133,12 @@ class Lowering:
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
         """
-        key = (layers, features, takes_hidden)
-        if key not in self._programs:
+        key, n_layers = (layers, features, takes_hidden), len(self.plan.layers)
+        if key not in self._programs and layers is not None and layers[1] > n_layers:
+            self._programs[key] = (self._nextn_program(layers[0], features),) * len(self._spaces)
+        elif key not in self._programs:
             self._programs[key] = tuple(
-                self._program(space, layers or (0, len(self._layers)), features, takes_hidden=takes_hidden)
-                for space in self._spaces
+                self._program(space, layers or (0, n_layers), features, takes_hidden=takes_hidden) for space in self._spaces
             )
         return self._programs[key]
 
@@ -159,25 +177,49 @@ class Lowering:
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
-            self._emit_blocks(writing, streams, i)
-            if layer.scale != 1.0:
-                writing.scale_x(layer.scale)
-            if layer.skip and embedded is not None:
-                writing.norm_x(None)
-                writing.add_to_x(embedded, layer.skip)
-            if layer.norm is not None:
-                writing.norm_x(layer.norm)
-            if f"layer.{i}" in features:
-                writing.give_features(f"layer.{i}", streams.all())
-        streams.read(self.plan.output.residual)
-        if "output" in features:
-            writing.give_features("output", writing.norm(self.plan.output.norm))
-        self._output.emit(writing)
+            self._emit_layer(writing, streams, i, layer, features)
+        self._emit_output(writing, streams, self._output, features)
         return writing.program()
 
-    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int) -> None:
+    def _nextn_program(self, i: int, features: tuple[str, ...]) -> Program:
+        """The tape of a layer that predicts further tokens, for passes of any number of tokens."""
+        space, nextn, ends = self._spaces[1], self.plan.nextn[i - len(self.plan.layers)], self._nextn[i - len(self.plan.layers)]
+        writing = Tape(self._weights, self._buffers, space, self._arena)
+        ends.embedding.emit(writing)
+        if space.embedded is not None:
+            writing.copy(space.x, space.embedded)
+        writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
+        streams = self._streams.on(writing, self._arena)
+        ends.input.emit(writing)
+        self._emit_layer(writing, streams, i, nextn.layer, features)
+        self._emit_output(writing, streams, ends.output, features)
+        return writing.program()
+
+    def _emit_layer(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...]) -> None:
+        """Write the records of a layer."""
+        embedded = writing.space.embedded
+        self._emit_blocks(writing, streams, i, layer)
+        if layer.scale != 1.0:
+            writing.scale_x(layer.scale)
+        if layer.skip and embedded is not None:
+            writing.norm_x(None)
+            writing.add_to_x(embedded, layer.skip)
+        if layer.norm is not None:
+            writing.norm_x(layer.norm)
+        if f"layer.{i}" in features:
+            writing.give_features(f"layer.{i}", streams.all())
+
+    @staticmethod
+    def _emit_output(writing: Tape, streams: TapeStreams, emitter: Emitter, features: tuple[str, ...]) -> None:
+        """Write the records of an output."""
+        streams.read(emitter.block.residual)
+        if "output" in features:
+            writing.give_features("output", writing.norm(emitter.block.norm))
+        emitter.emit(writing)
+
+    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer) -> None:
         """Write the records of a layer's blocks."""
-        layer, apart = self.plan.layers[i], []
+        apart = []
         blocks = list(zip(layer.blocks, self._layers[i], strict=True))
         for _, emitter in blocks:
             emitter.begin(writing)

@@ -33,12 +33,12 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
+        residuals = [layer.residual for layer in plan.every_layer if layer.residual is not None]
         found = [each for residual in residuals for each in residual.connections]
         self._connections = [*found, *([] if plan.output.residual is None else [plan.output.residual])]
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
         self._n_banks = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
-        for layer in plan.layers:
+        for layer in plan.every_layer:
             _check(layer, self._n)
 
     def kernels(self) -> Sequence[Any]:
@@ -88,6 +88,7 @@ class TapeStreams:
             return
         self._all, self._normed = (self._rows(name, n_streams * self._size) for name in ("streams", "normed streams"))
         self._weights = self._rows("weights of streams", n_weights)
+        tape.streams = self._all
 
     def begin(self, *, takes_hidden: bool) -> None:
         """Write what they begin as: hidden states, or each as x."""

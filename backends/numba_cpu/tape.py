@@ -68,9 +68,10 @@ class Space:
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
-        names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in plan.layers)]
-        names += ["y apart"] * any(layer.apart is not None for layer in plan.layers)
-        names += ["embedded"] * any(layer.skip for layer in plan.layers)
+        layers = plan.every_layer
+        names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in layers)]
+        names += ["y apart"] * any(layer.apart is not None for layer in layers)
+        names += ["embedded"] * any(layer.skip for layer in layers)
         names += ["other"] * (plan.embedding.other is not None)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
@@ -145,6 +146,7 @@ class Tape:
         space: The rows that they work in.
         y: The address where the next block leaves what is to be added to x, (n, E padded to panels) float32.
         seen: What the next block sees: x, or what is made of several residual streams.
+        streams: These, side by side, or x.
         logits: See `Program.logits`; the block that computes them says which it is.
         kept: Where values of operations are that have no place of their own, such as norms of x.
     """
@@ -160,7 +162,7 @@ class Tape:
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
         self._hidden = 0
-        self.seen = space.x
+        self.seen = self.streams = space.x
         self.kept: dict[Value, Rows] = {}
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 

@@ -31,6 +31,8 @@ from augury.blocks import (
     Linear,
     Matrices,
     MixtureOfExperts,
+    NextnInput,
+    NextnLayer,
     Norm,
     NormKind,
     Output,
@@ -57,6 +59,7 @@ __all__ = [
     "layer_input",
     "layer_inputs",
     "mixture",
+    "nextn_streams",
     "output",
     "sharpness",
 ]
@@ -70,6 +73,24 @@ def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
     if block.positions is not None:
         x = x + weights.rows(block.positions.weight, batch.positions)
     return each_normed(x, block.norm, weights)
+
+
+def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """What residual streams begin as in a layer that predicts further tokens.
+
+    Args:
+        block: The layer's.
+        weights: Of the plan.
+        embedded: The tokens' embeddings, (n, E).
+        hidden: What the layers before gave of the tokens before, (n, S * E), or (n, E) for all streams.
+
+    Returns:
+        (n, S, E), or (n, 1, E).
+    """
+    rows = each_normed(hidden.reshape(len(hidden), -1, block.hidden_norm.size), block.hidden_norm, weights)
+    tokens = np.broadcast_to(each_normed(embedded, block.token_norm, weights)[:, None], rows.shape)
+    joined = np.concatenate([tokens, rows], axis=2)
+    return weights.product(block.projection, joined.reshape(-1, joined.shape[2])).reshape(rows.shape)
 
 
 def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
@@ -281,6 +302,8 @@ STATELESS: dict[type, Any] = {
 }
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
+    NextnInput: (),
+    NextnLayer: {"hidden"},
     Embedding: {"weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),

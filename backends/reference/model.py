@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, output
+from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, nextn_streams, output
 from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
-from augury.backends.reference.operations import LoweredStates, lowered_block
+from augury.backends.reference.operations import LoweredStates, lowered_block, lowered_streams
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
@@ -42,12 +42,12 @@ class ReferenceModel(Model):
         self.info = info
         self.state_spec = spec
         self.features = plan.features
-        self._plan = plan
+        self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
         lowered = partial(LoweredStates, n_embd=plan.embedding.n_embd)
         self._caches: dict[tuple[int, Block], Any] = {
             (i, block): CACHES.get(type(block), lowered)(block, options, weights)
-            for i, layer in enumerate(plan.layers)
+            for i, layer in enumerate(plan.every_layer)
             for block in layer.blocks
             if type(block) in CACHES or type(block) not in KNOWN
         }
@@ -64,27 +64,37 @@ class ReferenceModel(Model):
         known = (n_known, self.info, self.state_spec, self.features)
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=given)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
-        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        for cache in self._caches.values():
-            cache.begin(batch)
-        embedded = embed(self._plan.embedding, weights, batch)
-        streams = np.repeat(embedded[:, None], n_streams := self._plan.embedding.n_streams, axis=1)
-        if batch.hidden is not None:
+        tree, nextn = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), self._plan.nextn_of(batch.layers)
+        for (i, _), cache in self._caches.items() if nextn is None else ():
+            if i < self.info.n_layers:  # the states of others are not of what is accepted or restored
+                cache.begin(batch)
+        ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
+        embedded = embed(ends.embedding, weights, batch)
+        streams = np.repeat(embedded[:, None], n_streams, axis=1)
+        if nextn is not None and batch.hidden is not None:
+            if type(nextn.input) in KNOWN:
+                begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
+            else:
+                begun = lowered_streams(
+                    weights, LoweredStates(nextn.input, self.options, weights, embedded.shape[1]), batch, embedded
+                )
+            streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
+        elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
         first = self._plan.embedding.other
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), embedded.shape)
         features: dict[str, np.ndarray] = {}
-        inputs = layer_inputs(self._plan.embedding, weights, batch, embedded)
+        inputs = layer_inputs(ends.embedding, weights, batch, embedded)
         for i in range(*(batch.layers or (0, self.info.n_layers))):
-            if (turn := self._plan.layers[i].turn) is not None:
+            if (turn := self._layers[i].turn) is not None:
                 streams, other = streams + other[:, None], (streams[:, -1] if turn is Turn.CHANGE else other)
             hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
-        x = read(self._plan.output.residual, weights, streams)
-        normed = each_normed(x, self._plan.output.norm, weights)
+        x = read(ends.output.residual, weights, streams)
+        normed = each_normed(x, ends.output.norm, weights)
         features["output"] = normed.astype(np.float32)
-        logits = output(self._plan.output, weights, normed[batch.rows])
+        logits = output(ends.output, weights, normed[batch.rows])
         return ArrayPass(logits, {name: features[name] for name in batch.features})
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
@@ -125,7 +135,7 @@ class ReferenceModel(Model):
             embedded: What the embedding made of the tokens, (n, E).
             inputs: What it made for layers, (n, layers, P).
         """
-        layer, streams = self._plan.layers[i], before
+        layer, streams = self._layers[i], before
         for block in layer.blocks:
             is_first = layer.is_parallel or block is layer.beside or block is layer.apart
             connection = layer.connection(block)

@@ -28,14 +28,17 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
+    Begin,
     Constant,
     Convolve,
     Decay,
     DecayByKey,
     FeedExperts,
     Gate,
+    Join,
     Multiply,
     Normalize,
+    ReadHidden,
     ReadInput,
     Recur,
     Route,
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from augury.lowering import Operation, Value
     from augury.types import ModelOptions
 
-__all__ = ["LoweredStates", "check_operations", "lowered_block"]
+__all__ = ["LoweredStates", "check_operations", "lowered_block", "lowered_streams"]
 
 
 class LoweredStates(LayerStates):
@@ -102,6 +105,14 @@ def lowered_block(
     return run.added
 
 
+def lowered_streams(weights: Weights, states: LoweredStates, batch: Batch, embedded: np.ndarray) -> np.ndarray:
+    """What residual streams (n, S, E) begin as by a block's operations, whose x is what the embedding made of the tokens."""
+    run = _Run(weights, states, batch, None, np.empty((len(embedded), 0)), np.zeros_like(embedded), {states.x: embedded})
+    for each in states.operations:
+        _OPERATIONS[type(each)](run, each)
+    return np.stack(run.begun, axis=1)
+
+
 @frozen(eq=False)
 class _Run:
     """One block in one pass: arrays (n, width) float64 by value."""
@@ -114,6 +125,7 @@ class _Run:
     added: np.ndarray
     arrays: dict[Value, np.ndarray]
     routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
+    begun: list[np.ndarray] = field(factory=list)  # what residual streams become
 
     def get(self, value: Value) -> np.ndarray:
         """The rows of a value."""
@@ -167,6 +179,19 @@ def _add_weighed(run: _Run, each: AddWeighed) -> None:
 
 def _read_input(run: _Run, each: ReadInput) -> None:
     run.arrays[each.out] = run.inputs[:, each.index]
+
+
+def _read_hidden(run: _Run, each: ReadHidden) -> None:
+    assert run.batch.hidden is not None
+    run.arrays[each.out] = run.batch.hidden.astype(np.float64)
+
+
+def _join(run: _Run, each: Join) -> None:
+    run.arrays[each.out] = np.hstack([run.get(value) for value in each.x])
+
+
+def _begin(run: _Run, each: Begin) -> None:
+    run.begun.extend(run.get(value) for value in each.y)
 
 
 def _constant(run: _Run, each: Constant) -> None:
@@ -239,6 +264,9 @@ _OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {
     FeedExperts: _feed_experts,
     AddWeighed: _add_weighed,
     ReadInput: _read_input,
+    ReadHidden: _read_hidden,
+    Join: _join,
+    Begin: _begin,
     Constant: _constant,
     Gate: _gate,
     Convolve: _convolve,

@@ -13,6 +13,7 @@ from augury.blocks.compressed import CompressedAttention
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
 from augury.blocks.latent import LatentAttention
+from augury.blocks.nextn import NextnInput
 from augury.blocks.ngram import NgramMemory
 from augury.blocks.parts import (
     Activation,
@@ -35,7 +36,7 @@ from augury.blocks.parts import (
     Turn,
     Vector,
 )
-from augury.blocks.plan import Layer, ModelPlan
+from augury.blocks.plan import Layer, ModelPlan, NextnLayer
 from augury.blocks.recurrent import (
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -96,6 +97,8 @@ __all__ = [
     "Matrices",
     "MixtureOfExperts",
     "ModelPlan",
+    "NextnInput",
+    "NextnLayer",
     "NgramMemory",
     "Norm",
     "NormKind",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
+from augury.blocks.nextn import NextnInput
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
 
-__all__ = ["Layer", "ModelPlan"]
+__all__ = ["Layer", "ModelPlan", "NextnLayer"]
 
 _Choosing = Attention | LatentAttention | CompressedAttention
 
@@ -73,14 +75,34 @@ class Layer:
 
 
 @frozen
+class NextnLayer:
+    """Predicts the token after the next one, of what the layers before gave of a token, and of the next token.
+
+    `hidden` says what it is given and gives on to one more token: what the output's matrix is multiplied with, or all residual
+    streams, as the features of these names; see `Model.features`.
+    """
+
+    embedding: Embedding
+    input: NextnInput
+    layer: Layer
+    output: Output
+    hidden: Literal["output", "layer"] = "output"
+
+
+@frozen
 class ModelPlan:
-    """A whole model, in the order in which it is computed."""
+    """A whole model, in the order in which it is computed.
+
+    Layers that predict further tokens, `nextn`, are numbered on from the others, keep what they keep in the same slots, and are
+    not of the normal range: a pass goes through one of them alone, see `Batch.layers`.
+    """
 
     architecture: str
     embedding: Embedding
     layers: tuple[Layer, ...]
     output: Output
     n_ctx_train: int  # positions the model was trained for
+    nextn: tuple[NextnLayer, ...] = ()
 
     @property
     def n_vocab(self) -> int:
@@ -90,18 +112,39 @@ class ModelPlan:
     @property
     def mixers(self) -> tuple[Block, ...]:
         """What mixes tokens, layer by layer."""
-        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+        return tuple(mixer for layer in self.every_layer for mixer in layer.mixers)
+
+    @property
+    def every_layer(self) -> tuple[Layer, ...]:
+        """The layers, and after them those that predict further tokens."""
+        return (*self.layers, *(each.layer for each in self.nextn))
+
+    def nextn_of(self, layers: tuple[int, int] | None) -> NextnLayer | None:
+        """The layer that a pass goes through, if it is one that predicts further tokens."""
+        is_nextn = layers is not None and layers[1] > len(self.layers)
+        return self.nextn[layers[0] - len(self.layers)] if layers is not None and is_nextn else None
+
+    @property
+    def nextn_features(self) -> tuple[str, ...]:
+        """The features that layers which predict further tokens are given, one by one: of the layers, or of the one before."""
+        first = len(self.layers) - 1
+        return tuple("output" if each.hidden == "output" else f"layer.{first + i}" for i, each in enumerate(self.nextn))
+
+    def without_nextn(self) -> ModelPlan:
+        """The same without layers that predict further tokens."""
+        return evolve(self, nextn=())
 
     @property
     def features(self) -> dict[str, int]:
         """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
 
-        Layers give all of their residual streams, one after the other, but for those that layers begin or trade.
+        Layers give all of their residual streams, one after the other, but for those that layers begin or trade. A pass gives
+        those of the layers that it goes through.
         """
         of_output = {} if self.output.weight is None else {"output": self.embedding.n_embd}
         if self._changes_streams:
             return of_output
-        return {f"layer.{i}": self.n_hidden for i in range(len(self.layers))} | of_output
+        return {f"layer.{i}": self.n_hidden for i in range(len(self.every_layer))} | of_output
 
     @property
     def n_hidden(self) -> int:
@@ -119,6 +162,8 @@ class ModelPlan:
         for layer in self.layers:
             yield from layer.blocks
         yield self.output
+        for each in self.nextn:
+            yield from (each.embedding, each.input, *each.layer.blocks, each.output)
 
     def parts(self) -> Iterator[Part]:
         """What all of it has of the model file, in order."""
@@ -126,6 +171,8 @@ class ModelPlan:
         for layer in self.layers:
             yield from layer.parts
         yield from self.output.tensors()
+        for each in self.nextn:
+            yield from (*each.embedding.tensors(), *each.input.tensors(), *each.layer.parts, *each.output.tensors())
 
     def for_context(self, n_ctx: int) -> ModelPlan:
         """The same for slots of `n_ctx` positions, which ropes may depend on, and without indexers that would choose all.
@@ -139,7 +186,7 @@ class ModelPlan:
                 "at most that many"
             )
         layers, chooses = [], False
-        for layer in (_layer_for_context(layer, n_ctx) for layer in self.layers):
+        for layer in (_layer_for_context(layer, n_ctx) for layer in self.every_layer):
             if isinstance(layer.mixer, _Choosing) and layer.mixer.indexer is not None:
                 chooses = n_ctx > layer.mixer.indexer.reach
                 layers.append(layer if chooses else evolve(layer, mixer=evolve(layer.mixer, indexer=None)))
@@ -147,7 +194,9 @@ class ModelPlan:
                 layers.append(evolve(layer, mixer=evolve(layer.mixer, reuses_choice=False)))
             else:
                 layers.append(layer)
-        return evolve(self, layers=tuple(layers))
+        n = len(self.layers)
+        nextn = (evolve(each, layer=layer) for each, layer in zip(self.nextn, layers[n:], strict=True))
+        return evolve(self, layers=tuple(layers[:n]), nextn=tuple(nextn))
 
     def check_blocks(self, known: Mapping[type, Container[Any]]) -> None:
         """Refuse a plan with what a backend does not compute; see `unknown`.
@@ -169,8 +218,9 @@ class ModelPlan:
                 may be None are among them. By enumeration, its members that the backend computes. A block that is not there
                 but says how it is computed (`Block.lower`) is judged by its operations.
         """
-        for each in (self.embedding, *self.layers, self.output):
-            yield from _unknown(each, known)
+        nextn = ((each.embedding, each.input, each.layer, each.output) for each in self.nextn)
+        for part in (self.embedding, *self.layers, self.output, *itertools.chain(*nextn)):
+            yield from _unknown(part, known)
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
@@ -197,7 +247,8 @@ class ModelPlan:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= len(self.layers):
             output = Output(None, None)
-        return evolve(self, embedding=embedding, layers=tuple(_moved(layer, first) for layer in layers), output=output)
+        moved = tuple(_moved(layer, first) for layer in layers)
+        return evolve(self, embedding=embedding, layers=moved, output=output, nextn=())
 
     def check_start(self, first: int) -> None:
         """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.

@@ -9,14 +9,17 @@ from augury.lowering.operations import (
     Activate,
     Add,
     AddWeighed,
+    Begin,
     Constant,
     Convolve,
     Decay,
     DecayByKey,
     FeedExperts,
     Gate,
+    Join,
     Multiply,
     Normalize,
+    ReadHidden,
     ReadInput,
     Recur,
     Route,
@@ -57,8 +60,8 @@ class Builder:
                 elif value.first + value.width > value.root.width:
                     yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}"
             sizes = [*each.sizes()]
-            if isinstance(each, Add):
-                sizes.append(("y", each.y.width, self.x.width))
+            if isinstance(each, Add | Begin):
+                sizes += [("y", value.width, self.x.width) for value in each.read]
             yield from (
                 f"{what} of {name} has {found} values, expected {right}" for what, found, right in sizes if found != right
             )
@@ -129,6 +132,22 @@ class Builder:
         out = Value(width)
         self.operations.append(ReadInput(index, n_layers, out))
         return out
+
+    def read_hidden(self, width: int) -> Value:
+        """The hidden states that the pass is given."""
+        out = Value(width)
+        self.operations.append(ReadHidden(out))
+        return out
+
+    def join(self, *x: Value) -> Value:
+        """Values side by side."""
+        out = Value(sum(each.width for each in x))
+        self.operations.append(Join(x, out))
+        return out
+
+    def begin(self, *y: Value) -> None:
+        """Let the residual streams become y, one for each, or one for all."""
+        self.operations.append(Begin(y))
 
     def constant(self, numbers: Sequence[float]) -> Value:
         """Rows that have these numbers, each."""

@@ -30,15 +30,18 @@ __all__ = [
     "Activate",
     "Add",
     "AddWeighed",
+    "Begin",
     "Constant",
     "Convolve",
     "Decay",
     "DecayByKey",
     "FeedExperts",
     "Gate",
+    "Join",
     "Multiply",
     "Normalize",
     "Operation",
+    "ReadHidden",
     "ReadInput",
     "Recur",
     "Route",
@@ -204,6 +207,28 @@ class ReadInput(Operation):
     index: int  # of the layer
     n_layers: int
     out: Value
+
+
+@frozen(eq=False)
+class ReadHidden(Operation):
+    """out = what `Batch.hidden` gives."""
+
+    out: Value
+
+
+@frozen(eq=False)
+class Join(Operation):
+    """out = several values side by side."""
+
+    x: tuple[Value, ...]
+    out: Value
+
+
+@frozen(eq=False)
+class Begin(Operation):
+    """The residual streams become y, one for each, or one for all."""
+
+    y: tuple[Value, ...]
 
 
 @frozen(eq=False)

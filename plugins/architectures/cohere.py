@@ -75,26 +75,21 @@ class Cohere2Moe(Architecture):
         is_rms = file.get(f"{cls.name}.attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
         decoder = Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
         keys, wide_rope = decoder.keys, decoder.rope(is_interleaved=True, has_factors=True)
-        windows = decoder.windows(_PERIOD, is_required=True, is_first=True)
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True)
+        windows = decoder.windows(_PERIOD, is_required=True, is_first=True, has_nextn=True)
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_nextn=True)
         n_dense = keys.count("leading_dense_block_count", least=0)
-        layers = []
-        for layer in range(decoder.n_layers):
-            attention = decoder.attention(
-                layer, wide_rope if is_local[layer] or layer < n_dense else None, window=windows[layer]
-            )
-            if has_experts(decoder, layer):
-                factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
-                marks: dict[str, Any] = {
-                    "fallback": Gating.SIGMOID,
-                    "norm": "attn_norm",
-                    "has_weights_scale": True,
-                    "factor": factor,
-                }
-                layers.append(Layer(attention, mixture(decoder, layer, **marks), is_parallel=True))
-            else:
-                layers.append(Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True))
-        return {"main": decoder.plan(layers, output=decoder.output(scale=keys.number("logit_scale") or 1.0))}
+
+        def layer_of(layer: int) -> Layer:
+            rope = wide_rope if is_local[layer] or layer < n_dense else None
+            attention = decoder.attention(layer, rope, window=windows[layer])
+            if not has_experts(decoder, layer):
+                return Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True)
+            factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
+            marks: dict[str, Any] = {"fallback": Gating.SIGMOID, "norm": "attn_norm", "has_weights_scale": True}
+            return Layer(attention, mixture(decoder, layer, factor=factor, **marks), is_parallel=True)
+
+        output = decoder.output(scale=keys.number("logit_scale") or 1.0)
+        return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), output=output, nextn=layer_of)}
 
 
 @hookimpl

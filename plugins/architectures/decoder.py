@@ -7,7 +7,7 @@ what is its own. Every tensor's shape is checked against the sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from augury.blocks import (
     FeedForward,
     Layer,
     ModelPlan,
+    NextnInput,
+    NextnLayer,
     Norm,
     NormKind,
     Output,
@@ -116,7 +118,13 @@ class Decoder(Tensors):
         return rope.of_file(self, **arguments)
 
     def windows(
-        self, period: int | None, *, default: int = 0, is_required: bool = False, is_first: bool = False
+        self,
+        period: int | None,
+        *,
+        default: int = 0,
+        is_required: bool = False,
+        is_first: bool = False,
+        has_nextn: bool = False,
     ) -> tuple[int | None, ...]:
         """By layer how many positions a token sees; all where None.
 
@@ -126,36 +134,77 @@ class Decoder(Tensors):
             default: The window where the file states none; 0: there is none then.
             is_required: Whether the file has to state it.
             is_first: Whether it is the first of them, not the last.
+            has_nextn: Whether layers that predict further tokens follow.
         """
         keys, key = self.keys, "attention.sliding_window"
         window = keys.count(key, None if is_required else default, least=0) or None
         if window is None:
-            return (None,) * self.n_layers
-        return tuple(window if is_local else None for is_local in self.flags(f"{key}_pattern", period, is_first=is_first))
+            return (None,) * (self.n_stored if has_nextn else self.n_layers)
+        flags = self.flags(f"{key}_pattern", period, is_first=is_first, has_nextn=has_nextn)
+        return tuple(window if is_local else None for is_local in flags)
 
-    def flags(self, key: str, period: int | None, *, is_first: bool = False) -> list[bool]:
-        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n."""
+    def flags(self, key: str, period: int | None, *, is_first: bool = False, has_nextn: bool = False) -> list[bool]:
+        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n.
+
+        With `has_nextn` those of layers that predict further tokens follow. An array without these ends with theirs.
+        """
+        n = self.n_stored if has_nextn else self.n_layers
         keys = self.keys
         array = self.file.metadata.get(keys.full(key))
         if isinstance(array, np.ndarray):
             if len(array.shape) != 1 or array.size < self.n_layers or array.dtype.kind not in "iub":
                 keys.fail(key, f"an array of {array.size} {array.dtype}", f"{self.n_layers} truth values, one per layer")
-            return [bool(flag) for flag in array[: self.n_layers]]
+            return [bool(array[min(layer, array.size - 1)]) for layer in range(n)]
         period = keys.count(key, period, least=0)
         odd = 0 if is_first else period - 1
-        return [period == 0 or layer % period != odd for layer in range(self.n_layers)]
+        return [period == 0 or layer % period != odd for layer in range(n)]
 
-    def plan(self, layers: Iterable[Layer], *, output: Output | None = None, **embedding: Any) -> ModelPlan:
+    def plan(
+        self,
+        layers: Iterable[Layer],
+        *,
+        output: Output | None = None,
+        nextn: Callable[[int], Layer] | None = None,
+        nextn_hidden: Literal["output", "layer"] = "output",
+        **embedding: Any,
+    ) -> ModelPlan:
         """The model of these layers, from the embedding to the output.
 
         Args:
             layers: In order.
             output: The last block, where it is not what `output()` gives.
+            nextn: Makes a layer that predicts further tokens, by its number; None: the family does without them.
+            nextn_hidden: What these layers are given, see `NextnLayer`.
             **embedding: What the embedding has beside its weight: `scale` and other fields of `Embedding`.
         """
         first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
         last = self.output() if output is None else output
-        return ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
+        plan = ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
+        if nextn is None or f"blk.{self.n_layers}.nextn.eh_proj.weight" not in self.file.tensors:
+            return plan
+        n_hidden = self.n_embd if nextn_hidden == "output" else plan.n_hidden
+        further = (self._nextn(i, nextn(i), nextn_hidden, n_hidden, last) for i in range(self.n_layers, self.n_stored))
+        return attrs.evolve(plan, nextn=tuple(further))
+
+    def _nextn(
+        self, number: int, layer: Layer, hidden: Literal["output", "layer"], n_hidden: int, output: Output
+    ) -> NextnLayer:
+        """A layer with what makes it predict further tokens; the model's embedding and output serve where it has none."""
+        at, tensors, n_embd, n_vocab = f"blk.{number}.nextn", self.file.tensors, self.n_embd, self.n_vocab
+        rows = f"{at}.embed_tokens.weight" if f"{at}.embed_tokens.weight" in tensors else f"{self.embedding}.weight"
+        self.file.tensor(rows, (n_vocab, n_embd))
+        if f"{at}.shared_head_norm.weight" in tensors:
+            output = attrs.evolve(output, norm=self.norm(f"{at}.shared_head_norm"))
+        if f"{at}.shared_head_head.weight" in tensors and output.weight is not None:
+            own = self.linear(f"{at}.shared_head_head", n_embd, n_vocab, has_bias=False, factor=output.weight.scale)
+            output = attrs.evolve(output, weight=own)
+        begin = NextnInput(
+            token_norm=self.norm(f"{at}.enorm"),
+            hidden_norm=self.norm(f"{at}.hnorm"),
+            projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
+            n_hidden=n_hidden,
+        )
+        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, layer, output, hidden)
 
     def attention(
         self,

@@ -29,7 +29,7 @@ def has_experts(decoder: Decoder, layer: int) -> bool:
 
 def limit(decoder: Decoder, layer: int, key: str) -> float | None:
     """What hidden values of a layer are limited to, by a key that has a number for each layer, if the file has it."""
-    found = decoder.keys.numbers(key, decoder.n_layers)[layer] if key in decoder.keys else 0.0
+    found = decoder.keys.numbers(key, max(layer + 1, decoder.n_layers))[layer] if key in decoder.keys else 0.0
     return found if found > _LEAST_LIMIT else None
 
 

@@ -65,6 +65,7 @@ class Glm4Moe(Transformer):
     name = "glm4moe"
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
     feeding = {"norm": "post_attention_norm", "has_scales": False}
+    nextn_hidden = "output"
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:

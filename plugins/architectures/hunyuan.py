@@ -50,6 +50,7 @@ class HyV3(Transformer):
     rotary = {"has_factors": True}
     mixing = {"has_head_norms": True}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
+    nextn_hidden = "output"
 
 
 @hookimpl

@@ -140,6 +140,7 @@ class DeepSeek4(Transformer):
 
     name = "deepseek4"
     experts = {"gating": Gating.SQRT_SOFTPLUS, "has_weights_scale": True}
+    nextn_hidden = "layer"
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
@@ -160,7 +161,7 @@ class DeepSeek4(Transformer):
         """A layer, from 0."""
         keys, key = decoder.keys, "attention.compress_ratios"
         ratios = decoder.file.get(keys.full(key), list[int])
-        if len(ratios) < decoder.n_layers or any(ratio not in _RATIOS for ratio in ratios):
+        if len(ratios) < max(layer + 1, decoder.n_layers) or any(ratio not in _RATIOS for ratio in ratios):
             keys.fail(key, ratios[:8], f"{decoder.n_layers} of 0, 4 and 128, one per layer")
         mixer = cls.attention(decoder, layer, ratios[layer])
         return Layer(mixer, cls.feed_forward(decoder, layer), residual=mixed_streams(decoder, layer))

@@ -26,6 +26,7 @@ class DeepSeek2(Transformer):
     name = "deepseek2"
     experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
+    nextn_hidden = "output"
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:

@@ -55,7 +55,12 @@ class Qwen35(Architecture):
             delta_net = cls.delta_net(decoder, layer, norm) if is_recurrent else None
             mixer = delta_net or gated_attention(decoder, layer, rope, norm)
             layers.append(Layer(mixer, cls.feed_forward(decoder, layer)))
-        return {"main": decoder.plan(layers)}
+
+        def nextn(layer: int) -> Layer:
+            norm = decoder.norm(f"blk.{layer}.attn_norm")
+            return Layer(gated_attention(decoder, layer, rope, norm), cls.feed_forward(decoder, layer))
+
+        return {"main": decoder.plan(layers, nextn=nextn)}
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:

@@ -72,9 +72,10 @@ class GlmDsa(DeepSeek2):
         """What else its attention has."""
         is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
         default = [not is_shared or each < 2 or (each - 2) % 4 == 0 for each in range(decoder.n_layers)]
-        if chooses(decoder, default)[layer]:
+        is_nextn, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
+        if has_indexer if is_nextn else chooses(decoder, default)[layer]:
             return {"indexer": indexer(decoder, layer, cls.rope(decoder))}
-        return {"reuses_choice": True}
+        return {"reuses_choice": not is_nextn}
 
 
 def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from augury.blocks import FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
 from augury.files.gguf import ModelFile
@@ -24,6 +24,7 @@ class Transformer(Architecture):
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
         is_parallel: Whether both see the same input.
+        nextn_hidden: What its layers that predict further tokens are given, see `NextnLayer`; None: it does without them.
     """
 
     reading: ClassVar[Mapping[str, Any]] = {}
@@ -32,6 +33,7 @@ class Transformer(Architecture):
     feeding: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
     is_parallel: ClassVar[bool] = False
+    nextn_hidden: ClassVar[Literal["output", "layer"] | None] = None
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -39,7 +41,10 @@ class Transformer(Architecture):
         decoder = cls.decoder(file)
         rope = cls.rope(decoder)
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        return {"main": decoder.plan(layers, output=cls.output(decoder), **cls.embedding(decoder))}
+        more: dict[str, Any] = {"output": cls.output(decoder), **cls.embedding(decoder)}
+        if cls.nextn_hidden is not None:
+            more |= {"nextn": lambda layer: cls.layer(decoder, layer, rope), "nextn_hidden": cls.nextn_hidden}
+        return {"main": decoder.plan(layers, **more)}
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:

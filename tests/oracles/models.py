@@ -64,12 +64,18 @@ def tiny_model(name: str) -> Path:
     """The GGUF file of a tiny model."""
     if name.endswith(STORED_TYPES):
         return DATA / f"{name}.gguf"
-    path = _folder() / f"{name}.gguf"
     if name in ORACLES:
-        _written(path, functools.partial(_write_from_head, DATA / f"{name}.head"))
-    else:
-        source, _, kind = name.rpartition("-")
-        _written(path, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
+        return written_from_head(DATA / f"{name}.head")
+    path = _folder() / f"{name}.gguf"
+    source, _, kind = name.rpartition("-")
+    _written(path, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
+    return path
+
+
+def written_from_head(head: Path) -> Path:
+    """The GGUF file of a header, with its weights."""
+    path = _folder() / f"{head.stem}.gguf"
+    _written(path, functools.partial(_write_from_head, head))
     return path
 
 
@@ -166,11 +172,16 @@ def _write_from_head(head: Path, path: Path, *, most: int | None = None) -> None
         out.write(data[8:])
         out.truncate(int.from_bytes(data[:8], "little"))
         with mmap.mmap(out.fileno(), 0) as mapped:
-            entries = read_header(path, mapped).entries
-        for entry in entries:
+            header = read_header(path, mapped)
+        for entry in header.entries:
             if most is None or math.prod(entry.shape) <= most:
                 out.seek(entry.start)
-                out.write(_weights(entry.name, entry.shape, head.stem).tobytes())
+                if entry.name == "d2t":  # which of the target's tokens a draft model knows
+                    n_vocab = len(header.metadata["tokenizer.ggml.tokens"])
+                    tokens = np.argsort(_raw(f"{head.stem}/d2t", n_vocab), kind="stable")
+                    out.write(np.sort(tokens[: math.prod(entry.shape)]).tobytes())
+                else:
+                    out.write(_weights(entry.name, entry.shape, head.stem).tobytes())
 
 
 def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:

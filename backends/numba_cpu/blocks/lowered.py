@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.operations.emitter import Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.errors import UnsupportedError
-from augury.lowering import Multiply, Normalize, ReadInput, Value
+from augury.lowering import Multiply, Normalize, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class LoweredEmitter(RecurrentEmitter):
                 # the product is written where what was left is read
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, waits=waits)
-            elif isinstance(operation, ReadInput):
-                continue  # what it reads lies where the embedding left it
+            elif isinstance(operation, ReadInput | ReadHidden):
+                continue  # what it reads lies where the embedding left it, or where the pass begins with it
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation)
             else:

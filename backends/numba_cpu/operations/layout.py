@@ -9,7 +9,7 @@ from attrs import evolve, fields, frozen
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import row_bytes
-from augury.lowering import Add, AddWeighed, FeedExperts, Gate, Multiply, Normalize, ReadInput, Recur, Route, Value
+from augury.lowering import Add, AddWeighed, FeedExperts, Gate, Multiply, Normalize, ReadHidden, ReadInput, Recur, Route, Value
 from augury.lowering.rewrites import FeedMoreExperts
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from augury.lowering import Operation
 
-__all__ = ["INPUTS", "Layout", "Place", "with_copies"]
+__all__ = ["HIDDEN", "INPUTS", "Layout", "Place", "with_copies"]
+
+HIDDEN = "hidden states"
+"""The buffer of the hidden states that a layer which predicts further tokens is given."""
 
 INPUTS = "layer inputs"
 """The buffer of what the embedding makes for all layers: rows in whole panels."""
@@ -105,6 +108,9 @@ class Layout:
             if isinstance(each, ReadInput):
                 width = each.out.width
                 self._at[each.out] = (INPUTS, each.index * width, up(each.n_layers * width, PANEL_ROWS))
+                continue
+            if isinstance(each, ReadHidden):
+                self._at[each.out] = (HIDDEN, 0, each.out.width)
                 continue
             for value in each.made:
                 if isinstance(each, Gate):  # which is computed in place

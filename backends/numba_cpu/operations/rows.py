@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import Activate, Add, Constant, Multiply, Normalize
+    from augury.lowering import Activate, Add, Begin, Constant, Join, Multiply, Normalize
     from augury.lowering.rewrites import MultiplyActivated
 
 __all__ = [
     "ActivateEmitter",
     "AddEmitter",
+    "BeginEmitter",
     "ConstantEmitter",
+    "JoinEmitter",
     "MultiplyActivatedEmitter",
     "MultiplyEmitter",
     "NormalizeEmitter",
@@ -134,6 +136,45 @@ def _activating(operation: Activate, placed: Placed) -> Activating:
         limit=operation.limit or 0.0,
         constants=constants_of(operation.constants),
     )
+
+
+class JoinEmitter(OperationEmitter):
+    """Copies rows side by side."""
+
+    operation: Join
+    needs_no_barrier = True
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (recurrent_ends.place_rows,)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        to, column = self.placed.at(self.operation.out), 0
+        for value in self.operation.x:
+            x = self.placed.strided(value, tape)
+            operands = (x.address, x.stride, to.address + 4 * column, to.stride, value.width, 0)
+            tape.add(Work("copying rows"), recurrent_ends.place_rows, *operands)
+            column += value.width
+
+
+class BeginEmitter(OperationEmitter):
+    """Copies rows to the residual streams."""
+
+    operation: Begin
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (recurrent_ends.place_rows,)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        y, to = self.operation.y, tape.streams
+        size = y[0].width
+        for i in range(to.width // size):
+            x = self.placed.at(y[min(i, len(y) - 1)])
+            operands = (x.address, x.stride, to.address + 4 * i * size, to.width, size, 0)
+            tape.add(Work("copying rows"), recurrent_ends.place_rows, *operands)
 
 
 class ConstantEmitter(OperationEmitter):

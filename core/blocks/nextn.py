@@ -1,0 +1,38 @@
+"""What a layer that predicts further tokens begins with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.blocks.block import Block
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Linear, Norm
+    from augury.lowering.builder import Builder
+
+__all__ = ["NextnInput"]
+
+
+@frozen
+class NextnInput(Block):
+    """The residual streams begin as projection(token_norm(x), hidden_norm(h)), both norms side by side.
+
+    x is the token's embedding, h what `Batch.hidden` gives of the token before it. Where h has a row (E,) for each stream,
+    each begins as its own; one row is the beginning of all.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    projection: Linear  # 2 E → E
+    n_hidden: int  # values of h
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
+        rows = build.read_hidden(self.n_hidden).split(*[size] * (self.n_hidden // size))
+        joined = [build.join(x, build.normalize(row, self.hidden_norm)) for row in rows]
+        build.begin(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))

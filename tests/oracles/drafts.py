@@ -1,0 +1,57 @@
+"""Tiny models that draft for others, with random weights, and what llama.cpp drafts with them, round by round.
+
+`DRAFTS` are their names, `NEXTN` those of models that draft for themselves; `draft_file(NAME)` is the path of its GGUF file,
+written once per test run, `target_of(NAME)` the name of the model of `models.ORACLES` that it drafts for, and `runs(NAME)`
+what llama.cpp did.
+
+The data is in `tests/data/drafts`, whose README says what it means.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import attrs
+import numpy as np
+from oracles import models
+
+DATA = Path(__file__).parent.parent / "data" / "drafts"
+NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
+DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(NEXTN)))
+
+
+@attrs.frozen(eq=False)
+class Run:
+    """A text that was drafted for round by round, k tokens each."""
+
+    text: np.ndarray  # (T,) int32
+    n_prompt: int
+    k: int
+    last: np.ndarray  # (R,): a round drafts while the last token is text[last]
+    drafts: np.ndarray  # (R, k) int32
+    logits: np.ndarray  # (R, V) float32, of the last drafted token of a chain
+
+
+def draft_file(name: str) -> Path:
+    """The GGUF file of a tiny model that drafts."""
+    return models.written_from_head(DATA / f"{name}.head")
+
+
+@functools.cache
+def target_of(name: str) -> str:
+    """The model that it drafts for."""
+    with np.load(DATA / f"{name}.npz") as data:
+        return str(data["target"])
+
+
+@functools.cache
+def runs(name: str) -> tuple[Run, Run]:
+    """What llama.cpp drafted: one token a round, then several."""
+    with np.load(DATA / f"{name}.npz") as data:
+        text, n_prompt = data["text"].astype(np.int32), int(data["n_prompt"])
+        first, last = (
+            Run(text, n_prompt, int(data[f"{of}_k"]), *(data[f"{of}_{what}"] for what in ("last", "drafts", "logits")))
+            for of in ("first", "last")
+        )
+    return first, last

@@ -1,0 +1,186 @@
+"""Layers that predict further tokens, on every backend that computes them: what they draft is what llama.cpp drafts."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import numpy as np
+import pytest
+from oracles.drafts import NEXTN, draft_file, runs
+from oracles.models import altered, nmse
+
+from augury import Registry
+from augury.batch import Batch
+from augury.errors import OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import plan_of
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+BACKENDS = ("reference", "numba-cpu")
+LIMIT = 1e-9
+# after the first round llama.cpp's hidden states of this model come from batches of a few tokens on a recurrent state, which
+# it computes otherwise than one token or a whole prompt
+LIMITS = {"mtp-qwen3next": 3e-7}
+NO_ROWS = np.empty(0, np.int32)
+
+
+def load(backend, name, *, plan=None, **options):
+    file, kind = ModelFile.open(draft_file(name)), REGISTRY.backends[backend]
+    given = {"n_slots": 2, "n_ctx": 256, "cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "draft_max": 8, **options}
+    return kind(kind.options_class()).load(file, plan or plan_of(file, REGISTRY), ModelOptions(**given), Progress())
+
+
+def hidden_states(model, text, slot=0):
+    """What is given for each token: what the model made of the one before."""
+    (name,) = model.info.nextn_features
+    found = model.forward(Batch.chain(text, slot=slot, rows=NO_ROWS, features=(name,))).features(name)
+    return np.concatenate([np.zeros_like(found[:1]), found])
+
+
+def nextn(model, tokens, start, hidden, *, slot=0, rows=None):
+    """A pass through the layer that predicts further tokens: its logits, and what it gives on."""
+    n = model.info.n_layers
+    given_on = "output" if model.info.nextn_features == ("output",) else f"layer.{n}"
+    batch = Batch.chain(
+        tokens, start=start, slot=slot, rows=rows, layers=(n, n + 1), hidden=np.ascontiguousarray(hidden), features=(given_on,)
+    )
+    passed = model.forward(batch)
+    return passed.rows().copy(), passed.features(given_on).copy()
+
+
+def drafted(model, run):
+    """The drafts of each round, and the logits of the last token."""
+    hidden, n_done = hidden_states(model, run.text), 0
+    for last in run.last.tolist():
+        n = last + 1
+        logits, given = nextn(model, run.text[n_done:n], n_done, hidden[n_done:n], rows=np.array([last - n_done], np.int32))
+        tokens, n_done = [int(logits[-1].argmax())], n
+        for i in range(1, run.k):
+            logits, given = nextn(model, tokens[-1:], last + i, given[-1:])
+            tokens.append(int(logits[-1].argmax()))
+        yield tokens, logits[-1]
+
+
+@pytest.mark.parametrize("name", NEXTN)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_and_logits_are_those_of_llama_cpp(backend, name):
+    model = load(backend, name)
+    for run in runs(name):
+        found, logits = zip(*drafted(model, run), strict=True)
+        assert list(found) == run.drafts.tolist()
+        assert max(map(nmse, logits, run.logits)) < LIMITS.get(name, LIMIT)
+        assert nmse(logits[0], run.logits[0]) < LIMIT
+    model.close()
+
+
+@pytest.mark.parametrize("name", NEXTN)
+def test_what_is_drafted_does_not_depend_on_cuts_slots_or_threads(name):
+    text, model, other = runs(name)[0].text[:40], load("numba-cpu", name), load("numba-cpu", name, threads=2)
+    hidden = hidden_states(model, text)[:-1]
+    right = nextn(model, text, 0, hidden)
+
+    for computing, slot, cuts in ((model, 1, (0, 1, 2, 5, 6, 40)), (other, 0, (0, 17, 18, 40)), (other, 1, (0, 40))):
+        parts = [nextn(computing, text[a:b], a, hidden[a:b], slot=slot) for a, b in itertools.pairwise(cuts)]
+        assert np.array_equal(np.concatenate([logits for logits, _ in parts]), right[0])
+        assert np.array_equal(np.concatenate([given for _, given in parts]), right[1])
+    n = model.info.n_layers
+    batch = Batch.chain(text[:9], layers=(n, n + 1), hidden=np.ascontiguousarray(hidden[:9]))
+    both = attrs.evolve(  # of two slots, in turns
+        batch,
+        tokens=np.repeat(text[:9], 2),
+        slots=np.tile(np.array([1, 0], np.int32), 9),
+        positions=np.repeat(np.arange(9, dtype=np.int32), 2),
+        rows=np.arange(18, dtype=np.int32),
+        hidden=np.repeat(hidden[:9], 2, axis=0),
+    )
+    found = model.forward(both).rows()
+    assert np.array_equal(found[::2], right[0][:9])
+    assert np.array_equal(found[1::2], right[0][:9])
+    model.close()
+    other.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["mtp-qwen35", "mtp-deepseek2", "mtp-deepseek4"])
+def test_the_model_computes_the_same_bits_beside_it(backend, name):
+    text, model = runs(name)[0].text[:24], load(backend, name)
+    plain = load(backend, name, plan=plan_of(ModelFile.open(draft_file(name)), REGISTRY).without_nextn())
+    right = plain.forward(Batch.chain(text)).rows().copy()
+    hidden = hidden_states(model, text[:10])
+
+    nextn(model, text[:10], 0, hidden[:10])
+    nextn(model, text[8:11], 10, hidden[8:11])  # a draft
+    found = model.forward(Batch.chain(text[10:], start=10)).rows()
+
+    assert np.array_equal(found, right[10:])
+    assert plain.state_spec.n_bytes_per_position < model.state_spec.n_bytes_per_position
+    assert plain.state_spec.n_bytes_per_sequence == model.state_spec.n_bytes_per_sequence
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_draft_that_moves_leaves_what_was_computed_of_the_text(backend):
+    """Accepted tokens of a tree come to their places in the model's layers; the others have computed theirs already."""
+    text, model = runs("mtp-glm4moe")[0].text[:12], load(backend, "mtp-glm4moe")
+    hidden = hidden_states(model, text)
+    right, _ = nextn(model, text, 0, hidden[:12])
+    moved = Batch.chain(text[11:], start=11, accepted=np.array([[0, 11, 9]], np.int32))
+
+    nextn(model, text[:11], 0, hidden[:11])
+    model.forward(moved)
+    found, _ = nextn(model, text[11:], 11, hidden[11:12])
+
+    assert np.array_equal(found, right[11:])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_block_that_the_backend_does_not_know_is_computed_by_its_operations(backend):
+    file, text = ModelFile.open(draft_file("mtp-deepseek4")), runs("mtp-deepseek4")[0].text[:9]
+    plan = plan_of(file, REGISTRY)
+    strange = type("StrangeInput", (type(plan.nextn[0].input),), {})
+    changed = attrs.evolve(plan.nextn[0], input=strange(**attrs.asdict(plan.nextn[0].input, recurse=False)))
+
+    found, right = (
+        nextn(model, text, 0, hidden_states(model, text)[:-1])[0]
+        for model in (load(backend, "mtp-deepseek4", plan=each) for each in (attrs.evolve(plan, nextn=(changed,)), plan))
+    )
+
+    assert np.array_equal(found, right)
+
+
+def test_a_layer_with_its_own_embedding_and_output_uses_them():
+    file, text = ModelFile.open(draft_file("mtp-glm4moe")), runs("mtp-glm4moe")[0].text[:9]
+    rng, shape = np.random.default_rng(1), file.tensor("token_embd.weight").shape
+    arrays = {f"blk.2.nextn.{name}.weight": rng.standard_normal(shape) for name in ("embed_tokens", "shared_head_head")}
+    found = {}
+    for given in ((), *((name,) for name in arrays)):
+        changed = altered(file, arrays={name: arrays[name] for name in given})
+        kind = REGISTRY.backends["reference"]
+        plan, options = plan_of(changed, REGISTRY), ModelOptions(n_ctx=64, threads=1)
+        model = kind(kind.options_class()).load(changed, plan, options, Progress())
+        found[given] = nextn(model, text, 0, hidden_states(model, text)[:-1])[0]
+    rows = list(found.values())
+    assert not any(np.array_equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
+
+
+def test_a_pass_is_through_one_such_layer_with_hidden_states():
+    model = load("reference", "mtp-qwen35")
+    hidden = np.zeros((2, model.features["output"]), np.float32)
+    for layers, given in (((2, 4), hidden), ((1, 3), hidden), ((3, 4), hidden), ((2, 3), None), ((2, 3), hidden[:, 1:])):
+        with pytest.raises(OptionError, match=r"layers [123] to|from layer 2 on"):
+            model.forward(Batch.chain([1, 2], layers=layers, hidden=given))
+
+
+def test_a_backend_without_such_layers_says_so():
+    file = ModelFile.open(draft_file("mtp-qwen35"))
+    kind = REGISTRY.backends["numba-cuda"]
+    with pytest.raises(UnsupportedError, match="NextnInput"):
+        kind(kind.options_class()).state_spec(plan_of(file, REGISTRY), ModelOptions(n_ctx=64))
+
+
+def test_layers_that_are_not_complete_are_left_out():
+    file = ModelFile.open(draft_file("mtp-qwen35"))
+    assert not plan_of(altered(file, without=("blk.2.nextn.eh_proj.weight",)), REGISTRY).nextn
+    assert len(plan_of(file, REGISTRY).nextn) == 1
