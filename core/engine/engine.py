@@ -20,7 +20,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluations import Evaluations
 from augury.engine.loop import Loop
-from augury.engine.request import Request, checked_tokens, is_several, make_requests
+from augury.engine.request import Request, checked_tokens, is_several, make_request, make_requests
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
@@ -83,9 +83,14 @@ class Engine(Evaluations):
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
-        how: dict[str, Any] = {"speculation": speculation, "registry": loader.registry, "tokenizer": tokenizer}
-        n_slots = context.spec.n_slots
-        self._requests: Callable[..., list[Request]] = partial(make_requests, n_vocab=self._n_vocab, n_slots=n_slots, **how)
+        self._make_request = partial(
+            make_request,
+            speculation=speculation,
+            n_vocab=self._n_vocab,
+            n_slots=context.spec.n_slots,
+            registry=loader.registry,
+            tokenizer=tokenizer,
+        )
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
@@ -93,7 +98,7 @@ class Engine(Evaluations):
         self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
-        self._worker = Worker(loop, give_back, n_slots=n_slots, max_queue=max_queue)
+        self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
         self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
@@ -188,8 +193,9 @@ class Engine(Evaluations):
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
-            how: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
-            context = loader.load(model, options, purpose="target", **how)
+            context = loader.load(
+                model, options, purpose="target", memory=memory, memory_options=memory_options or {}, implied=implied
+            )
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
@@ -250,7 +256,8 @@ class Engine(Evaluations):
         """
         self._worker.check_queue()  # before a template is rendered for nothing
         tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
-        requests = self._requests(tokens, params, n=n, text=prompt if isinstance(prompt, str) else None)
+        text = prompt if isinstance(prompt, str) else None
+        requests = make_requests(tokens, params, n=n, text=text, make=self._make_request)
         runnings, leader = list[Running](), None
         try:
             for request in requests:
@@ -267,8 +274,9 @@ class Engine(Evaluations):
 
     def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        how: dict[str, Any] = {"tools": tools, "kwargs": kwargs, "why": why, "n_ctx": self._n_ctx}
-        ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)
+        ids = prompt_ids(
+            prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=kwargs, why=why, n_ctx=self._n_ctx
+        )
         return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
     @overload

@@ -101,6 +101,6 @@ class Evaluations(ABC):
         return embeddings if is_several(texts) else embeddings[0]
 
     def _embedding(self, texts: Any, pooling: str | None, *, normalize: bool) -> Callable[[Loop], Steps]:
-        how: dict[str, Any] = {"pooling": checked_pooling(pooling, self.info), "normalize": normalize}
+        kind = checked_pooling(pooling, self.info)
         tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
-        return lambda loop: loop.embed(tokens, **how)
+        return lambda loop: loop.embed(tokens, pooling=kind, normalize=normalize)

@@ -124,7 +124,7 @@ def is_several(prompt: Any) -> bool:
 
 
 def make_requests(
-    prompt: np.ndarray, params: Mapping[str, Any], *, n: int | None, text: str | None, **how: Any
+    prompt: np.ndarray, params: Mapping[str, Any], *, n: int | None, text: str | None, make: Callable[..., Request]
 ) -> list[Request]:
     """Requests for n answers to one prompt: a seed that is given is followed by the next ones.
 
@@ -133,16 +133,14 @@ def make_requests(
         params: As in `make_request`.
         n: How many; None: one.
         text: The prompt as it was given, if that was a text.
-        **how: The other arguments of `make_request`, whose errors are raised.
+        make: `make_request` with all that all requests of an engine have in common; its errors are raised.
     """
     requests = list[Request]()
     for i in range(1 if n is None else check_count("n", n)):
         seed = requests[0].sampling.seed if i else None
-        request = make_request(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64}, **how)
-        if request.echo:
-            tokenizer: Tokenizer | None = how["tokenizer"]
-            decoded = "" if tokenizer is None else tokenizer.decode(prompt.tolist(), skip_special=False)
-            request = attrs.evolve(request, prompt_text=decoded if text is None else text)
+        request = make(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64})
+        if request.echo and text is not None:
+            request = attrs.evolve(request, prompt_text=text)
         if i:  # the prompt is processed for the first of them
             request = attrs.evolve(request, on_prompt=None)
         requests.append(request)
@@ -251,8 +249,13 @@ def make_request(
         constraint=constraint,
         slot=slot,
         prediction=prediction,
+        prompt_text=_decoded(prompt, tokenizer) if flags["echo"] else None,
         **flags,
     )
+
+
+def _decoded(tokens: np.ndarray, tokenizer: Tokenizer | None) -> str:
+    return "" if tokenizer is None else tokenizer.decode(tokens.tolist(), skip_special=False)
 
 
 def _prediction(value: Any, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray | None:

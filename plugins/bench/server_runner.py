@@ -21,7 +21,7 @@ from augury.errors import AuguryError
 from augury.plugins.bench.abba import Answer
 from augury.plugins.bench.timing import Measurement, Runner
 
-__all__ = ["ServerOptions", "ServerRunner"]
+__all__ = ["LlamaServerOptions", "ServerRunner"]
 
 _READY_S = 300.0  # a large model on a slow disk
 _ANSWER_S = 900.0
@@ -29,7 +29,7 @@ _GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": Tr
 
 
 @frozen
-class ServerOptions:
+class LlamaServerOptions:
     """How the server is started: with the settings of augury."""
 
     path: Path  # of the program
@@ -48,7 +48,7 @@ class ServerRunner(Runner):
     computes the logits of a prompt's last token only, also where the measurement is of the kind `curve`.
     """
 
-    def __init__(self, options: ServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
+    def __init__(self, options: LlamaServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
         """Nothing is started yet.
 
         Args:

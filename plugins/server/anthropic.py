@@ -217,8 +217,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
     params = body.over(params) | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
     if body.stream:
         events = partial(_events, plan, begun, server, stops)
-        how: dict[str, Any] = {"error_event": "error", "ping": _PING, "has_progress": True}
-        return await stream(server, http, body, [params], events, **how)
+        return await stream(server, http, body, [params], events, error_event="error", ping=_PING, has_progress=True)
     (result,) = await generate(server, http, [params])
     answer = collect(AnswerReader(plan).read_whole(result))
     content: list[dict[str, Any]] = []

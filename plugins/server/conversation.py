@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from anyio import to_thread
 
@@ -19,31 +19,48 @@ async def plan_chat(
     server: Server,
     messages: Sequence[Mapping[str, Any]],
     *,
-    kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any],
+    is_parallel: bool,
+    json_schema: Mapping[str, Any] | None,
+    has_form: bool,
+    reasoning: Literal["none", "deepseek", "auto"] | None = None,
     budget: int | None = None,
-    has_form: bool = False,
-    **how: Any,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
 
     Args:
         server: Whose model is to answer.
         messages: The conversation, as OpenAI's clients send it.
-        kwargs: Variables of the chat template, beside those of the server's flags.
+        tools: See `ChatFormat.plan`.
+        tool_choice: Likewise.
+        is_parallel: Likewise.
+        json_schema: Likewise.
+        has_form: Whether the request says what the whole output must fit, so that the flag of `budget` is not about it.
+        reasoning: See `ChatFormat.plan`; None for what the server's flag says.
         budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
-        has_form: Whether the request says what the whole output must fit, so that the flag is not about it.
-        **how: `tools`, `tool_choice`, `is_parallel`, `reasoning`, `json_schema`, see `ChatFormat.plan`.
+        kwargs: Variables of the chat template, beside those of the server's flags.
 
     Returns:
         How the answer is to be read, and what `Engine.submit` is to be told.
     """
     names = {**server.options.chat_template_kwargs, **(kwargs or {})}
-    how["reasoning"] = how.get("reasoning") or server.options.reasoning_format
     if budget is None or budget < 0:
         budget = -1 if has_form else server.options.reasoning_budget
-    if 0 <= budget < server.engine.config["n_ctx"]:  # else the context is full before
-        how["budget"] = budget
-    plan = await to_thread.run_sync(partial(server.chat_format.plan, messages, kwargs=names, **how))
+    plan = await to_thread.run_sync(
+        partial(
+            server.chat_format.plan,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            is_parallel=is_parallel,
+            reasoning=reasoning or server.options.reasoning_format,
+            kwargs=names,
+            json_schema=json_schema,
+            budget=budget if 0 <= budget < server.engine.config["n_ctx"] else None,  # the context is full before
+        )
+    )
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
 
 

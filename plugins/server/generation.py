@@ -225,14 +225,17 @@ def check_texts(texts: Sequence[Any]) -> None:
         raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
 
 
-async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], **how: Any) -> list[np.ndarray]:
+async def embed(
+    server: Server, http: Request, texts: Sequence[Sequence[int]], *, pooling: str | None, normalize: bool
+) -> list[np.ndarray]:
     """Embed token ids, as many texts at once as slots are free.
 
     Args:
         server: Whose engine is to embed.
         http: The request; where its client leaves, no more is computed.
         texts: At least one.
-        **how: Arguments of `Engine.embed`.
+        pooling: See `Engine.embed`.
+        normalize: Likewise.
 
     Raises:
         AuguryError: As `Engine.embed` does.
@@ -240,9 +243,9 @@ async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], *
     """
     check_texts(texts)
     n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
-    if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
+    if pooling == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-    return list(await _unless_left(server, http, server.engine.aembed(texts, **how)))
+    return list(await _unless_left(server, http, server.engine.aembed(texts, pooling=pooling, normalize=normalize)))
 
 
 async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int) -> list[list[PromptToken]]:

@@ -24,7 +24,7 @@ from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.saved_results import check_saved, print_figures
-from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
+from augury.plugins.bench.server_runner import LlamaServerOptions, ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 from augury.types import ModelOptions
 
@@ -151,10 +151,10 @@ def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> Server
     return ServerRunner(options, runner.tokens, model.info.n_vocab)
 
 
-def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> ServerOptions:
+def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> LlamaServerOptions:
     """Start the program of `--vs` with the same model, threads, context, cache types and metadata."""
     more = (*override_words(args), *shlex.split(args.vs_args))
-    return ServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
+    return LlamaServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
 
 
 @contextmanager

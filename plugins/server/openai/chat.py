@@ -101,7 +101,7 @@ class ResponseFormat(Fields):
         return self.schema_ or {"type": "object"} if self.type == "json_object" else None
 
 
-class Prediction(Fields):
+class PredictedContent(Fields):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
@@ -116,7 +116,7 @@ class ChatRequest(OpenAIFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
