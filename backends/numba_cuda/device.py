@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Buffer", "Copy", "CountingDevice", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
+__all__ = ["Arguments", "Buffer", "Copy", "CountingDevice", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
 
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
@@ -49,6 +49,10 @@ class Pointer:
         return Pointer(self.buffer, self.offset + n_bytes)
 
 
+Arguments = dict[str, Pointer | float]
+"""What a kernel is given, by the names of its parameters."""
+
+
 @frozen(eq=False)
 class Launch:
     """A kernel, a grid of blocks, and what the kernel is given: pointers and numbers."""
@@ -57,6 +61,18 @@ class Launch:
     grid: tuple[int, int, int]
     n_threads: int
     arguments: tuple[Pointer | float, ...]
+
+    @classmethod
+    def of(cls, kernel: Kernel, grid: tuple[int, ...], n_threads: int, first: Pointer, **arguments: Pointer | float) -> Launch:
+        """A launch with arguments by name, but the first one; other pointers that are left out are that one, and numbers 0."""
+        if unknown := arguments.keys() - set(kernel.names[1:]):
+            raise TypeError(f"kernel {kernel.name} has no {', '.join(sorted(unknown))}; it has {', '.join(kernel.names)}")
+        nothing: dict[str, Pointer | float] = {"i": 0, "r": 0.0}
+        letters = zip(kernel.names[1:], kernel.parameters[1:], strict=True)
+        given = (arguments.get(name, nothing.get(letter, first)) for name, letter in letters)
+        blocks = (*grid, 1, 1)
+        told = (first, *(int(each) if isinstance(each, bool) else each for each in given))
+        return cls(kernel, (blocks[0], blocks[1], blocks[2]), n_threads, told)
 
 
 @frozen(eq=False)

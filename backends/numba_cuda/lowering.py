@@ -11,14 +11,14 @@ from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cuda.blocks.asked import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
+from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape
-from augury.blocks import Attention, FeedForward, Mamba2, Turn
-from augury.errors import UnsupportedError
+from augury.blocks import Attention, Turn
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.backends.numba_cuda.blocks.asked import Asked
-    from augury.backends.numba_cuda.blocks.emitter import Part
+    from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
     from augury.backends.numba_cuda.device import Device, Pointer, Program
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Layer, ModelPlan, Norm
+    from augury.blocks import Block, ModelPlan, Norm
     from augury.types import ModelOptions
 
 __all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
@@ -58,16 +58,6 @@ def size_of(n_tokens: int, last_position: int) -> Size:
     return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits)
 
 
-def _first_norms(layer: Layer) -> tuple[Norm | None, ...]:
-    """The norms of what several blocks see that stand side by side."""
-    blocks = (*layer.mixers, layer.feed_forward) if layer.is_parallel else layer.mixers
-    is_known = all(isinstance(block, Attention | Mamba2 | FeedForward) for block in blocks)
-    if len(blocks) < 2 or layer.apart or not is_known:
-        return ()
-    norms = tuple(dict.fromkeys(block.norm for block in blocks if isinstance(block, Attention | Mamba2 | FeedForward)))
-    return norms if len(norms) <= 2 else ()
-
-
 class Lowering:
     """What a plan needs, known at once, and its programs, once it has a place on a device.
 
@@ -83,11 +73,8 @@ class Lowering:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
         plan.check_blocks(KNOWN)
-        for each in plan.blocks():
-            if type(each) not in EMITTERS:
-                raise UnsupportedError(f"a block {type(each).__name__}, backend numba-cuda computes none; choose another one")
-        self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
-        self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
+        self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
+        self._layers = [[self._emitter(each) for each in layer.blocks] for layer in plan.layers]
         for layer, emitters in zip(plan.layers, self._layers, strict=True):
             if isinstance(layer.mixer, Attention) and layer.mixer.source is not None:
                 reader, kept = emitters[0], self._layers[layer.mixer.source][0]
@@ -104,6 +91,12 @@ class Lowering:
         draft_max = options.draft_max if of_sequence else None
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
 
+    def _emitter(self, block: Block) -> Emitter:
+        """What writes a block's launches: a class of its own, or the emitters of its operations."""
+        if type(block) in EMITTERS:
+            return EMITTERS[type(block)](block, self.options)
+        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd)
+
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
         self.allocate(device)
@@ -118,7 +111,7 @@ class Lowering:
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
             needed["asked"] = 4 * MAX_TOKENS * max(widths)
-        if any(len(_first_norms(layer)) > 1 for layer in self.plan.layers):
+        if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
             for name, n_bytes in each.items():
@@ -191,10 +184,19 @@ class Lowering:
         if plan.embedding.layer_inputs is not None or any(layer.skip for layer in plan.layers):
             yield "given"
 
+    def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
+        """The norms of what several blocks of a layer see that stand side by side, if there are at most two."""
+        layer, emitters = self.plan.layers[i], self._layers[i]
+        emitters = emitters if layer.is_parallel else emitters[: len(layer.mixers)]
+        if len(emitters) < 2 or layer.apart or any(len(emitter.norms) != 1 for emitter in emitters):
+            return ()
+        norms = tuple(dict.fromkeys(norm for emitter in emitters for norm in emitter.norms))
+        return norms if len(norms) <= 2 else ()
+
     def _first_products(self, i: int) -> list[Asked]:
         """What several mixers of a layer begin with, of one norm: the first one's last, since its v is of another type."""
         layer = self.plan.layers[i]
-        emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(_first_norms(layer)) == 1 else []
+        emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.asked for emitter in reversed(emitters) if emitter.asked is not None]
 
     def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
@@ -222,7 +224,7 @@ class Lowering:
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x
-        if norms := _first_norms(layer):
+        if norms := self._first_norms(i):
             tape.norm_first(norms)
             if asked := self._first_products(i):
                 multiply_first(tape, tape.norm(norms[0], ()), asked)

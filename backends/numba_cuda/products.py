@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import GATED, HAS_BIAS, HAS_SCALES, MULTIPLY, NOT_COMBINED, NOT_GATED
+from augury.backends.numba_cuda.kernels.matmul import GATED, HAS_BIAS, HAS_SCALES, MULTIPLY
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
@@ -18,13 +18,17 @@ from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
     from augury.backends.numba_cuda.weights import Matrix
 
 __all__ = ["WARPS", "launch_of", "launch_of_two", "tile_of"]
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
+_NAMES_OF_TWO = (
+    ("w", "y", "n_rows", "n", "n_cuts", "scale", "bias", "has_bias"),
+    ("other_w", "other_y", "other_rows", "other_n", "other_cuts", "other_scale", "other_bias", "other_has_bias"),
+)
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
 
@@ -47,28 +51,28 @@ def launch_of(
     tiles: Tiles,
     mode: int,
     which: int,
-    gated: tuple[Pointer | float, ...] = (),
+    more: Arguments | None = None,
     n_gated: int = 1,
-    combined: tuple[Pointer | float, ...] = (),
 ) -> Launch:
-    """What multiplies by one matrix; see `kernels.matmul`."""
-    more: tuple[Pointer | float, ...] = (tiles.n_apart,)
+    """What multiplies by one matrix, and more where products are gated or combined; see `kernels.matmul`."""
     if not tiles.n_apart:
         n_warps, n_wanted = max(WARPS, matrix.n_cuts), matrix.n_tiles * matrix.n_cuts
         if mode == GATED:
             n_warps = GATED_WARPS * n_gated
             n_wanted = n_warps * -(-matrix.n_rows // n_gated // UNIT)
         kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
-        more = gated or (to.at, to.at, to.at, *NOT_GATED)
-        more += combined or (to.at, to.at, to.at, to.at, tiles.n_most, tiles.per_token, *NOT_COMBINED[2:])
+        more = {"n_most": tiles.n_most, "per_token": tiles.per_token, **(more or {})}
     else:
         kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
-        n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
-    rows = x.floats if matrix.format.is_float else x.quantised
-    places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
-    sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
-    flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-    return Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale, *more))
+        n_blocks, more = -(-matrix.n_rows // MATRIX_ROWS), {"n_apart": tiles.n_apart}
+    if matrix.bias is not None:
+        more |= {"bias": matrix.bias, "has_bias": HAS_SCALES if matrix.has_scales else HAS_BIAS}
+    places = {"w": matrix.words, "factors": x.factors, "halves": x.sums, "y": to.at}
+    places["x"] = x.floats if matrix.format.is_float else x.quantised
+    sizes = {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps, "n": matrix.n}
+    rest = {"n_cuts": matrix.n_cuts, "stride": to.width, "column": column, "scale": matrix.scale}
+    how = {"mode": mode, "which": which}
+    return Launch.of(kernel, (n_blocks, tiles.n), n_threads, tiles.at, **places, **sizes, **rest, **how, **more)
 
 
 def launch_of_two(
@@ -82,8 +86,10 @@ def launch_of_two(
         return None
     n_warps = max(WARPS, *(matrix.n_cuts for matrix, _ in products))
     n_blocks = [-(-matrix.n_tiles * matrix.n_cuts // n_warps) for matrix, _ in products]
-    given: list[Pointer | float] = [inputs, x.quantised, x.factors, x.sums, first.n_units, first.n_steps, to.width, n_blocks[0]]
-    for matrix, column in products:
-        given += [matrix.words, matrix.bias or to.at, to.at.at(4 * column), matrix.n_rows, matrix.n, matrix.n_cuts]
-        given += [0 if matrix.bias is None else HAS_BIAS, matrix.scale]
-    return Launch(kernel, (sum(n_blocks), -(-n_tokens // tile), 1), WARP * n_warps, tuple(given))
+    given: Arguments = {"x": x.quantised, "factors": x.factors, "halves": x.sums, "stride": to.width}
+    given |= {"n_units": first.n_units, "n_steps": first.n_steps, "n_blocks": n_blocks[0]}
+    for (matrix, column), names in zip(products, _NAMES_OF_TWO, strict=True):
+        bias = (matrix.bias or to.at, 0 if matrix.bias is None else HAS_BIAS)
+        told = (matrix.words, to.at.at(4 * column), matrix.n_rows, matrix.n, matrix.n_cuts, matrix.scale, *bias)
+        given |= zip(names, told, strict=True)
+    return Launch.of(kernel, (sum(n_blocks), -(-n_tokens // tile)), WARP * n_warps, inputs, **given)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from augury.backends.numba_cuda.blocks.feed_forward import activate
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.norm import blend_rows
@@ -19,6 +18,7 @@ from augury.backends.numba_cuda.kernels.streams import (
     read_streams,
     write_streams,
 )
+from augury.backends.numba_cuda.operations.rows import activate
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Gate, Tape, norm_kind
 from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean

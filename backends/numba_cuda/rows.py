@@ -12,10 +12,15 @@ from augury.backends.numba_cuda.kernels.matmul import OF_TILES
 from augury.backends.numba_cuda.kernels.sums import TILES
 
 if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.blocks import Norm
 
-__all__ = ["Operand", "Rows", "Tiles"]
+__all__ = ["Operand", "Rows", "Tiles", "units_of"]
+
+
+def units_of(n: int) -> int:
+    """How many units hold so many values."""
+    return -(-n // UNIT)
 
 
 @frozen(eq=False)
@@ -37,6 +42,12 @@ class Operand:
     width: int  # in whole units
     as_floats: bool = False
     as_bytes: bool = False
+
+    @property
+    def arguments(self) -> Arguments:
+        """What kernels that write it are told."""
+        places = {"out": self.floats, "quantised": self.quantised, "factors": self.factors, "sums": self.sums}
+        return {**places, "width": self.width, "as_floats": self.as_floats, "as_bytes": self.as_bytes}
 
     def after(self, n: int) -> Operand:
         """What comes after n whole rows."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
-from augury.backends.numba_cuda.device import Copy, Launch, Pointer
+from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
@@ -28,17 +28,18 @@ from augury.backends.numba_cuda.kernels.norm import (
 )
 from augury.backends.numba_cuda.kernels.routes import combine_rows
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.blocks import Linear, Matrices, NormKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Activation, GateKind, Norm
+    from augury.lowering import Value
 
-__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "tokens_of", "units_of", "warps_of"]
+__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "tokens_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
@@ -55,14 +56,15 @@ class Gate:
     constants: Sequence[float] = ()
 
     @property
+    def arguments(self) -> dict[str, float]:
+        """What kernels are told: the limit, and four constants."""
+        limit = math.inf if self.limit is None else self.limit
+        return {"limits_activated": self.limits_activated, "limit": limit, **dict(zip("abcd", self.constants, strict=False))}
+
+    @property
     def number(self) -> int:
         """What kernels know the activation by."""
         return NUMBERS[self.activation.value]
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The limit, and four constants."""
-        return (math.inf if self.limit is None else self.limit, *self.constants, *[0.0] * (4 - len(self.constants)))
 
 
 @frozen
@@ -76,11 +78,6 @@ class Size:
 def tokens_of(n_splits: int) -> int:
     """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
     return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
-
-
-def units_of(n: int) -> int:
-    """How many units hold so many values."""
-    return -(-n // UNIT)
 
 
 def warps_of(n: int) -> int:
@@ -106,14 +103,18 @@ class Tape:
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
-        made: Products that blocks side by side begin with, by the names of their buffers; see `blocks.asked`.
+        made: Products that blocks side by side begin with; see `blocks.asked`.
+        operands: Norms of x, and what lies elsewhere than a block's layout says, by value.
+        tiles: What routers have chosen, by value.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
         self.x = self.seen = Rows(buffers["x"], n_embd)
-        self.made: dict[str, Rows] = {}
+        self.made: dict[Hashable, Rows] = {}
+        self.operands: dict[Value, Operand] = {}
+        self.tiles: dict[Value, Tiles] = {}
         self._left: tuple[Rows, Norm | None, bool] | None = None  # what the next norm adds to x, as it is or normed, or trades
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
@@ -129,6 +130,10 @@ class Tape:
         whole = (*grid, 1, 1)[:3]
         self.steps.append(Launch(kernel, (whole[0], whole[1], whole[2]), n_threads, (self.inputs, *arguments)))
 
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Pointer | float) -> None:
+        """Launch a kernel with arguments by name; pointers and numbers that are left out are the inputs, and 0."""
+        self.steps.append(Launch.of(kernel, grid, n_threads, self.inputs, **arguments))
+
     def operand(self, name: str, width: int, parts: Sequence[Linear | Matrices]) -> Operand:
         """Where rows go to that are multiplied with some matrices, and as what."""
         kinds = {self.weights.is_float(part) for part in parts}
@@ -136,11 +141,14 @@ class Tape:
         width = UNIT * units_of(width)
         return Operand(floats, quantised, factors, sums, width, as_floats=True in kinds, as_bytes=False in kinds)
 
-    def norm(self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
+    def norm(
+        self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, as_floats: bool = False, is_output: bool = False
+    ) -> Operand:
         """Norm what blocks see, for products with some matrices: of all tokens, or of those that have logits."""
         if norm in self._normed:
             return self._normed[norm]
         to = self.operand("normed", self.x.width, parts)
+        to = evolve(to, as_floats=to.as_floats or as_floats)
         self.norm_seen(norm, to, is_output=is_output)
         return to
 
@@ -193,15 +201,15 @@ class Tape:
         """
         if to is None and not any(norm for norm, _, _ in parts):
             return
-        n_apart, to = (0, Operand(rows.at, rows.at, rows.at, rows.at, 0)) if to is None else (n_apart, to)
-        parts = [*parts, *[(None, 0, 0)] * (3 - len(parts))]
-        weights = [rows.at if norm is None else self.weights.norm(norm) for norm, _, _ in parts]
-        kinds = [NOTHING if norm is None and i >= n_apart else norm_kind(norm) for i, (norm, _, _) in enumerate(parts)]
-        eps = [0.0 if norm is None else norm.eps for norm, _, _ in parts]
-        places = (rows.at, *weights, to.floats, to.quantised, to.factors, to.sums)
-        sizes = [n for (_, at, size), kind in zip(parts, kinds, strict=True) for n in (at, size, kind)]
-        flags = (rows.width, to.width, int(to.as_floats), int(to.as_bytes))
-        self.add(norm_parts, (self.size.n_tokens, 3), THREADS, *places, *flags, *sizes, n_apart, *eps)
+        n_apart = n_apart if to is not None else 0
+        arguments = {} if to is None else to.arguments
+        for prefix, (i, (norm, at, size)) in zip(("", "second_", "third_"), enumerate(parts), strict=False):
+            arguments |= {f"{prefix}at": at, f"{prefix}size": size, f"{prefix}kind": NOTHING}
+            if norm is not None or i < n_apart:
+                arguments[f"{prefix}kind"] = norm_kind(norm)
+            if norm is not None:
+                arguments |= {f"{prefix}weight": self.weights.norm(norm), f"{prefix}eps": norm.eps}
+        self.launch(norm_parts, (self.size.n_tokens, 3), THREADS, x=rows.at, stride=rows.width, n_apart=n_apart, **arguments)
 
     def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""
@@ -241,12 +249,14 @@ class Tape:
         self._normed.clear()
         self.made.clear()
 
-    def blend(self, x: Rows, y: Rows, a: float, b: float, *, is_one_row: bool = False) -> None:
-        """Write that x = a * x + b * y, of rows as wide as those of x; y may be one row for all."""
+    def blend(self, x: Rows, y: Rows, a: float, b: float, *, width: int | None = None, is_one_row: bool = False) -> None:
+        """Write that x = a * x + b * y, of so many values, or of whole rows of x; y may be one row for all."""
         if x is self.x:
             self.settle()
-        grid = (-(-x.width // WARP), self.size.n_tokens)
-        self.add(blend_rows, grid, WARP, x.at, y.at, x.width, x.width, 0 if is_one_row else y.width, a, b)
+        width = x.width if width is None else width
+        grid = (-(-width // WARP), self.size.n_tokens)
+        y_stride = 0 if is_one_row else y.width
+        self.launch(blend_rows, grid, WARP, x=x.at, y=y.at, size=width, x_stride=x.width, y_stride=y_stride, a=a, b=b)
 
     def _norm(
         self,
@@ -260,20 +270,22 @@ class Tape:
         is_output: bool = False,
     ) -> None:
         """Norm groups of rows, to which is added what was left; without a place to go to in place."""
-        y, y_norm, is_traded = left or (x, None, False)
-        n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
-        weights = [x.at if y_norm is None else self.weights.norm(y_norm)]
-        weights += [x.at if norm is None else self.weights.norm(norm, n_alike)]
-        eps = [0.0 if each is None else each.eps for each in (y_norm, norm)]
-        y_kind = NOTHING if left is None else norm_kind(y_norm) | (TRADED if is_traded else 0)
-        kind = NOTHING if to is None and norm is None else norm_kind(norm)
-        n_out = size if to is None or n_groups > 1 else to.width
-        to = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)
-        step = size * (2 if kind & BIASED else 1) if n_alike > 1 else 0
-        places = (x.at, y.at, *weights, to.floats, to.quantised, to.factors, to.sums)
-        sizes = (x.width, y.width, size, n_out, to.width, step)
-        flags = (int(is_output), int(to.as_floats), int(to.as_bytes), y_kind, kind)
-        self.add(norm_rows, (self.size.n_tokens, n_groups), THREADS, *places, *sizes, *flags, *eps)
+        arguments = {"size": size, "n_out": size, **(to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)).arguments}
+        if left is not None:
+            y, y_norm, is_traded = left
+            arguments |= {"y": y.at, "y_stride": y.width, "y_kind": norm_kind(y_norm) | (TRADED if is_traded else 0)}
+            if y_norm is not None:
+                arguments |= {"y_weight": self.weights.norm(y_norm), "y_eps": y_norm.eps}
+        if to is not None or norm is not None:
+            arguments["kind"] = norm_kind(norm)
+        if norm is not None:
+            n_alike = 1 if norm.weight_shape is None else n_groups
+            step = size * (1 if norm.bias is None else 2) if n_alike > 1 else 0
+            arguments |= {"weight": self.weights.norm(norm, n_alike), "eps": norm.eps, "step": step}
+        if to is not None and n_groups == 1:
+            arguments["n_out"] = to.width
+        grid = (self.size.n_tokens, n_groups)
+        self.launch(norm_rows, grid, THREADS, x=x.at, stride=x.width, is_output=is_output, **arguments)
 
     def multiply(
         self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False, is_output: bool = False
@@ -316,10 +328,9 @@ class Tape:
             if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
                 return False
             tiles = self._tiles(matrix)
-        flags = (len(parts) - 1, int(gate.limits_activated), int(to.as_floats), int(to.as_bytes))
-        numbers = (gate.number, *flags, *gate.numbers)
-        gated: tuple[Pointer | float, ...] = (to.quantised, to.factors, to.sums, *numbers)
-        self.steps.append(launch_of(matrix, x, Rows(to.floats, to.width), 0, tiles, GATED, which, gated, len(parts)))
+        gated = {"activation": gate.number, "has_up": len(parts) > 1, **gate.arguments, **_gated_to(to)}
+        rows = Rows(to.floats, to.width)
+        self.steps.append(launch_of(matrix, x, rows, 0, tiles, GATED, which, gated, len(parts)))
         return True
 
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
@@ -327,9 +338,8 @@ class Tape:
         ((matrix, _),) = self.weights.several([part])
         if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
-        numbers = (NOT_ACTIVATED, 0, 0, int(to.as_floats), int(to.as_bytes), math.inf, 0.0, 0.0, 0.0, 0.0)
-        rows, gated = Rows(to.floats, part.n_out), (to.quantised, to.factors, to.sums, *numbers)
-        self.steps.append(launch_of(matrix, x, rows, part.n, tiles, GATED, OF_TILES, gated))
+        gated = {"activation": NOT_ACTIVATED, "limit": math.inf, **_gated_to(to)}
+        self.steps.append(launch_of(matrix, x, Rows(to.floats, part.n_out), part.n, tiles, GATED, OF_TILES, gated))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
@@ -338,19 +348,19 @@ class Tape:
             self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
 
     def multiply_combined(
-        self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, combined: tuple[Pointer | float, ...]
+        self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, to: Pointer, **combined: Pointer | float
     ) -> None:
-        """Multiply rows by matrices that routes choose, and add up what comes of a token, by what `combined` says."""
-        sizes = (tiles.n_most, tiles.per_token)
+        """Multiply rows by matrices that routes choose, and add up what comes of a token; see `routes.combine`."""
         if tiles.n_apart:
             self.multiply_tiles(x, [part], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
-            places = (tiles.at, rows.at, *combined[:3], *sizes, combined[3], rows.width, *combined[4:])
-            self.add(combine_rows, grid, WARP * WARPS, *places)
+            places: Arguments = {"routes": tiles.at, "rows": rows.at, "y": to, "stride": rows.width}
+            sizes = {"n_most": tiles.n_most, "k": tiles.per_token}
+            self.launch(combine_rows, grid, WARP * WARPS, **places, **sizes, **combined)
             return
         ((matrix, column),) = self.weights.several([part])
-        places = (*combined[:3], self.buffers["counters"], *sizes, *combined[3:])
-        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, combined=places))
+        combined |= {"combined": to, "counters": self.buffers["counters"]}
+        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, combined))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""
@@ -362,3 +372,9 @@ class Tape:
         if source is self.x.at:
             self.settle()
         self.steps.append(Copy(source, to, n_bytes))
+
+
+def _gated_to(to: Operand) -> Arguments:
+    """What `multiply` is told of where gated products go."""
+    flags = {"as_floats": to.as_floats, "as_bytes": to.as_bytes}
+    return {"quantised": to.quantised, "y_factors": to.factors, "y_sums": to.sums, **flags}

@@ -8,21 +8,10 @@ from typing import TYPE_CHECKING, Any
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.compressed import CompressedAttentionEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
-from augury.backends.numba_cuda.blocks.gated_delta_net import GatedDeltaNetEmitter
-from augury.backends.numba_cuda.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
-from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
-from augury.backends.numba_cuda.blocks.lightning_attention import LightningAttentionEmitter
-from augury.backends.numba_cuda.blocks.mamba import Mamba2Emitter, MambaEmitter
-from augury.backends.numba_cuda.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
-from augury.backends.numba_cuda.blocks.projection import ProjectionEmitter
-from augury.backends.numba_cuda.blocks.short_convolution import ShortConvolutionEmitter
-from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS
 from augury.blocks import (
-    Activation,
     AllStreams,
     Attention,
     AttentionResidual,
@@ -30,38 +19,26 @@ from augury.blocks import (
     CompressedAttention,
     Convolution,
     Embedding,
-    FeedForward,
-    GatedDeltaNet,
     GatedHyperConnection,
     GateKind,
-    Gating,
     HyperConnection,
     Indexer,
     Integers,
-    KimiDeltaAttention,
     LatentAttention,
     Layer,
-    LayerInput,
     LayerInputs,
-    LightningAttention,
     Linear,
     LinearRecurrence,
-    Mamba,
-    Mamba2,
     Matrices,
-    MixtureOfExperts,
     NgramMemory,
     Norm,
     NormKind,
     Output,
     PoolIndexer,
     Pooling,
-    Projection,
     Residual,
     Rope,
-    Router,
     Rows,
-    ShortConvolution,
     StreamMean,
     Temperature,
     Turn,
@@ -79,17 +56,7 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     Attention: AttentionEmitter,
     CompressedAttention: CompressedAttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
-    Projection: ProjectionEmitter,
-    FeedForward: FeedForwardEmitter,
-    MixtureOfExperts: MixtureEmitter,
-    LayerInput: LayerInputEmitter,
     NgramMemory: NgramMemoryEmitter,
-    ShortConvolution: ShortConvolutionEmitter,
-    GatedDeltaNet: GatedDeltaNetEmitter,
-    KimiDeltaAttention: KimiDeltaAttentionEmitter,
-    LightningAttention: LightningAttentionEmitter,
-    Mamba: MambaEmitter,
-    Mamba2: Mamba2Emitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {
@@ -102,7 +69,6 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     HyperConnection: {"post_scale", "post_eps", "n_rounds"},
     GatedHyperConnection: {"inject"},
     StreamMean: (),
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike", "norm", "is_early", "token_experts"},
     Integers: (),
     Indexer: (),
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
@@ -116,9 +82,7 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},
-    Activation: tuple(each for each in Activation if each.value in ACTIVATIONS),
     GateKind: tuple(GateKind),
-    Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),
     Turn: tuple(Turn),
 }

@@ -11,7 +11,7 @@ from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.tape import Tape
@@ -22,8 +22,12 @@ __all__ = ["Asked", "columns_of", "multiply_first", "products"]
 
 @frozen(eq=False)
 class Asked:
-    """Products of the same rows by matrices, each with its column, and how wide a row of them is, in a buffer of a name."""
+    """Products of the same rows by matrices, each with its column, and how wide a row of them is, in a buffer of a name.
 
+    What they are kept by if they lie elsewhere, see `Tape.made`, is a key.
+    """
+
+    key: Hashable
     name: str
     products: Sequence[tuple[Linear, int]]
     width: int
@@ -36,8 +40,8 @@ def columns_of(asked: Sequence[Asked]) -> list[int]:
 
 def products(tape: Tape, x: Operand, asked: Asked) -> Rows:
     """What a block begins with, written unless `multiply_first` has done so."""
-    if asked.name in tape.made:
-        return tape.made[asked.name]
+    if asked.key in tape.made:
+        return tape.made[asked.key]
     rows = Rows(tape.buffers[asked.name], asked.width)
     tape.multiply(x, asked.products, rows)
     return rows
@@ -48,6 +52,6 @@ def multiply_first(tape: Tape, x: Operand, asked: Sequence[Asked]) -> None:
     columns = columns_of(asked)
     rows, found = Rows(tape.buffers["asked"], columns[-1]), []
     for each, first in zip(asked, columns, strict=False):
-        tape.made[each.name] = Rows(rows.at.at(4 * first), rows.width)
+        tape.made[each.key] = Rows(rows.at.at(4 * first), rows.width)
         found += [(linear, first + column) for linear, column in each.products]
     tape.multiply(x, found, rows)

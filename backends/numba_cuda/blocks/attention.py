@@ -98,9 +98,14 @@ class AttentionEmitter(Emitter):
         return own if self._chooser is None else [*own, *self._chooser.caches]
 
     @property
+    def norms(self) -> Sequence[Norm | None]:
+        """See `Emitter.norms`."""
+        return (self.block.norm,)
+
+    @property
     def asked(self) -> Asked:
         """See `Emitter.asked`."""
-        return Asked("heads", list(zip(self._linears, self._columns, strict=True)), self._width)
+        return Asked(self, "heads", list(zip(self._linears, self._columns, strict=True)), self._width)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
-from augury.backends.numba_cuda.blocks.layer_input import INPUTS
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
-from augury.backends.numba_cuda.rows import Rows
-from augury.backends.numba_cuda.tape import Tape, units_of
+from augury.backends.numba_cuda.operations.layout import INPUTS
+from augury.backends.numba_cuda.rows import Rows, units_of
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear
 
 if TYPE_CHECKING:

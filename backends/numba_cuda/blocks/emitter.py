@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.blocks.asked import Asked
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import Norm
     from augury.types import ModelOptions
 
 __all__ = ["Emitter", "Part"]
@@ -49,6 +50,11 @@ class Emitter(ABC):
 
     def begin(self, tape: Tape) -> None:  # noqa: B027 - most see what blocks before have added
         """Write the steps of its own that come before all of its layer's."""
+
+    @property
+    def norms(self) -> Sequence[Norm | None]:
+        """The norms of x that it begins with, if they may be made before it begins, with those of blocks beside it."""
+        return ()
 
     @property
     def asked(self) -> Asked | None:

@@ -18,8 +18,8 @@ from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, M
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.rows import Rows, Tiles
-from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, units_of, warps_of
+from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
+from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cuda.blocks.embedding import look_up
-from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter, convolve
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.ngram import find_ngrams, give, put_tokens
@@ -77,12 +77,12 @@ class NgramMemoryEmitter(RecurrentEmitter):
         n = self.block.n_tokens
         rows = [Rows(tape.buffers[name], n) for name in ("tokens", "last tokens")]
         taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
-        self._convolve(tape, Convolution("", n, n), self._placed[0], *rows, taps=taps)
+        convolve(tape, Convolution("", n, n), self._placed[0], *rows, taps=taps)
 
     def _emit_convolution(self, tape: Tape) -> None:
         conv = self.block.conv
         rows = [Rows(tape.buffers[name], conv.n_channels) for name in (_NORMED, _CONVOLVED)]
-        self._convolve(tape, conv, self._placed[1], *rows, has_silu=True)
+        convolve(tape, conv, self._placed[1], *rows, has_silu=True)
 
     def _numbers(self, tape: Tape) -> Pointer:
         """What `find_ngrams` is told of multipliers and heads."""

@@ -65,6 +65,12 @@ class Kernel:
     name: str
     most_registers: int | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its parameters are called, of which the first are the inputs of a pass."""
+        code = self.function.__code__
+        return code.co_varnames[: code.co_argcount]
+
 
 def kernel(parameters, name=None, most_registers=None):
     """Decorate a kernel; see `Kernel`."""

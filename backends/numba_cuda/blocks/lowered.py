@@ -1,0 +1,106 @@
+"""A block that says itself how it is computed: the emitters of its operations, and what they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.numba_cuda.blocks.asked import Asked
+from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cuda.operations import OPERATIONS
+from augury.backends.numba_cuda.operations.layout import Layout
+from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
+from augury.backends.numba_cuda.operations.rewrites import rewritten
+from augury.errors import UnsupportedError
+from augury.lowering import Builder, Normalize
+from augury.lowering.rewrites import check_norms, n_early
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cuda.device import Device
+    from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import Block, Norm, SequenceState
+    from augury.lowering import Operation
+    from augury.types import ModelOptions
+
+__all__ = ["LoweredEmitter"]
+
+
+class LoweredEmitter(RecurrentEmitter):
+    """Writes the launches of a block's operations, in their order."""
+
+    def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
+        build, self.options, self.block = Builder(n_embd), options, block
+        block.lower(build)
+        streams, n_first = (build.x, build.before), n_early(build.operations, build.before)
+        check_norms(build.operations, streams)
+        operations = [*build.operations[:n_first], *rewritten(build.operations[n_first:], streams)]
+        self._layout = Layout(operations, streams, n_first)
+        emitters = [self._emitter(each) for each in operations]
+        self._early, self._emitters = emitters[:n_first], emitters[n_first:]
+        self._keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
+        self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
+        super().__init__(block, options)
+        for before, after in zip(emitters, [*emitters[1:], None], strict=True):
+            if isinstance(before, RecurEmitter):
+                if not isinstance(after, GateEmitter) or after.operation.y is not before.operation.out:
+                    raise UnsupportedError("a recurrence whose outputs are not gated; use backend reference")
+                after.recurrence = before
+
+    @property
+    def states(self) -> Sequence[SequenceState]:
+        """See `RecurrentEmitter.states`: of the operations that keep some."""
+        return [emitter.state for emitter in self._keepers]
+
+    @property
+    def norms(self) -> Sequence[Norm | None]:
+        """See `Emitter.norms`."""
+        return self._norms
+
+    @property
+    def asked(self) -> Asked | None:
+        """See `Emitter.asked`."""
+        if (found := self._layout.first_products()) is None:
+            return None
+        multiply, name = found
+        columns = [self._layout.row(out)[1] for out in multiply.out]
+        products = [*zip(multiply.linears, columns, strict=True)]
+        return Asked((self._layout, name), name, products, self._layout.width(name))
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `Emitter.buffers`."""
+        needed = dict(self._layout.buffers)
+        for emitter in (*self._early, *self._emitters):
+            for name, n_bytes in emitter.buffers().items():
+                needed[name] = max(n_bytes, needed.get(name, 0))
+        return needed
+
+    def place(self, device: Device) -> None:
+        """See `Emitter.place`."""
+        super().place(device)
+        for emitter, placed in zip(self._keepers, self._placed, strict=True):
+            emitter.placed = placed
+
+    def begin(self, tape: Tape) -> None:
+        """See `Emitter.begin`."""
+        for emitter in self._early:
+            emitter.emit(tape)
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        for emitter in self._emitters:
+            emitter.emit(tape)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `Emitter.emit_states`."""
+        for emitter in self._emitters:
+            emitter.emit_states(tape)
+
+    def _emitter(self, operation: Operation) -> OperationEmitter:
+        if type(operation) not in OPERATIONS:
+            raise UnsupportedError(
+                f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cuda "
+                "does not compute; use backend reference"
+            )
+        return OPERATIONS[type(operation)](operation, self._layout, self.options)

@@ -1,0 +1,97 @@
+"""The operations that kernels compute: a class each that writes its launches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.numba_cuda.operations.experts import (
+    AddWeighedEmitter,
+    ChooseEmitter,
+    FeedExpertsEmitter,
+    MultiplyAndChooseEmitter,
+    SharedExpertEmitter,
+)
+from augury.backends.numba_cuda.operations.recurrence import (
+    ConvolveAndDecayEmitter,
+    ConvolveEmitter,
+    DecayByKeyEmitter,
+    DecayEmitter,
+    GateEmitter,
+    LightEmitter,
+    RecurEmitter,
+    ScaleAndDecayEmitter,
+    ScaleToLengthEmitter,
+)
+from augury.backends.numba_cuda.operations.rewrites import (
+    Choose,
+    ConvolveAndDecay,
+    Light,
+    MultiplyAndChoose,
+    NormalizeParts,
+    ScaleAndDecay,
+    SharedExpert,
+)
+from augury.backends.numba_cuda.operations.rows import (
+    ActivateEmitter,
+    AddEmitter,
+    ConstantEmitter,
+    MultiplyActivatedEmitter,
+    MultiplyEmitter,
+    NormalizeEmitter,
+    NormalizePartsEmitter,
+    ReadInputEmitter,
+)
+from augury.lowering import (
+    Activate,
+    Add,
+    AddWeighed,
+    Constant,
+    Convolve,
+    Decay,
+    DecayByKey,
+    FeedExperts,
+    Gate,
+    Multiply,
+    Normalize,
+    Operation,
+    ReadInput,
+    Recur,
+    ScaleToLength,
+)
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+    from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.types import ModelOptions
+
+__all__ = ["OPERATIONS"]
+
+OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], OperationEmitter]] = {
+    Normalize: NormalizeEmitter,
+    NormalizeParts: NormalizePartsEmitter,
+    Multiply: MultiplyEmitter,
+    MultiplyActivated: MultiplyActivatedEmitter,
+    MultiplyAndChoose: MultiplyAndChooseEmitter,
+    Add: AddEmitter,
+    AddWeighed: AddWeighedEmitter,
+    Activate: ActivateEmitter,
+    Choose: ChooseEmitter,
+    SharedExpert: SharedExpertEmitter,
+    FeedExperts: FeedExpertsEmitter,
+    FeedMoreExperts: FeedExpertsEmitter,
+    ReadInput: ReadInputEmitter,
+    Constant: ConstantEmitter,
+    Gate: GateEmitter,
+    Convolve: ConvolveEmitter,
+    ConvolveAndDecay: ConvolveAndDecayEmitter,
+    ScaleToLength: ScaleToLengthEmitter,
+    ScaleAndDecay: ScaleAndDecayEmitter,
+    Decay: DecayEmitter,
+    DecayByKey: DecayByKeyEmitter,
+    Light: LightEmitter,
+    Recur: RecurEmitter,
+}
+"""The emitter of each operation that this backend computes."""

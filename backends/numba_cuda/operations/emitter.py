@@ -1,0 +1,45 @@
+"""What an operation needs, and how it comes onto a tape."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.backends.numba_cuda.blocks.recurrent import PlacedState
+    from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import SequenceState
+    from augury.types import ModelOptions
+
+__all__ = ["OperationEmitter"]
+
+
+class OperationEmitter(ABC):
+    """Writes the launches of one operation.
+
+    Attributes:
+        place: Which of its block's states it keeps; None: none.
+        state: What that is.
+        placed: Where it is, once it has a place.
+    """
+
+    place: int | None = None
+    state: SequenceState
+    placed: PlacedState
+
+    def __init__(self, operation: Any, layout: Layout, options: ModelOptions) -> None:
+        self.operation, self.layout, self.options = operation, layout, options
+
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that it works in, beside its values, by name. Operations share what has one name."""
+        return {}
+
+    @abstractmethod
+    def emit(self, tape: Tape) -> None:
+        """Write its launches. May be called for any number of tapes."""
+
+    def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
+        """Write the launches alone that bring its state up to date, for a pass over no tokens."""

@@ -1,0 +1,249 @@
+"""Routers, and the experts that they choose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from augury.backends.numba_cuda.kernels import experts, routes
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
+from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.operations.rewrites import Choose
+from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate, check_activation
+from augury.backends.numba_cuda.products import WARPS, tile_of
+from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
+from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
+from augury.blocks import Gating
+from augury.errors import UnsupportedError
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.backends.numba_cuda.device import Arguments
+    from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.operations.rewrites import MultiplyAndChoose, SharedExpert
+    from augury.backends.numba_cuda.rows import Operand
+    from augury.backends.numba_cuda.weights import Matrix
+    from augury.lowering import AddWeighed, FeedExperts
+    from augury.types import ModelOptions
+
+__all__ = [
+    "GATINGS",
+    "AddWeighedEmitter",
+    "ChooseEmitter",
+    "FeedExpertsEmitter",
+    "MultiplyAndChooseEmitter",
+    "SharedExpertEmitter",
+]
+
+GATINGS = {
+    Gating.SOFTMAX: experts.SOFTMAX,
+    Gating.SIGMOID: experts.SIGMOID,
+    Gating.SOFTMAX_OF_CHOSEN: experts.SOFTMAX_OF_CHOSEN,
+    Gating.SQRT_SOFTPLUS: experts.SQRT_SOFTPLUS,
+}
+
+
+class ChooseEmitter(OperationEmitter):
+    """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
+
+    operation: Choose
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        router, n_most = self.operation.router, _n_most(self.operation)
+        return {
+            "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
+            "weights of experts": 4 * (n_most + MAX_TOKENS),
+            "routes": 4 * routes.SECTIONS * n_most,
+            "counters": 4,
+        }
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        tape.launch(experts.route, (1,), THREADS, **self.arguments(tape))
+
+    def arguments(self, tape: Tape) -> Arguments:
+        """What kernels are told; leaves the routes to those that read them."""
+        operation, router, buffers = self.operation, self.operation.router, tape.buffers
+        logits, n_experts = self.layout.rows(operation.logits, tape), router.logits.n_out
+        is_joined = bool(operation.joined) and tape.weights.join(operation.joined)
+        k, n_most = router.n_used + is_joined, _n_most(operation)
+        tile = self._tile(tape, tape.size.n_tokens * k)
+        n_tiles = min(tape.size.n_tokens * k, n_experts + is_joined + tape.size.n_tokens * k // tile)
+        tape.tiles[operation.out] = Tiles(buffers["routes"], n_tiles, tile, n_most, k)
+        arguments: Arguments = {
+            "logits": logits.at,
+            "width": logits.width,
+            "values": buffers["scores of experts"],
+        }
+        arguments |= {"weights": buffers["weights of experts"], "routes": buffers["routes"], "n_most": n_most}
+        arguments |= {"n_experts": n_experts, "k": router.n_used, "gating": GATINGS[router.gating]}
+        arguments |= {"is_normalised": router.is_normalised, "n_groups": router.n_groups, "n_alike": router.n_alike}
+        arguments |= {"n_groups_used": router.n_groups_used, "scale": router.scale, "tile": tile, "is_joined": is_joined}
+        arguments["has_share"] = operation.share is not None
+        if router.bias is not None:
+            arguments |= {"bias": tape.weights.vector(router.bias), "has_bias": True}
+        if router.token_experts is not None:
+            arguments |= {"table": tape.weights.integers(router.token_experts), "has_table": True}
+        return arguments
+
+    def _tile(self, tape: Tape, n_rows: int) -> int:
+        """How many of a pass's rows share a reading of an expert's weights: as many as it is likely to have.
+
+        Of more, its weights are read again, from a nearer memory. See docs/cuda.md for when tensor cores multiply.
+        """
+        block, n_tokens = self.layout.feed(self.operation.out).experts, tape.size.n_tokens
+        wanted = 1 if n_tokens == 1 else max(2, 2 * n_rows // block.up.n)
+        parts = [part for part in (block.gate, block.up, block.down) if part is not None]
+        if wanted > TILES[-1] and n_tokens > FEW_TOKENS and not any(map(tape.weights.is_float, parts)):
+            return MATRIX_TILE
+        return next((each for each in TILES if each >= wanted), TILES[-1])
+
+
+def _n_most(choice: Choose) -> int:
+    """Rows of a pass that go to experts, at most."""
+    return MAX_TOKENS * (choice.router.n_used + bool(choice.joined))
+
+
+class MultiplyAndChooseEmitter(OperationEmitter):
+    """Makes a router's logits and chooses by them: of few tokens in one launch."""
+
+    operation: MultiplyAndChoose
+
+    def __init__(self, operation: MultiplyAndChoose, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        multiply, choice = operation.operations
+        self._multiply, self._choice = MultiplyEmitter(multiply, layout, options), ChooseEmitter(choice, layout, options)
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return self._choice.buffers()
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        multiply, first = self._multiply.operation, self._choice.operation.logits
+        columns = [self.layout.row(out)[1] - self.layout.row(first)[1] for out in multiply.out]
+        found = tape.weights.products([*zip(multiply.linears, columns, strict=True)])
+        if len(found) > 1 or found[0][0].format.name != "F32" or tape.size.n_tokens > FEW_TOKENS:
+            self._multiply.emit(tape)
+            self._choice.emit(tape)
+            return
+        matrix, at_once = found[0][0], tile_of(found[0][0], tape.size.n_tokens)
+        n_warps = max(WARPS, matrix.n_cuts)
+        n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
+        grid = (n_blocks, -(-tape.size.n_tokens // at_once))
+        product = self._product(tape, matrix) | {"n_blocks": n_blocks}
+        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, **self._choice.arguments(tape), **product)
+
+    def _product(self, tape: Tape, matrix: Matrix) -> Arguments:
+        x = self.layout.operand(self._multiply.operation.x, tape)
+        sizes = {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps, "n": matrix.n}
+        told: Arguments = {"w": matrix.words, "x": x.floats, "counters": tape.buffers["counters"], **sizes}
+        if matrix.bias is not None:
+            told |= {"product_bias": matrix.bias, "has_product_bias": HAS_BIAS}
+        return told | {"n_cuts": matrix.n_cuts, "product_scale": matrix.scale}
+
+
+class SharedExpertEmitter(OperationEmitter):
+    """Writes what an expert that all tokens go to gives, unless it is one more of the others."""
+
+    operation: SharedExpert
+
+    def __init__(self, operation: SharedExpert, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        hidden, down = operation.operations
+        assert isinstance(hidden, MultiplyActivated)
+        self._emitters = (MultiplyActivatedEmitter(hidden, layout, options), MultiplyEmitter(down, layout, options))
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        if not tape.weights.join(self.operation.joined):
+            for emitter in self._emitters:
+                emitter.emit(tape)
+
+
+class FeedExpertsEmitter(OperationEmitter):
+    """Sends rows through the experts that a router has chosen, and adds up each token's, and other rows."""
+
+    operation: FeedExperts | FeedMoreExperts
+
+    def __init__(self, operation: FeedExperts | FeedMoreExperts, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        self._other = operation.sum.other if isinstance(operation, FeedMoreExperts) else None
+        self._block = block = (operation.feed if isinstance(operation, FeedMoreExperts) else operation).experts
+        check_activation(block.activation)
+        self._width = block.down.n_in * (1 if block.gate is None else 2)
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        block, choice = self._block, self.layout.maker(self.operation.routes)
+        assert isinstance(choice, Choose)
+        n_rows = _n_most(choice) + MATRIX_TILE  # a tile reads as many rows as it has room for
+        return {
+            "counters": 4 * max(1, -(-block.down.n_out // TILE_ROWS)),
+            "experts' gate and up": 4 * n_rows * self._width,
+            "experts' rows": 4 * _n_most(choice) * block.down.n_out,
+            **Tape.operand_buffers("gathered", block.up.n_in, n_rows),
+            **Tape.operand_buffers("experts' hidden", block.down.n_in, n_rows),
+        }
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        block, operation, layout, tiles = self._block, self.operation, self.layout, tape.tiles[self.operation.routes]
+        size, weights, k = block.down.n_in, tape.buffers["weights of experts"], tiles.per_token
+        inputs = [part for part in (block.gate, block.up) if part is not None]
+        x, (read, chosen) = layout.operand(operation.x, tape), (tape.operand("gathered", block.up.n_in, inputs), tiles)
+        is_there = x.as_floats >= read.as_floats and x.as_bytes >= read.as_bytes and not block.weighs_input
+        if is_there and tape.size.n_tokens <= FEW_TOKENS and tiles.n_rows <= MOST_ROUTED:
+            read, chosen = x, evolve(tiles, which=OF_ROUTES)
+        else:
+            self._gather(tape, x, read, tiles)
+        hidden = tape.operand("experts' hidden", size, [block.down])
+        gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
+        if not tape.multiply_gated(read, inputs, hidden, gate, chosen):
+            rows = Rows(tape.buffers["experts' gate and up"], self._width)
+            tape.multiply_tiles(read, inputs, rows, chosen)
+            ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+            activate(tape, gate, rows, ups, hidden, size, per_token=k, n_apart=tiles.n_apart)
+        to, rows = layout.rows(operation.out, tape), Rows(tape.buffers["experts' rows"], block.down.n_out)
+        combined: Arguments = {"weights": weights, "n_weights": block.router.n_used + 1}
+        combined |= {"is_weighed": block.weighs_input, "adds": to is tape.x}
+        if self._other is not None and k == block.router.n_used:
+            combined |= {"shared": layout.rows(self._other, tape).at, "has_shared": True}
+        tape.multiply_combined(hidden, block.down, rows, tiles, to.at, **combined)
+
+    def _gather(self, tape: Tape, x: Operand, to: Operand, tiles: Tiles) -> None:
+        """Write that a row is copied for each of its experts."""
+        k, grid = tiles.per_token, (warps_of(units_of(x.width)), tape.size.n_tokens * tiles.per_token)
+        how = {"n_most": tiles.n_most, "k": k, "n_apart": tiles.n_apart, "has_weights": self._block.weighs_input}
+        places = {"x": x.floats, "weights": tape.buffers["weights of experts"], "routes": tiles.at}
+        tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **how, **to.arguments)
+
+
+class AddWeighedEmitter(OperationEmitter):
+    """Adds other rows to a sum."""
+
+    operation: AddWeighed
+
+    def __init__(self, operation: AddWeighed, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        if operation.gate is not None:
+            raise UnsupportedError(
+                "a gated shared expert beside a normed sum of experts is not computed here; use backend numba-cpu"
+            )
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        layout, (y, other, out) = self.layout, (self.operation.y, self.operation.other, self.operation.out)
+        to = layout.rows(out, tape)
+        if not layout.is_in_place(out):
+            tape.blend(to, layout.rows(y, tape), 0.0, 1.0, width=out.width)
+        tape.blend(to, layout.rows(other, tape), 1.0, 1.0, width=out.width)

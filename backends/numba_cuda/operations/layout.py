@@ -1,0 +1,255 @@
+"""Where the values of a block lie: side by side in rows of floats, as operands of matrices, or in the residual stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.operations.rewrites import Choose, Light, NormalizeParts, made_apart, parts_of
+from augury.backends.numba_cuda.rows import Operand, Rows, units_of
+from augury.backends.numba_cuda.tape import Tape
+from augury.blocks import Linear, Matrices
+from augury.lowering import Activate, Add, AddWeighed, Convolve, FeedExperts, Multiply, Normalize, ReadInput, Recur, Value
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
+
+    from augury.lowering import Operation
+
+__all__ = ["INPUTS", "Layout"]
+
+INPUTS = "layer inputs"
+"""The buffer of what the embedding makes for all layers."""
+
+_PRODUCTS = Multiply | MultiplyActivated
+_SUMS = FeedExperts | FeedMoreExperts
+
+
+class Layout:
+    """Gives each value of a block a place.
+
+    Products of one launch lie side by side in one row, as do all values that a recurrence reads. What is normed and read by
+    nobody else stays where it is. What matrices read are floats or units of its own.
+
+    Attributes:
+        buffers: Bytes by name.
+    """
+
+    def __init__(self, operations: Sequence[Operation], streams: Container[Value], n_early: int) -> None:
+        """Lay out.
+
+        Args:
+            operations: Of a block.
+            streams: x, also as it was before the layer, whose norms the tape keeps.
+            n_early: Operations before the layer, whose values other blocks may not overwrite.
+        """
+        self._operations, self._streams = [*parts_of(operations)], streams
+        self._makers = {value: each for each in self._operations for value in each.made}
+        self.buffers: dict[str, int] = {}
+        self._operands: dict[Value, tuple[str, int]] = {}  # name, and which MAX_TOKENS rows of the buffers
+        for each in operations:
+            self._add_operands(each)
+        self._in_place: dict[Value, Value] = {}  # by what is made where another value was
+        self._normed: dict[Value, Normalize] = {}  # by what is normed where matrices will read it
+        for each in operations:
+            self._add_in_place(each)
+        self._added = {value: each.norm for each in operations if isinstance(each, Add) for value in self._made_to_add(each)}
+        self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
+        self._widths: dict[str, int] = {}  # of rows, by buffer
+        early = {value for each in operations[:n_early] for value in each.made}
+        for group in self._groups():
+            self._add_row(group, "early rows" if early.issuperset(group) else "rows")
+
+    # What emitters ask
+
+    def maker(self, value: Value) -> Operation | None:
+        """What makes a value."""
+        return self._makers.get(value.root)
+
+    def feed(self, routes: Value) -> FeedExperts:
+        """The experts that are chosen by routes."""
+        (reader,) = self._readers(routes)
+        feed = reader.feed if isinstance(reader, FeedMoreExperts) else reader
+        assert isinstance(feed, FeedExperts)
+        return feed
+
+    def first_products(self) -> tuple[Multiply, str] | None:
+        """The products of a norm of x that a block begins with, and their buffer, if nothing else lies there."""
+        norm, multiply, *_ = self._operations
+        if not (self._is_norm_of_stream(norm) and isinstance(multiply, Multiply)) or self.is_left(multiply.out[0]):
+            return None
+        name, _ = self.row(multiply.out[0])
+        there = {value for value, (other, _) in self._columns.items() if other == name}
+        return (multiply, name) if there == set(multiply.out) else None
+
+    def width(self, name: str) -> int:
+        """Values of a row of a buffer."""
+        return self._widths[name]
+
+    def is_stream(self, value: Value) -> bool:
+        """Whether it is x, or x as it was before the layer."""
+        return value in self._streams
+
+    def is_operand(self, value: Value) -> bool:
+        """Whether matrices read a value."""
+        return value in self._operands
+
+    def is_in_place(self, value: Value) -> bool:
+        """Whether a value is made where the one before it was."""
+        return value in self._in_place
+
+    def adds(self, value: Value) -> bool:
+        """Whether what makes a value adds it to x."""
+        return self._added.get(self._canonical(value), ...) is None
+
+    def is_left(self, value: Value) -> bool:
+        """Whether a value is made where it is added to x, or where its norm is added from."""
+        return self._canonical(value) in self._added
+
+    def row(self, value: Value) -> tuple[str, int]:
+        """The buffer that a value lies in, and its column there."""
+        column, root = value.first, value.root
+        while root in self._in_place:
+            column, root = column + self._in_place[root].first, self._in_place[root].root
+        name, first = self._columns[root]
+        return name, column + first
+
+    def rows(self, value: Value, tape: Tape) -> Rows:
+        """The rows of a value, from its first column on."""
+        root, maker = value.root, self._makers.get(value.root)
+        if isinstance(maker, ReadInput):
+            return Rows(tape.buffers[INPUTS].at(4 * (maker.index * root.width + value.first)), maker.n_layers * root.width)
+        is_operand = root in self._normed or (root in self._operands and not isinstance(maker, Convolve))
+        if root in tape.operands or is_operand:
+            operand = self.operand(root, tape)
+            return Rows(operand.floats.at(4 * value.first), operand.width)
+        if (canonical := self._canonical(value)) in self._added:
+            if self._added[canonical] is None:
+                return tape.x
+            tape.settle()
+            return Rows(tape.buffers["y"], tape.x.width)
+        row = self.whole_row(value, tape)
+        return Rows(row.at.at(4 * self.row(value)[1]), row.width)
+
+    def whole_row(self, value: Value, tape: Tape) -> Rows:
+        """The rows of all values that lie side by side with one, from their first column on."""
+        name, _ = self.row(value)
+        return tape.made.get((self, name)) or Rows(tape.buffers[name], self._widths[name])
+
+    def operand(self, value: Value, tape: Tape) -> Operand:
+        """Where a value is, or is to be, as matrices read it; of one that is normed first: floats alone."""
+        if value in tape.operands:
+            return tape.operands[value]
+        if value in self._normed:
+            return self.operand(self._normed[value].out, tape).before(self._normed[value].norm)
+        if value not in self._operands:
+            rows = self.rows(value, tape)
+            return Operand(rows.at, rows.at, rows.at, rows.at, rows.width, as_floats=True)
+        name, number = self._operands[value]
+        alike = [each for each, (other, _) in self._operands.items() if other == name]
+        wanted = [self.wanted(each, tape) for each in alike]
+        operand = tape.operand(name, value.width, [part for parts, _ in wanted for part in parts])
+        return evolve(operand, as_floats=operand.as_floats or any(floats for _, floats in wanted)).after(number * MAX_TOKENS)
+
+    def wanted(self, value: Value, tape: Tape) -> tuple[list[Linear | Matrices], bool]:
+        """The matrices that read a value, and whether something else reads it as floats."""
+        parts, has_floats = list[Linear | Matrices](), False
+        for each in self._readers(value):
+            if isinstance(each, _PRODUCTS):
+                parts += each.linears
+                continue
+            has_floats = has_floats or not isinstance(self._makers[value], Convolve)
+            if isinstance(each, _SUMS) and tape.size.n_tokens <= FEW_TOKENS:
+                experts = (each.feed if isinstance(each, FeedMoreExperts) else each).experts
+                parts += [part for part in (experts.gate, experts.up) if part is not None]
+        return parts, has_floats
+
+    # How it is laid out
+
+    def _readers(self, value: Value) -> list[Operation]:
+        return [each for each in self._operations if value.root in (read.root for read in each.read)]
+
+    def _add_operands(self, operation: Operation) -> None:
+        found = [value for each in parts_of((operation,)) for value in each.made if self._is_multiplied(each, value)]
+        is_one, n = isinstance(operation, NormalizeParts), len({name for name, _ in self._operands.values()})
+        for i, value in enumerate(found):
+            name, number = f"operand {n + (0 if is_one else i)}", i if is_one else 0
+            self._operands[value] = (name, number)
+            self.buffers |= Tape.operand_buffers(name, value.width, (number + 1) * MAX_TOKENS)
+
+    def _is_multiplied(self, maker: Operation, value: Value) -> bool:
+        if self._is_norm_of_stream(maker) or not made_apart(maker, value):
+            return False
+        return any(isinstance(each, _PRODUCTS) for each in self._readers(value))
+
+    def _is_norm_of_stream(self, operation: Operation) -> bool:
+        return isinstance(operation, Normalize) and operation.x in self._streams
+
+    def _add_in_place(self, operation: Operation) -> None:
+        if isinstance(operation, Light):
+            self._in_place |= {each.out: each.x for each in operation.operations if isinstance(each, Activate)}
+            return
+        for each in parts_of((operation,)):
+            if isinstance(each, Normalize) and not self._is_norm_of_stream(each) and len(self._readers(each.x)) == 1:
+                if each.out not in self._operands:
+                    self._in_place[each.out] = each.x
+                elif isinstance(self._makers[each.x.root], Activate | MultiplyActivated) and each.x.whole is None:
+                    self._normed[each.x] = each
+            elif isinstance(each, AddWeighed) and len(self._readers(each.y)) == 1:
+                self._in_place[each.out] = each.y
+
+    def _made_to_add(self, add: Add) -> Iterator[Value]:
+        """What is added to x, if what makes it can add it."""
+        value = self._canonical(add.y)
+        maker = self._makers[value]
+        later = self._operations[self._operations.index(maker) :]
+        is_whole = add.y.whole is None and len(self._readers(add.y)) == 1
+        if isinstance(maker, _PRODUCTS | _SUMS) and is_whole and not any(map(self._is_norm_of_stream, later)):
+            yield value
+
+    def _canonical(self, value: Value) -> Value:
+        """What lies where a value does, and was there first."""
+        root = value.root
+        while root in self._in_place:
+            root = self._in_place[root].root
+        return root
+
+    def _groups(self) -> Iterator[list[Value]]:
+        """Values that lie in one row, in the order in which they are made."""
+        joined = list[set[Value]]()
+        for each in self._operations:
+            groups = [{value} for value in each.made]
+            if isinstance(each, _PRODUCTS):
+                groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
+            elif isinstance(each, Recur | Choose):
+                groups.append({self._canonical(value) for value in each.read})
+            for group in groups:
+                others = [other for other in joined if not other.isdisjoint(group)]
+                joined = [other for other in joined if other not in others] + [group.union(*others)]
+        for group in joined:
+            if made := [value for value in self._makers if value in group and not self._lies_elsewhere(value)]:
+                yield made
+
+    def _lies_elsewhere(self, value: Value) -> bool:
+        """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
+        maker = self._makers[value]
+        is_operand = value in self._operands and not isinstance(maker, Convolve)
+        is_no_row = isinstance(maker, ReadInput | Choose) or self._is_norm_of_stream(maker)
+        return is_operand or is_no_row or any(value in some for some in (self._in_place, self._normed, self._added))
+
+    def _add_row(self, group: Sequence[Value], name: str) -> None:
+        name, width = f"{name} {len(self._widths)}", 0
+        for value in group:
+            maker = self._makers[value]
+            is_product = isinstance(maker, _PRODUCTS) and value in maker.made[isinstance(maker, MultiplyActivated) :]
+            if is_product and not any(isinstance(each, Choose) for each in self._readers(value)):  # which wants no gap
+                width = -(-width // TILE_ROWS) * TILE_ROWS
+            self._columns[value] = (name, width)
+            is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve)
+            width += UNIT * units_of(value.width) if is_in_units else value.width
+        self._widths[name] = width
+        self.buffers[name] = 4 * MAX_TOKENS * width

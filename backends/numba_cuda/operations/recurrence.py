@@ -1,0 +1,297 @@
+"""Convolutions and linear recurrences, which keep states, and what is done before and after these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from augury.backends.numba_cuda.blocks.recurrent import convolve
+from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.blocks import Activation, GateKind
+from augury.errors import UnsupportedError
+from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay, Light, ScaleAndDecay
+    from augury.backends.numba_cuda.rows import Rows
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import Vector
+    from augury.lowering import Value
+    from augury.types import ModelOptions
+
+__all__ = [
+    "ConvolveAndDecayEmitter",
+    "ConvolveEmitter",
+    "DecayByKeyEmitter",
+    "DecayEmitter",
+    "GateEmitter",
+    "LightEmitter",
+    "RecurEmitter",
+    "ScaleAndDecayEmitter",
+    "ScaleToLengthEmitter",
+]
+
+
+class ConvolveEmitter(OperationEmitter):
+    """Convolves channel by channel, from the last inputs on, which are kept; several convolutions are one, side by side."""
+
+    operation: Convolve
+
+    def __init__(self, operation: Convolve, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        first, convs = operation.convs[0], operation.convs
+        self._conv = first if len(convs) == 1 else evolve(first, n_channels=sum(conv.n_channels for conv in convs))
+        self.place, self.state = operation.states[0], self._conv.state
+        if len({(conv.size, conv.dilation) for conv in convs}) > 1 or (len(convs) > 1 and any(conv.bias for conv in convs)):
+            raise UnsupportedError("convolutions of different sizes, or with biases, side by side; use backend reference")
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        self._convolve(tape, is_state_alone=False)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit_states`."""
+        self._convolve(tape, is_state_alone=True)
+
+    def _steps(self, tape: Tape) -> tuple[int, Arguments]:  # noqa: ARG002 - for those with some
+        """How many decays are made beside it, and what the kernel is told of these."""
+        return 0, {}
+
+    def _convolve(self, tape: Tape, *, is_state_alone: bool) -> None:
+        convolution, layout = self.operation, self.layout
+        xs, y = [layout.rows(x, tape) for x in convolution.x], layout.rows(convolution.out, tape)
+        gates = [layout.rows(gate, tape) for gate in (convolution.before, convolution.after) if gate is not None]
+        is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], convolution.x, strict=False))
+        if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
+            raise UnsupportedError("a convolution of what does not lie side by side, or gated once; use backend reference")
+        to = layout.operand(convolution.out, tape) if layout.is_operand(convolution.out) and not is_state_alone else None
+        n_steps, steps = self._steps(tape)
+        convolve(
+            tape,
+            self._conv,
+            self.placed,
+            xs[0],
+            y,
+            taps=tape.weights.taps(*convolution.convs),
+            gates=gates,
+            has_silu=convolution.has_silu,
+            to=to,
+            n_steps=n_steps,
+            steps=steps,
+        )
+
+
+class ConvolveAndDecayEmitter(ConvolveEmitter):
+    """Likewise, with decays and betas of what lies beside the inputs."""
+
+    def __init__(self, operation: ConvolveAndDecay, layout: Layout, options: ModelOptions) -> None:
+        both = dict(zip(("convolution", "decay"), operation.operations, strict=True))
+        assert isinstance(both["convolution"], Convolve) and isinstance(both["decay"], Decay)  # noqa: PT018
+        self._decay = both["decay"]
+        super().__init__(both["convolution"], layout, options)
+
+    def _steps(self, tape: Tape) -> tuple[int, Arguments]:
+        decay, layout = self._decay, self.layout
+        assert decay.dt is not None and decay.a is not None  # noqa: PT018
+        t, step_at = layout.rows(decay.t, tape), layout.row(decay.out[0])[1] - layout.row(self.operation.out)[1]
+        steps: Arguments = {"ends": t.at, "ends_stride": t.width, "step_at": step_at}
+        steps |= {"dt": tape.weights.vector(decay.dt), "a": tape.weights.vector(decay.a)}
+        return decay.t.width, steps
+
+
+def _column(first: Rows, other: Rows) -> int:
+    """How many values after the first rows others begin."""
+    return (other.at.offset - first.at.offset) // 4
+
+
+class DecayEmitter(OperationEmitter):
+    """Makes decays and betas of heads."""
+
+    operation: Decay
+
+    def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
+        """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
+        decay, layout, weights = self.operation, self.layout, tape.weights
+        if decay.a is None:
+            raise UnsupportedError("betas with biases and without decays; use backend reference")
+        t, n = layout.rows(decay.t, tape), decay.t.width
+        arguments: Arguments = {"ends": t.at, "ends_stride": t.width, "size": n, "a": weights.vector(decay.a)}
+        if decay.dt is not None:
+            arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
+        if decay.b is not None:
+            arguments["betas_at"] = _column(t, layout.rows(decay.b, tape))
+        rows = _begin(tape, layout, decay.out, heads)
+        tape.launch(recurrent_ends.decay, (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), WARP, **rows, **arguments)
+
+
+class DecayByKeyEmitter(OperationEmitter):
+    """Makes decays by key channel, and betas of heads."""
+
+    operation: DecayByKey
+
+    def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
+        """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
+        decay, layout = self.operation, self.layout
+        t, b, n = layout.rows(decay.t, tape), layout.rows(decay.b, tape), decay.t.width
+        arguments: Arguments = {"times": t.at, "times_stride": t.width, "betas": b.at, "betas_stride": b.width, "size": n}
+        sizes = {"key_dim": decay.key_dim, "n_heads": decay.b.width, "floor": decay.floor or 0.0}
+        rows = _begin(tape, layout, decay.out, heads) | {"a": tape.weights.vector(decay.a)}
+        grid = (_n_units(heads) + -(-n // WARP), tape.size.n_tokens)
+        tape.launch(recurrent_ends.decay_keys, grid, WARP, **rows, **arguments, **sizes)
+
+
+class ScaleToLengthEmitter(OperationEmitter):
+    """Divides heads by their lengths."""
+
+    operation: ScaleToLength
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`: no decays are made."""
+        heads = self.operation
+        tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, self.layout, (), heads))
+
+
+class ScaleAndDecayEmitter(OperationEmitter):
+    """Divides heads by their lengths, and makes decays, in one launch."""
+
+    operation: ScaleAndDecay
+
+    def __init__(self, operation: ScaleAndDecay, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        self._heads, decay = operation.operations
+        kind = DecayEmitter if isinstance(decay, Decay) else DecayByKeyEmitter
+        self._decay = kind(decay, layout, options)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        assert isinstance(self._heads, ScaleToLength)
+        self._decay.emit(tape, self._heads)
+
+
+def _begin(tape: Tape, layout: Layout, out: tuple[Value, ...], heads: ScaleToLength | None) -> Arguments:
+    """The rows that kernels of decays write to, which begin with heads if there are such, and the columns of decays."""
+    rows = layout.rows(out[0] if heads is None else heads.x, tape)
+    names = ("decay_at", "beta_at")
+    columns: Arguments = {name: _column(rows, layout.rows(value, tape)) for name, value in zip(names, out, strict=False)}
+    if heads is not None:
+        columns |= {"n_units": _n_units(heads), "n_scaled": heads.n_scaled, "unit_size": heads.size}
+        columns |= {"eps": heads.eps, "scale": heads.scale}
+    return {"rows": rows.at, "stride": rows.width, **columns}
+
+
+def _n_units(heads: ScaleToLength | None) -> int:
+    return 0 if heads is None else heads.x.width // heads.size
+
+
+class LightEmitter(OperationEmitter):
+    """Sends a recurrence's inputs through SiLU where they are, and writes its decays and betas."""
+
+    operation: Light
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        first, *_, constant = self.operation.operations
+        assert isinstance(constant, Constant)
+        rows, size = self.layout.rows(first.made[0], tape), self.layout.row(constant.out)[1]
+        ends = tape.weights.constant(("numbers", constant.numbers), lambda: np.array(constant.numbers, np.float32))
+        grid = (-(-rows.width // THREADS), tape.size.n_tokens)
+        tape.launch(recurrent_ends.light, grid, THREADS, rows=rows.at, ends=ends, stride=rows.width, size=size)
+
+
+class RecurEmitter(OperationEmitter):
+    """Lets the matrices of heads take in tokens."""
+
+    operation: Recur
+
+    def __init__(self, operation: Recur, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        self.place, self.state = operation.state, operation.heads.state
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        recur, heads, layout, placed = self.operation, self.operation.heads, self.layout, self.placed
+        kind = recurrence.BY_CHANNEL if heads.is_by_channel else recurrence.BY_KEY if heads.is_by_key else recurrence.BY_HEAD
+        row, y = layout.whole_row(recur.keys, tape), layout.rows(recur.out, tape)
+        values = {"query_at": recur.queries, "key_at": recur.keys, "value_at": recur.values, "beta_at": recur.betas}
+        arguments: Arguments = {each: layout.row(value)[1] for each, value in values.items()}
+        arguments |= {"state": placed.values, "saved": placed.saved, "aside": placed.aside, "added": placed.added, "y": y.at}
+        arguments |= {"n_heads": heads.n_heads, "n_key_heads": heads.n_key_heads, "n_rows": heads.key_dim}
+        arguments |= {"value_dim": heads.value_dim, "is_tiled": heads.is_tiled, "n_aside": placed.n_aside}
+        if recur.a is not None:
+            shape = recur.a.shapes[recur.a.weight]
+            arguments["table"] = tape.weights.flat(recur.a.weight, shape, columns=recurrence.COLUMNS)
+        steps = {"step_at": layout.row(recur.betas if recur.decays is None else recur.decays)[1], "n_steps": _n_steps(recur)}
+        grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, min(tape.size.n_tokens, placed.n_slots))
+        kernel = recurrence.RECUR[kind, heads.has_delta]
+        tape.launch(kernel, grid, WARP, x=row.at, stride=row.width, **steps, **arguments)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit_states`."""
+        self.emit(tape)
+
+    def kept(self, tape: Tape) -> Arguments:
+        """What `gate_groups` is told of what drafted tokens have fed it, which is kept aside."""
+        recur, layout = self.operation, self.layout
+        row, n_keys = layout.whole_row(recur.keys, tape), recur.keys.width
+        step_at = layout.row(recur.betas if recur.decays is None else recur.decays)[1]
+        rows: Arguments = {"x": row.at, "stride": row.width, "key_at": layout.row(recur.keys)[1], "step_at": step_at}
+        sizes = {"n_keys": n_keys, "n_kept": n_keys + _n_steps(recur), "n_aside": self.placed.n_aside}
+        return {**rows, **sizes, "aside": self.placed.aside}
+
+
+def _n_steps(recur: Recur) -> int:
+    heads = recur.heads
+    return heads.value_dim if heads.is_by_channel else heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
+
+
+class GateEmitter(OperationEmitter):
+    """Gates what a recurrence yields, and keeps aside what drafted tokens have fed it.
+
+    Attributes:
+        recurrence: What yields it, if it is one.
+    """
+
+    operation: Gate
+    recurrence: RecurEmitter | None = None
+
+    def __init__(self, operation: Gate, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        if operation.activation not in (Activation.SILU, GateKind.SIGMOID):
+            raise UnsupportedError(
+                f"gates through {operation.activation.name}, expected SILU or SIGMOID; use backend reference"
+            )
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, norm, size = self.operation, self.layout, self.operation.norm, self.operation.y.width
+        y, gates = (layout.rows(value, tape) for value in (operation.y, operation.gates))
+        group = norm.size if norm is not None else size if size % WARP else WARP
+        n_groups = size // group
+        per_block = n_groups if group % WARP else THREADS // WARP
+        arguments: Arguments = {"y": y.at, "size": size, "gates": gates.at, "gates_stride": gates.width}
+        arguments |= {"group": group, "per_block": per_block, "is_gated_first": operation.is_gated_first}
+        arguments["is_sigmoid"] = operation.activation is GateKind.SIGMOID
+        if norm is not None:
+            step = 0 if norm.weight_shape is None else norm.size
+            weight = tape.weights.norm(norm, n_groups if step else 1)
+            arguments |= {"weight": weight, "step": step, "has_norm": True, "eps": norm.eps}
+        if operation.skip is not None and operation.values is not None:
+            values = layout.rows(operation.values, tape)
+            arguments |= {"values": values.at, "values_stride": values.width, "skip": _skip(operation.skip, size, tape)}
+            arguments["has_skip"] = True
+        to = layout.operand(operation.out, tape).arguments
+        out = {name: each for name, each in to.items() if name != "as_floats"}
+        kept = {"n_aside": 1} if self.recurrence is None else self.recurrence.kept(tape)
+        grid = (tape.size.n_tokens, -(-n_groups // per_block))
+        tape.launch(recurrent_ends.gate_groups, grid, THREADS, **arguments, **out, **kept)
+
+
+def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:
+    """A factor for each value."""
+    return tape.weights.flat(skip.weight, skip.shapes[skip.weight], size // skip.size)

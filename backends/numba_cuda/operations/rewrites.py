@@ -1,0 +1,381 @@
+"""Operations that kernels for GPUs compute together: rewrites of a block's list, each with what it is good for.
+
+Each launch takes 2 to 3 µs, as long as a small product, so most of them save one; see docs/cuda.md.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
+from augury.backends.numba_cuda.rows import units_of
+from augury.blocks import Activation, GateKind, Linear, Matrices, Router
+from augury.lowering import (
+    Activate,
+    Add,
+    AddWeighed,
+    Constant,
+    Convolve,
+    Decay,
+    DecayByKey,
+    FeedExperts,
+    Gate,
+    Multiply,
+    Normalize,
+    Operation,
+    Recur,
+    Route,
+    ScaleToLength,
+    Value,
+)
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated, with_activated_products, with_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+__all__ = [
+    "Choose",
+    "ConvolveAndDecay",
+    "Fused",
+    "Light",
+    "MultiplyAndChoose",
+    "NormalizeParts",
+    "ScaleAndDecay",
+    "SharedExpert",
+    "made_apart",
+    "parts_of",
+    "rewritten",
+]
+
+
+@frozen(eq=False)
+class Fused(Operation):
+    """Several operations that one kernel computes."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        """See `Operation.made`."""
+        return tuple(value for each in self.operations for value in each.made)
+
+    @property
+    def read(self) -> tuple[Value, ...]:
+        """See `Operation.read`: but for those that it makes."""
+        made = set(self.made)
+        return tuple(value for each in self.operations for value in each.read if value.root not in made)
+
+
+class NormalizeParts(Fused):
+    """Norms of up to three products of one launch; first those that are multiplied next."""
+
+
+class ScaleAndDecay(Fused):
+    """Heads divided by their lengths, and decays."""
+
+
+class ConvolveAndDecay(Fused):
+    """A convolution, and decays beside it."""
+
+
+class Light(Fused):
+    """Queries, keys and values through SiLU where they are, and the decays and betas that are the same for all tokens."""
+
+
+class MultiplyAndChoose(Fused):
+    """A router's logits, and what it chooses by them."""
+
+
+@frozen(eq=False)
+class Choose(Operation):
+    """out = the experts that a router chooses, and their weights; sigmoid(share) is the shared expert's, or 1."""
+
+    logits: Value
+    share: Value | None
+    router: Router
+    joined: tuple[tuple[Matrices, Linear], ...]  # the experts' matrices, each with that of a shared expert that may be one more
+    out: Value
+
+
+@frozen(eq=False)
+class SharedExpert(Fused):
+    """A shared expert that is one more of the others, if its weights have their types."""
+
+    joined: tuple[tuple[Matrices, Linear], ...]
+
+
+def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:
+    """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
+    rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
+        *(_with_softplus, with_activated_products, _with_choices, partial(_with_separate_sums, streams=streams), with_sums),
+        *(_with_shared_experts, _with_early_choices, _with_lit_rows, _with_operands),
+        *(partial(_with_joined_norms, streams=streams), _with_scaled_heads, _with_decays_of_convolutions),
+    )
+    for rewrite in rewrites:
+        operations = [*rewrite(operations)]
+    return [*operations]
+
+
+def parts_of(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The operations that fused ones consist of, and all others."""
+    for each in operations:
+        yield from parts_of(each.operations) if isinstance(each, Fused) else (each,)
+
+
+def _makers(operations: Iterable[Operation]) -> dict[Value, Operation]:
+    return {value: each for each in parts_of(operations) for value in each.made}
+
+
+def _roots(operation: Operation) -> set[Value]:
+    return {value.root for value in operation.read}
+
+
+def _readers(operations: Iterable[Operation], value: Value) -> list[Operation]:
+    return [each for each in parts_of(operations) if value in (read.root for read in each.read)]
+
+
+def _with_softplus(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Activate steps that are betas by themselves: a product may do that in its launch."""
+    for each in operations:
+        if isinstance(each, Decay) and (each.b, each.dt, each.a) == (None, None, None):
+            yield Activate(each.t, GateKind.SOFTPLUS, None, None, None, False, (), each.out[0])
+        else:
+            yield each
+
+
+# Experts
+
+
+def _with_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Multiply by the gate of a shared expert beside the router's matrix, and let the choice weigh it: no launch more."""
+    makers, shares, gates = _makers(operations), dict[Value, Value](), dict[Operation, Multiply]()
+    for each in operations:
+        feed = makers.get(each.y) if isinstance(each, AddWeighed) else None
+        if isinstance(each, AddWeighed) and each.gate is not None and each.x is not None and isinstance(feed, FeedExperts):
+            share = shares[feed.routes] = Value(1)
+            gate = Multiply(each.x, (Linear(each.gate.weight, each.gate.size, 1),), (share,), "router")
+            route = makers[feed.routes]
+            logits = makers.get(route.logits) if isinstance(route, Route) else None
+            gates[logits if isinstance(logits, Multiply) and logits.x is each.x else makers[each.x]] = gate
+    for each in operations:
+        if isinstance(each, Route):
+            yield Choose(each.logits, shares.get(each.out), each.router, (), each.out)
+        elif each in gates and isinstance(each, Multiply):
+            yield _joined(each, gates[each])
+        else:
+            yield from (each, *([gates[each]] if each in gates else []))
+
+
+def _joined(first: Multiply, other: Multiply) -> Multiply:
+    return evolve(first, linears=(*first.linears, *other.linears), out=(*first.out, *other.out))
+
+
+def _with_separate_sums(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
+    """Add what is merely summed to x one by one, where a product or a sum of experts can add it itself."""
+    makers, added = _makers(operations), dict[AddWeighed, Add]()
+    for each, following in zip(operations, [*operations[1:], None], strict=True):
+        is_plain = isinstance(each, AddWeighed) and each.gate is None and isinstance(following, Add) and following.norm is None
+        if is_plain and isinstance(each, AddWeighed) and isinstance(following, Add) and following.y is each.out:
+            is_early = isinstance(makers[each.other], Multiply) and not _is_normed_after(
+                operations, makers[each.other], streams
+            )
+            if is_early or not isinstance(makers[each.y], FeedExperts):
+                added[each] = following
+                pair = (each.other, each.y) if is_early else (each.y, each.other)
+                yield from (Add(value, None) for value in pair)
+                continue
+        if each not in added.values():
+            yield each
+
+
+def _is_normed_after(operations: Sequence[Operation], maker: Operation, streams: Container[Value]) -> bool:
+    """Whether x is read once something was made, so that the product cannot be added to it at once."""
+    later = [*parts_of(operations)]
+    return any(isinstance(each, Normalize) and each.x in streams for each in later[later.index(maker) :])
+
+
+def _with_shared_experts(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Let a shared expert that is like the others be one more of them, which saves its two launches."""
+    joined, chosen = dict[Operation, SharedExpert](), dict[Value, SharedExpert]()
+    for feed in (each.feed if isinstance(each, FeedMoreExperts) else each for each in operations):
+        for hidden, down in pairwise(operations):
+            if isinstance(feed, FeedExperts) and (pairs := _pairs(feed, hidden, down)):
+                other = down.made[0]
+                weighed = [each.sum for each in operations if isinstance(each, FeedMoreExperts) and each.feed is feed]
+                are_added = {each.y for each in operations if isinstance(each, Add) and each.norm is None} >= {other, feed.out}
+                if are_added or (weighed and weighed[0].other is other):
+                    joined[hidden] = chosen[feed.routes] = SharedExpert((hidden, down), pairs)
+                    joined[down] = joined[hidden]
+    for each in operations:
+        if isinstance(each, Choose) and each.out in chosen:
+            yield evolve(each, joined=chosen[each.out].joined)
+        elif each not in joined:
+            yield each
+        elif each is joined[each].operations[0]:
+            yield joined[each]
+
+
+def _pairs(feed: FeedExperts, hidden: Operation, down: Operation) -> tuple[tuple[Matrices, Linear], ...]:
+    """The experts' matrices, each with that of another feed-forward, if both are alike; otherwise nothing."""
+    experts = feed.experts
+    if not (isinstance(hidden, MultiplyActivated) and isinstance(down, Multiply) and hidden.x is feed.x):
+        return ()
+    matrices = (*(() if experts.gate is None else (experts.gate,)), experts.up, experts.down)
+    linears, names = (*hidden.linears, *down.linears), ("activation", "limit", "limits_activated", "constants")
+    is_alike = (
+        down.x is hidden.activate.out
+        and hidden.activate.divisors is None
+        and not experts.weighs_input
+        and all(getattr(experts, name) == getattr(hidden.activate, name) for name in names)
+        and (len(hidden.linears), len(down.linears)) == (len(matrices) - 1, 1)
+        and all(_is_like(part, linear) for part, linear in zip(matrices, linears, strict=False))
+    )
+    return tuple(zip(matrices, linears, strict=True)) if is_alike else ()
+
+
+def _is_like(part: Matrices, linear: Linear) -> bool:
+    """Whether a matrix can be one more of several."""
+    is_plain = part.bias is None and part.scales is None and not part.is_transposed
+    return is_plain and (linear.bias, linear.scale) == (None, 1.0) and (part.n_in, part.n_out) == (linear.n_in, linear.n_out)
+
+
+def _with_early_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Choose as soon as there are logits, in the launch that makes them, where it makes all of them."""
+    first = next((each for each in operations if isinstance(each, Choose)), None)
+    makers = [each for each in operations if first is not None and not set(each.made).isdisjoint(first.read)]
+    for each in operations:
+        if first is None or each not in (first, *makers[-1:]):
+            yield each
+        elif each is first:
+            yield from () if makers else (first,)
+        elif isinstance(each, Multiply) and set(each.made) == set(first.read):
+            yield MultiplyAndChoose((each, first))
+        else:
+            yield from (each, first)
+
+
+# Rows
+
+
+def made_apart(operation: Operation | None, value: Value) -> bool:
+    """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
+    if isinstance(operation, MultiplyActivated):
+        return value is operation.out[0]
+    return isinstance(operation, Normalize | Activate | Gate | Convolve)
+
+
+def _with_operands(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Copy values to where matrices read them, unless the kernels that make them do."""
+    makers, fed = _makers(operations), {value.root for each in operations if isinstance(each, Recur) for value in each.read}
+    copies: dict[Value, Value] = {}
+
+    def moved(operation: Operation) -> Operation:
+        if isinstance(operation, Fused):
+            return evolve(operation, operations=tuple(map(moved, operation.operations)))
+        if not isinstance(operation, Multiply | MultiplyActivated):
+            return operation
+        x, maker = operation.x, makers[operation.x.root]
+        is_fed = x.root in fed and not isinstance(maker, Convolve)
+        if x.whole is None and made_apart(maker, x) and not is_fed:
+            return operation
+        return evolve(operation, x=copies.setdefault(x, Value(x.width)))
+
+    made = [moved(each) for each in operations]
+    for each in made:
+        yield each
+        yield from (Normalize(value, None, copy) for value, copy in copies.items() if value.root in each.made)
+
+
+def _with_joined_norms(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
+    """Norm several products of one launch, or make them operands, in one launch as well."""
+    multiplied = {each.x for each in parts_of(operations) if isinstance(each, Multiply | MultiplyActivated)}
+    makers, group = _makers(operations), list[Normalize]()
+    for each in [*operations, None]:
+        is_norm = isinstance(each, Normalize) and each.x not in streams and isinstance(makers[each.x.root], Multiply)
+        in_place = isinstance(each, Normalize) and each.out not in multiplied
+        is_alone = isinstance(each, Normalize) and (not in_place or len(_readers(operations, each.x.root)) == 1)
+        if is_norm and is_alone and isinstance(each, Normalize) and (each.norm is None or each.norm.size == each.x.width):
+            if group and (makers[group[0].x.root] is not makers[each.x.root] or len(group) == 3):
+                yield from _norms(group, multiplied)
+                group = []
+            group.append(each)
+        else:
+            yield from _norms(group, multiplied)
+            group = []
+            if each is not None:
+                yield each
+
+
+def _norms(group: Sequence[Normalize], multiplied: Container[Value]) -> Sequence[Operation]:
+    apart = [each for each in group if each.out in multiplied]
+    if len(group) < 2 or len({units_of(each.x.width) for each in apart}) > 1:
+        return group
+    return [NormalizeParts((*apart, *(each for each in group if each not in apart)))]
+
+
+# Recurrences
+
+
+def _with_scaled_heads(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Divide heads by their lengths in the launch that makes decays, whose rows they are in."""
+    fed = [_roots(each) for each in operations if isinstance(each, Recur)]
+    done = set[Operation]()
+    for each, following in zip(operations, [*operations[1:], None], strict=True):
+        is_pair = isinstance(each, ScaleToLength) and isinstance(following, Decay | DecayByKey)
+        if is_pair and following is not None and any({*_roots(each), *following.made} <= roots for roots in fed):
+            done.add(following)
+            yield ScaleAndDecay((each, following))
+        elif each not in done:
+            yield each
+
+
+def _with_decays_of_convolutions(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Make decays of what lies beside a convolution's inputs in the launch of the convolution."""
+    fed = [_roots(each) for each in operations if isinstance(each, Recur)]
+    done = set[Operation]()
+    for each, following in zip(operations, [*operations[1:], None], strict=True):
+        if isinstance(each, Convolve) and isinstance(following, Decay) and following.b is None:
+            is_whole = following.a is not None and following.dt is not None and following.t.root is each.x[0].root
+            if is_whole and any({each.out, *following.out} <= roots for roots in fed):
+                done.add(following)
+                yield ConvolveAndDecay((each, following))
+                continue
+        if each not in done:
+            yield each
+
+
+def _with_lit_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Send queries, keys and values through SiLU and add constant decays to their rows in one launch, in place of four."""
+    lit: dict[Operation, Light] = {}
+    split: dict[Operation, int] = {}
+    makers = _makers(operations)
+    for recur in (each for each in operations if isinstance(each, Recur)):
+        fed = [makers.get(value.root) for value in (recur.queries, recur.keys, recur.values)]
+        activates = [each for each in fed if isinstance(each, Activate) and _is_plain_silu(each)]
+        constant = makers.get(recur.betas.root if recur.decays is None else recur.decays.root)
+        products = makers.get(activates[0].x) if activates else None
+        if len(activates) == 3 and isinstance(constant, Constant) and isinstance(products, Multiply):
+            is_first = products.out[:3] == tuple(each.x for each in activates)
+            is_whole = is_first and not any(each.x.width % TILE_ROWS for each in activates)
+            if is_whole and all(len(_readers(operations, each.x)) == 1 for each in activates):
+                light = Light((*activates, constant))
+                lit |= dict.fromkeys(light.operations, light)
+                split[products] = 3
+    for each in operations:
+        if each in split and isinstance(each, Multiply):
+            n = split[each]
+            yield evolve(each, linears=each.linears[:n], out=each.out[:n])
+            if len(each.out) > n:
+                yield evolve(each, linears=each.linears[n:], out=each.out[n:])
+        elif each not in lit:
+            yield each
+        elif each is lit[each].operations[-1]:
+            yield lit[each]
+
+
+def _is_plain_silu(each: Activate) -> bool:
+    return each.activation is Activation.SILU and (each.up, each.divisors, each.limit) == (None, None, None)

@@ -1,0 +1,235 @@
+"""Norms, products and what else is done to rows, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from augury.backends.numba_cuda.kernels import gate as kernels
+from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.rows import Rows, units_of
+from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
+from augury.errors import UnsupportedError
+from augury.lowering import Normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cuda.device import Arguments
+    from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
+    from augury.backends.numba_cuda.rows import Operand
+    from augury.blocks import Activation, GateKind, Norm, Vector
+    from augury.lowering import Activate, Add, Constant, Multiply, ReadInput
+    from augury.lowering.rewrites import MultiplyActivated
+    from augury.types import ModelOptions
+
+__all__ = [
+    "ActivateEmitter",
+    "AddEmitter",
+    "ConstantEmitter",
+    "MultiplyActivatedEmitter",
+    "MultiplyEmitter",
+    "NormalizeEmitter",
+    "NormalizePartsEmitter",
+    "ReadInputEmitter",
+    "activate",
+    "check_activation",
+]
+
+
+class NormalizeEmitter(OperationEmitter):
+    """Norms x, or other rows: in place, on their way to matrices, or where they are copied to."""
+
+    operation: Normalize
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        x = self.operation.x
+        return Tape.operand_buffers("normed", x.width) if self.layout.is_stream(x) else {}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        layout, norm, x, out = self.layout, self.operation.norm, self.operation.x, self.operation.out
+        n_groups = 1 if norm is None else x.width // norm.size
+        if layout.is_stream(x):
+            parts, as_floats = layout.wanted(out, tape)
+            tape.operands[out] = tape.norm(norm, parts, as_floats=as_floats)
+        elif layout.is_operand(out):
+            rows, to = layout.rows(x, tape), layout.operand(out, tape)
+            if norm is not None and n_groups > 1:
+                tape.norm_groups(norm, rows, norm.size, n_groups, to)
+            elif norm is not None or not _is_there([x.width], to, tape):
+                tape.put(rows, x.width, to, norm)
+            else:
+                tape.operands[out] = evolve(to, floats=rows.at)
+        else:
+            rows = layout.rows(out, tape)
+            if not layout.is_in_place(out):
+                tape.blend(rows, layout.rows(x, tape), 0.0, 1.0, width=x.width)
+            tape.norm_in_place(norm, rows, x.width // n_groups, n_groups)
+
+
+def _is_there(widths: Sequence[int], to: Operand, tape: Tape) -> bool:
+    """Whether values lie as matrices read them: a token's, as floats, in whole units."""
+    return tape.size.n_tokens == 1 and not to.as_bytes and all(width == to.width for width in widths)
+
+
+class NormalizePartsEmitter(OperationEmitter):
+    """Norms products that lie in one row, and puts some of them where matrices read them."""
+
+    operation: NormalizeParts
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        layout, norms = self.layout, [each for each in self.operation.operations if isinstance(each, Normalize)]
+        rows = layout.whole_row(norms[0].x, tape)
+        apart = [each for each in norms if layout.is_operand(each.out)]
+        to = layout.operand(apart[0].out, tape) if apart else None
+        if to is not None and not any(each.norm for each in norms) and _is_there([each.x.width for each in apart], to, tape):
+            tape.operands |= {each.out: evolve(to, floats=layout.rows(each.x, tape).at) for each in apart}
+            return
+        parts: list[tuple[Norm | None, int, int]] = [(each.norm, layout.row(each.x)[1], each.x.width) for each in norms]
+        tape.norm_parts(rows, parts, to, n_apart=len(apart))
+
+
+class MultiplyEmitter(OperationEmitter):
+    """Multiplies rows by several matrices, in as few launches as their types allow."""
+
+    operation: Multiply
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`: what is added to x is added at once."""
+        operation, layout = self.operation, self.layout
+        x, products = layout.operand(operation.x, tape), [*zip(operation.linears, operation.out, strict=True)]
+        if rest := [(linear, out) for linear, out in products if not layout.is_left(out)]:
+            name, _ = layout.row(rest[0][1])
+            if (layout, name) not in tape.made:
+                columns = [(linear, layout.row(out)[1]) for linear, out in rest]
+                tape.multiply(x, columns, layout.whole_row(rest[0][1], tape))
+        for linear, out in products:
+            if layout.is_left(out):
+                to = layout.rows(out, tape)
+                tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)
+
+
+class MultiplyActivatedEmitter(OperationEmitter):
+    """Multiplies by gate and up and activates, in one launch where it can."""
+
+    operation: MultiplyActivated
+
+    def __init__(self, operation: MultiplyActivated, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        check_activation(operation.activate.activation)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, activation = self.operation, self.layout, self.operation.activate
+        x, to, gate = layout.operand(operation.x, tape), layout.operand(operation.out[0], tape), _gate_of(activation)
+        if activation.divisors is None and tape.multiply_gated(x, operation.linears, to, gate):
+            return
+        gates, *ups = (layout.rows(out, tape) for out in operation.out[1:])
+        columns = [layout.row(out)[1] for out in operation.out[1:]]
+        tape.multiply(x, [*zip(operation.linears, columns, strict=True)], layout.whole_row(operation.out[1], tape))
+        width = operation.out[0].width
+        activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
+
+
+class ActivateEmitter(OperationEmitter):
+    """Sends rows through an activation, with what gates them."""
+
+    operation: Activate
+
+    def __init__(self, operation: Activate, layout: Layout, options: ModelOptions) -> None:
+        super().__init__(operation, layout, options)
+        check_activation(operation.activation)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout = self.operation, self.layout
+        x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
+        up = None if operation.up is None else layout.rows(operation.up, tape)
+        activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
+
+
+class AddEmitter(OperationEmitter):
+    """Adds rows to x, or their norm: what is not added by what makes it."""
+
+    operation: Add
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return {"y": 4 * MAX_TOKENS * self.operation.y.width}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        y, norm = self.operation.y, self.operation.norm
+        if self.layout.adds(y):
+            return
+        if not self.layout.is_left(y):
+            rows = self.layout.rows(y, tape)
+            tape.settle()
+            if norm is None:
+                tape.blend(tape.x, rows, 1.0, 1.0)
+                return
+            tape.blend(Rows(tape.buffers["y"], tape.x.width), rows, 0.0, 1.0)
+        tape.leave_rows(Rows(tape.buffers["y"], tape.x.width), norm)
+
+
+class ConstantEmitter(OperationEmitter):
+    """Writes the same numbers into every row."""
+
+    operation: Constant
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        numbers, out = self.operation.numbers, self.operation.out
+        row = Rows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
+        tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
+
+
+class ReadInputEmitter(OperationEmitter):
+    """Writes nothing: what it reads lies where the embedding left it."""
+
+    operation: ReadInput
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+
+
+def check_activation(activation: Activation | GateKind) -> None:
+    """Refuse an activation that kernels do not compute."""
+    if activation.value not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UnsupportedError(f"the activation {activation.value}, backend numba-cuda computes {known}; choose another one")
+
+
+def _gate_of(operation: Activate) -> Gate:
+    return Gate(operation.activation, operation.limit, operation.limits_activated, operation.constants)
+
+
+def activate(
+    tape: Tape,
+    gate: Gate,
+    gates: Rows,
+    ups: Rows | None,
+    to: Operand,
+    size: int,
+    *,
+    divisors: Vector | None = None,
+    per_token: int = 0,
+    n_apart: int = 0,
+) -> None:
+    """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
+    arguments: Arguments = {"rows": gates.at, "stride": gates.width, "size": size, "per_token": per_token, "n_apart": n_apart}
+    if ups is not None:
+        arguments |= {"ups": ups.at, "up_stride": ups.width, "has_up": True}
+    if divisors is not None:
+        arguments |= {"divisors": tape.weights.vector(divisors), "has_divisors": True}
+    grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
+    tape.launch(kernels.gate, grid, WARP * WARPS, kind=gate.number, **arguments, **gate.arguments, **to.arguments)
