@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cpu.kernels.head import Preparation
+from augury.backends.numba_cpu.kernels.head import HeadSteps
 from augury.backends.numba_cpu.kernels.struct import table
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Ways:
         factors = 0
         if (temperature := self.temperature) is not None:
             factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
-        ways = Preparation(
+        ways = HeadSteps(
             limit=self.clamp or 0.0,
             norm=weights.norm(self.norm),
             turns=turns,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from augury.backends.numba_cpu.kernels import sequence
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.backends.numba_cpu.kernels.sequence import SequenceUpdate
+from augury.backends.numba_cpu.kernels.struct import dtype, values
 
 if TYPE_CHECKING:
     from augury.batch import Batch
@@ -31,11 +32,11 @@ class Sequences:
     """Writes the records of `kernels/sequence.py`.
 
     Attributes:
-        records: (MAX_TOKENS, fields) int64, of the runs of a pass.
+        records: (MAX_TOKENS,) `SequenceUpdate` of the runs of a pass.
     """
 
     def __init__(self, n_aside: int) -> None:
-        self.records = np.zeros((MAX_TOKENS, sequence.SEQUENCE_BYTES // 8), np.int64)
+        self.records = np.zeros(MAX_TOKENS, dtype(SequenceUpdate))
         self._n_aside = n_aside
         self._slots: dict[int, _Slot] = {}
         self._is_drafted: np.ndarray | None = None
@@ -101,10 +102,16 @@ class Sequences:
             left.accepted, left.is_restored = [], False
         taken = np.concatenate([np.array(left.accepted, np.int64), before.astype(np.int64)])
         self._taken.append(taken)
-        self.records[index, :7] = (
-            *(n_certain, is_start, left.is_restored, save),
-            *(taken.ctypes.data, len(left.accepted), len(before)),
+        update = SequenceUpdate(
+            n_certain=n_certain,
+            is_start=is_start,
+            is_restored=left.is_restored,
+            save=save,
+            taken=taken.ctypes.data,
+            n_accepted=len(left.accepted),
+            n_before=len(before),
         )
+        self.records[index] = values(update)
         left.accepted, left.is_restored = [], False
 
     def _of(self, slot: int) -> _Slot:

@@ -10,6 +10,7 @@ from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter, convolv
 from augury.backends.numba_cpu.kernels import convolution, ngram
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, add_rows
 from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 
@@ -54,9 +55,9 @@ class NgramMemoryEmitter(RecurrentEmitter):
         block, n, n_all = self.block, self.block.n_tokens, self.block.conv.n_channels
         tokens, inputs = self.place_states(arena)
         width = up(n, 16)
-        x, y = (buffers["tokens"], width), (buffers["last tokens"], width)
+        x, y = Place(buffers["tokens"], width), Place(buffers["last tokens"], width)
         self._tokens = place_taps(np.eye(n, dtype=np.float32)[::-1], tokens, self.n_aside, arena, x=x, y=y)
-        x, y = ((buffers[name], n_all) for name in ("normed by n-grams", "convolved n-grams"))
+        x, y = (Place(buffers[name], n_all) for name in ("normed by n-grams", "convolved n-grams"))
         self._conv = place_convolution(block.conv, inputs, self.n_aside, weights, arena, x=x, y=y, has_silu=True)
         numbers = [*block.multipliers, *block.first, *block.size]
         self._numbers = arena.keep(np.array(numbers, np.uint64).view(np.int64), "scratch")

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.kernels import convolution, recurrence
+from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.operations.layout import Place
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.blocks import Block, Convolution, SequenceState
@@ -111,12 +113,12 @@ def place_convolution(
     weights: Weights,
     arena: Arena,
     *,
-    x: tuple[int, int],
-    y: tuple[int, int],
+    x: Place,
+    y: Place,
     gates: tuple[int, int] = (0, 0),
     has_silu: bool = False,
 ) -> int:
-    """Write what `convolve` needs to know of a layer, in the order of its offsets.
+    """Write what `convolve` needs to know of a layer.
 
     Args:
         conv: The part of the plan.
@@ -124,13 +126,13 @@ def place_convolution(
         n_aside: Drafted tokens of a slot that there is room for.
         weights: Of the plan.
         arena: Where the record is kept.
-        x: Address of the inputs' rows, and how many floats they are apart.
-        y: Likewise of the outputs.
+        x: The inputs' rows.
+        y: The outputs' rows.
         gates: Addresses of what is multiplied with inputs and outputs, in rows as far apart as the inputs; 0: nothing.
         has_silu: Whether outputs go through SiLU.
 
     Returns:
-        The record's address.
+        The address of the `ConvolutionLayer`.
     """
     taps = conv.taps(weights.values(conv.weight, conv.shapes[conv.weight]))
     bias = 0 if conv.bias is None else weights.vector(conv.bias, conv.n_channels)
@@ -143,8 +145,8 @@ def place_taps(
     n_aside: int,
     arena: Arena,
     *,
-    x: tuple[int, int],
-    y: tuple[int, int],
+    x: Place,
+    y: Place,
     gates: tuple[int, int] = (0, 0),
     bias: int = 0,
     has_silu: bool = False,
@@ -154,13 +156,23 @@ def place_taps(
     width = up(n_channels, 16)
     padded = np.zeros((size, width), np.float32)
     padded[:, :n_channels] = taps
-    fields = [
-        *(*x, *gates, *y, n_channels, width, size),
-        *(arena.keep(padded, "weights"), bias, int(has_silu), state.values, state.saved, state.aside, n_aside),
-    ]
-    return arena.keep(np.array(fields, np.int64), "scratch")
+    layer = convolution.ConvolutionLayer(
+        x=x,
+        gate_in=gates[0],
+        gate_out=gates[1],
+        y=y,
+        n_channels=n_channels,
+        width=width,
+        size=size,
+        taps=arena.keep(padded, "weights"),
+        bias=bias,
+        has_silu=has_silu,
+        state=state,
+        n_aside=n_aside,
+    )
+    return arena.keep(table([layer]), "scratch")
 
 
 def convolve(tape: Tape, layer: int) -> None:
     """Write the record of a convolution."""
-    tape.add(Work("convolution"), convolution.convolve, layer)
+    tape.add(Work("convolution"), convolution.convolve, layer=layer)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from augury.backends.numba_cpu.kernels.activation import silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.sequence import (
-    IS_RESTORED,
-    IS_START,
-    N_ACCEPTED,
-    N_BEFORE,
-    N_CERTAIN,
-    SAVE,
-    SEQUENCE_BYTES,
-    TAKEN,
-    place_aside,
-)
+from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
 from augury.backends.numba_cpu.kernels.simd import (
     add,
     fma,
@@ -30,14 +22,35 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, segments_at
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
 
-# Offsets into the record of a layer's convolution. Rows of x, the gates and y are so many floats apart; those of the state,
-# of what is saved and of what is kept aside are `WIDTH` floats: the channels, in whole vectors. 0 stands for no gate or bias.
-(X, LDX, GATE_IN, GATE_OUT, Y, LDY, N_CHANNELS, WIDTH, SIZE, TAPS, BIAS, HAS_SILU, STATE, SAVED, ASIDE, N_ASIDE) = (
-    8 * field for field in range(16)
-)
 _AHEAD = 1024  # bytes
+
+
+@struct
+class ConvolutionLayer:
+    """A layer's convolution. Its states have rows of `width` floats; addresses are 0 where there is no such thing."""
+
+    x: Any = nested(StridedRows)  # (n, n_channels) float32
+    gate_in: int  # rows that x is multiplied with, as far apart as these, address
+    gate_out: int  # likewise, of y
+    y: Any = nested(StridedRows)
+    n_channels: int
+    width: int  # the channels, in whole vectors
+    size: int  # inputs that an output depends on
+    taps: int  # (size, width) float32, address
+    bias: int  # (n_channels,) float32, address
+    has_silu: bool
+    state: Any = nested(StateMemory)  # (slots, size - 1, width) float32; inputs aside (slots, n_aside, width)
+    n_aside: int
+
+
+@struct
+class Convolve(Record):
+    """Operands of `convolve`."""
+
+    layer: int = pointer_to(ConvolutionLayer)
 
 
 def scratch_bytes(size: int, n_aside: int) -> int:
@@ -49,10 +62,10 @@ def scratch_bytes(size: int, n_aside: int) -> int:
 def list_rows(layer, segment, sequence, rows):
     """The addresses of a run's inputs: those of its state, accepted, certain, drafted before, drafted ones."""
     first, n, slot = segment.first, segment.n, segment.slot
-    stride, size, n_aside = 4 * get_i64(layer + WIDTH), get_i64(layer + SIZE), get_i64(layer + N_ASIDE)
-    own, aside = get_i64(layer + STATE) + slot * (size - 1) * stride, get_i64(layer + ASIDE) + slot * n_aside * stride
-    x, ldx, taken = get_i64(layer + X), 4 * get_i64(layer + LDX), get_i64(sequence + TAKEN)
-    n_accepted, n_certain = get_i64(sequence + N_ACCEPTED), get_i64(sequence + N_CERTAIN)
+    stride, size, n_aside = 4 * layer.width, layer.size, layer.n_aside
+    own, aside = layer.state.values + slot * (size - 1) * stride, layer.state.aside + slot * n_aside * stride
+    x, ldx, taken = layer.x.address, 4 * layer.x.stride, sequence.taken
+    n_accepted, n_certain = sequence.n_accepted, sequence.n_certain
     for i in range(size - 1):
         put_i64(rows, own + i * stride)
         rows += 8
@@ -62,7 +75,7 @@ def list_rows(layer, segment, sequence, rows):
     for t in range(first, first + n_certain):
         put_i64(rows, x + t * ldx)
         rows += 8
-    for i in range(n_accepted, n_accepted + get_i64(sequence + N_BEFORE)):
+    for i in range(n_accepted, n_accepted + sequence.n_before):
         put_i64(rows, aside + get_i64(taken + 8 * i) * stride)
         rows += 8
     for t in range(first + n_certain, first + n):
@@ -86,32 +99,32 @@ def list_windows(parents, n_certain, n, size, rows, end, windows):
         windows += 8 * size
 
 
-@kernel
+@kernel(record=Convolve)
 def convolve(record, state, thread, n_threads):
-    """Convolve the rows of all runs, and bring their states up to date. Operand: the layer.
+    """Convolve the rows of all runs, and bring their states up to date.
 
     y = gate_out * activation(b + sum of the taps times the last inputs), the oldest first; an input is gate_in * x.
     """
-    layer = get_i64(record + 16)
-    n_channels, stride, size = get_i64(layer + N_CHANNELS), 4 * get_i64(layer + WIDTH), get_i64(layer + SIZE)
+    layer = record.layer
+    n_channels, stride, size = layer.n_channels, 4 * layer.width, layer.size
     n_blocks = (n_channels + 15) // 16
     first_block, end_block = n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads
     if first_block == end_block:
         return
-    x, ldx, y, ldy = get_i64(layer + X), 4 * get_i64(layer + LDX), get_i64(layer + Y), 4 * get_i64(layer + LDY)
-    gate_in, gate_out, bias = get_i64(layer + GATE_IN), get_i64(layer + GATE_OUT), get_i64(layer + BIAS)
-    n_aside, before, rows = get_i64(layer + N_ASIDE), size - 1, scratch_of(state, thread)
+    x, ldx, y, ldy = layer.x.address, 4 * layer.x.stride, layer.y.address, 4 * layer.y.stride
+    gate_in, gate_out, bias = layer.gate_in, layer.gate_out, layer.bias
+    n_aside, before, rows = layer.n_aside, size - 1, scratch_of(state, thread)
     for run in range(get_i64(state + N_SEGMENTS)):
         segment = segments_at(get_i64(state + SEGMENTS))[run]
-        sequence = get_i64(state + SEQUENCES) + SEQUENCE_BYTES * run
+        sequence = sequences_at(get_i64(state + SEQUENCES))[run]
         first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
-        n_certain, save = get_i64(sequence + N_CERTAIN), get_i64(sequence + SAVE)
-        own, saved = get_i64(layer + STATE) + slot * before * stride, get_i64(layer + SAVED) + slot * before * stride
-        aside = get_i64(layer + ASIDE) + slot * n_aside * stride
+        n_certain, save = sequence.n_certain, sequence.save
+        own, saved = layer.state.values + slot * before * stride, layer.state.saved + slot * before * stride
+        aside = layer.state.aside + slot * n_aside * stride
         list_rows(layer, segment, sequence, rows)
-        start = before + get_i64(sequence + N_ACCEPTED)
+        start = before + sequence.n_accepted
         end = start + n_certain
-        after = end + get_i64(sequence + N_BEFORE)
+        after = end + sequence.n_before
         windows = rows + 8 * (after + n - n_certain)
         if parents != 0:
             list_windows(parents, n_certain, n, size, rows, end, windows)
@@ -120,10 +133,10 @@ def convolve(record, state, thread, n_threads):
             for i in range(before):  # no other pass's rows are in a cache
                 prefetch(own + i * stride + at + _AHEAD)
                 prefetch(get_i64(rows + 8 * (start - before + i)) + at + _AHEAD)
-            if get_i64(sequence + IS_START) != 0:
+            if sequence.is_start != 0:
                 for i in range(before):
                     store_f32(own + i * stride + at, zero_f32())
-            elif get_i64(sequence + IS_RESTORED) != 0:
+            elif sequence.is_restored != 0:
                 for i in range(before):
                     store_f32(own + i * stride + at, load_f32(saved + i * stride + at))
             if gate_in != 0:
@@ -139,11 +152,11 @@ def convolve(record, state, thread, n_threads):
                         window = rows + 8 * (after + t - n_certain - before)
                 total = zero_f32()
                 for j in range(size):
-                    tap = load_f32(get_i64(layer + TAPS) + j * stride + at)
+                    tap = load_f32(layer.taps + j * stride + at)
                     total = fma(load_part(get_i64(window + 8 * j) + at, left), tap, total)
                 if bias != 0:
                     total = add(total, load_part(bias + at, left))
-                if get_i64(layer + HAS_SILU) != 0:
+                if layer.has_silu != 0:
                     total = silu(total)
                 if gate_out != 0:
                     total = mul(total, load_part(gate_out + (first + t) * ldx + at, left))

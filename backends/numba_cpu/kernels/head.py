@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, Record
 
 
 @struct
-class Preparation:
+class HeadSteps:
     """What is done, in this order: clamp; norm and turn, or turn and norm; multiply by the position's factor."""
 
     limit: float  # of what is clamped to +-limit; 0: nothing is
@@ -27,7 +27,7 @@ class Preparation:
     offset: int  # of the first value that is turned
 
 
-@kernel(ways=Preparation)
+@kernel(ways=HeadSteps)
 def prepare_head(x, ways, head, position, size):
     """Do to the `size` floats at `x` what `ways` says."""
     limit = np.float32(ways.limit)
@@ -60,7 +60,7 @@ class PrepareRows(Record):
     stride: int  # bytes of a row
     n_parts: int  # of a row
     size: int  # floats of a part
-    ways: int = pointer_to(Preparation)
+    ways: int = pointer_to(HeadSteps)
 
 
 @kernel(record=PrepareRows)

@@ -22,17 +22,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.sequence import (
-    IS_RESTORED,
-    IS_START,
-    N_ACCEPTED,
-    N_BEFORE,
-    N_CERTAIN,
-    SAVE,
-    SEQUENCE_BYTES,
-    TAKEN,
-    place_aside,
-)
+from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
 from augury.backends.numba_cpu.kernels.simd import (
     div,
     fma,
@@ -49,23 +39,56 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SEGMENTS, SEQUENCES
-
-# Offsets into the record of a layer's recurrence. Rows of x and y are so many floats apart; what is `…_AT` are bytes from the
-# beginning of a row of x on. Where decays are by channel, `STEP_AT` are betas, and the table has what they are multiplied with
-# in the exponents, in the order of a matrix; otherwise they are decays. Where these are by key, `DECAYED_AT` are the keys times
-# them, which the delta rule multiplies the matrix with. Rows kept aside have keys and `N_STEPS` steps; what is added lies
-# apart, by block and token.
-(X, LDX, Y, LDY, N_HEADS, N_KEY_HEADS, KEY_DIM, VALUE_DIM, IS_TILED) = (8 * field for field in range(9))
-(Q_AT, K_AT, V_AT, STEP_AT, BETA_AT, N_STEPS) = (8 * field for field in range(9, 15))
-(ASIDE_STRIDE, STATE, SAVED, ASIDE, ADDED, N_ASIDE, TABLE, DECAYED_AT) = (8 * field for field in range(15, 23))
-
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
 
 LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: what is divided by it stays far from overflowing
 
 
 BLOCK_COLUMNS = 32
 _ROW, _HALF = 4 * BLOCK_COLUMNS, 2 * BLOCK_COLUMNS  # bytes of a block's row, and of a vector
+
+
+@struct
+class Heads:
+    """The sizes of a recurrence."""
+
+    n_heads: int
+    n_key_heads: int
+    key_dim: int
+    value_dim: int
+    is_tiled: bool  # heads have key heads in turns, not in groups
+
+
+@struct
+class RecurrenceLayer:
+    """A layer's recurrence. What is `…_at` are bytes from the beginning of a row of x on."""
+
+    x: Any = nested(StridedRows)  # float32
+    y: Any = nested(StridedRows)  # (n, n_heads * value_dim) float32
+    heads: Any = nested(Heads)
+    q_at: int
+    k_at: int
+    v_at: int
+    step_at: int  # decays; betas, where decays are by channel
+    beta_at: int
+    n_steps: int  # of a token
+    aside_stride: int  # bytes of a row kept aside: keys and steps
+    state: Any = nested(
+        StateMemory
+    )  # (slots, n_heads, blocks) blocks; added (slots, n_heads, blocks, n_aside, columns) float32
+    n_aside: int
+    table: (
+        int  # what betas are multiplied with in the exponents, in the order of a matrix, address; where decays are by channel
+    )
+    decayed_at: int  # keys times decays, which the delta rule multiplies the matrix with; where decays are by key
+
+
+@struct
+class Recur(Record):
+    """Operands of `recurrence_kernel`'s kernels and of `keep`."""
+
+    layer: int = pointer_to(RecurrenceLayer)
 
 
 def block_bytes(key_dim: int) -> int:
@@ -115,7 +138,7 @@ def rescale(source, to, n_rows, scale):
 
 @cache
 def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key: bool = False) -> Any:
-    """Make the kernel that takes the tokens of all runs through a layer's recurrence. Operand: the layer."""
+    """Make the kernel that takes the tokens of all runs through a layer's recurrence."""
     is_scaled = not (is_by_channel or is_by_key)
     # Bytes from what a row of a block decays by to the next row's, and to what its second half decays by.
     stride_of_table, second = (4, 0) if is_by_key else (_ROW, _HALF)
@@ -140,10 +163,10 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         return fma(key, added, value)
 
     @helper
-    def take_in_some(layer, source, to, taken, start, end, aside, kept, head, channel, left, key_at, table):
+    def take_in_some(layer, source, to, taken, start, end, aside, kept, head, channel, key_at, table):
         """Take in tokens between which the scale does not leave its range: four rows of a block go through all."""
-        n_rows, stride = get_i64(layer + KEY_DIM), get_i64(layer + ASIDE_STRIDE)
-        steps, head_at = 4 * get_i64(layer + N_KEY_HEADS) * n_rows, 4 * head * n_rows  # in a row kept aside; of the head in it
+        n_rows, stride, left = layer.heads.key_dim, layer.aside_stride, layer.heads.value_dim - channel
+        steps, head_at = 4 * layer.heads.n_key_heads * n_rows, 4 * head * n_rows  # in a row kept aside; of the head in it
         for j in range(0, n_rows, 4):
             k, l, m = min(j + 1, n_rows - 1), min(j + 2, n_rows - 1), min(j + 3, n_rows - 1)  # a last row may go through twice
             a, b = load_f32(source + _ROW * j), load_f32(source + _ROW * j + _HALF)
@@ -169,13 +192,13 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             store_two(to + _ROW * m, g, h)
 
     @helper
-    def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
+    def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, key_at, table):
         """Take tokens that nobody reads into a block, by what is kept aside of them."""
         if not is_scaled:
-            take_in_some(layer, source, to, taken, 0, n_taken, aside, kept, head, channel, left, key_at, table)
+            take_in_some(layer, source, to, taken, 0, n_taken, aside, kept, head, channel, key_at, table)
             return
-        n_rows, stride = get_i64(layer + KEY_DIM), get_i64(layer + ASIDE_STRIDE)
-        steps = aside + 4 * (get_i64(layer + N_KEY_HEADS) * n_rows + head)
+        n_rows, stride = layer.heads.key_dim, layer.aside_stride
+        steps = aside + 4 * (layer.heads.n_key_heads * n_rows + head)
         start, scale = 0, get_f32(source + _ROW * n_rows)
         for i in range(n_taken + 1):
             is_kept = True
@@ -183,7 +206,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 scale *= get_f32(steps + get_i64(taken + 8 * i) * stride)
                 is_kept = LOWEST <= scale <= HIGHEST
             if i == n_taken or not is_kept:
-                take_in_some(layer, source, to, taken, start, i, aside, kept, head, channel, left, key_at, table)
+                take_in_some(layer, source, to, taken, start, i, aside, kept, head, channel, key_at, table)
                 source, start = to, i
             if not is_kept:
                 rescale(to, to, n_rows, scale)
@@ -221,48 +244,43 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             store_two(read + _ROW, c, d)
 
     def recur(record, state, thread, n_threads):
-        layer = get_i64(record + 16)
-        n_heads, n_key_heads, width = get_i64(layer + N_HEADS), get_i64(layer + N_KEY_HEADS), get_i64(layer + VALUE_DIM)
-        n_rows, n_blocks = get_i64(layer + KEY_DIM), (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        layer = record.layer
+        n_heads, n_key_heads, width = layer.heads.n_heads, layer.heads.n_key_heads, layer.heads.value_dim
+        n_rows, n_blocks = layer.heads.key_dim, (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
         n_bytes, n_items = _ROW * (n_rows + 1), n_heads * n_blocks
-        x, ldx, y, ldy = get_i64(layer + X), 4 * get_i64(layer + LDX), get_i64(layer + Y), 4 * get_i64(layer + LDY)
-        stride, step_at, beta_at = get_i64(layer + ASIDE_STRIDE), get_i64(layer + STEP_AT), get_i64(layer + BETA_AT)
-        read, n_aside = scratch_of(state, thread), get_i64(layer + N_ASIDE)
+        x, ldx, y, ldy = layer.x.address, 4 * layer.x.stride, layer.y.address, 4 * layer.y.stride
+        stride, step_at, beta_at = layer.aside_stride, layer.step_at, layer.beta_at
+        read, n_aside = scratch_of(state, thread), layer.n_aside
         seen, scratch = read + _ROW, read + 2 * _ROW
         for run in range(get_i64(state + N_SEGMENTS)):
-            segment = get_i64(state + SEGMENTS) + SEGMENT_BYTES * run
-            sequence = get_i64(state + SEQUENCES) + SEQUENCE_BYTES * run
-            first, n, slot, parents = (
-                get_i64(segment),
-                get_i64(segment + 8),
-                get_i64(segment + 16),
-                get_i64(segment + 24),
-            )
-            taken, n_certain, save = get_i64(sequence + TAKEN), get_i64(sequence + N_CERTAIN), get_i64(sequence + SAVE)
-            n_accepted, n_before = get_i64(sequence + N_ACCEPTED), get_i64(sequence + N_BEFORE)
-            aside = get_i64(layer + ASIDE) + slot * n_aside * stride
+            segment = segments_at(get_i64(state + SEGMENTS))[run]
+            sequence = sequences_at(get_i64(state + SEQUENCES))[run]
+            first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
+            taken, n_certain, save = sequence.taken, sequence.n_certain, sequence.save
+            n_accepted, n_before = sequence.n_accepted, sequence.n_before
+            aside = layer.state.aside + slot * n_aside * stride
             for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
                 head = item // n_blocks
                 block = item - head * n_blocks
                 channel = BLOCK_COLUMNS * block
                 left = width - channel
                 key_head = head // (n_heads // n_key_heads)
-                if get_i64(layer + IS_TILED) != 0:
+                if layer.heads.is_tiled != 0:
                     key_head = head % n_key_heads
                 key_at, head_at = 4 * key_head * n_rows, 4 * head * n_rows
                 column = 4 * (head * width + channel)
-                table = get_i64(layer + TABLE) + _ROW * item * n_rows
-                own = get_i64(layer + STATE) + (slot * n_items + item) * n_bytes
-                saved = get_i64(layer + SAVED) + (slot * n_items + item) * n_bytes
-                kept = get_i64(layer + ADDED) + (slot * n_items + item) * n_aside * _ROW
-                if get_i64(sequence + IS_START) != 0:
+                table = layer.table + _ROW * item * n_rows
+                own = layer.state.values + (slot * n_items + item) * n_bytes
+                saved = layer.state.saved + (slot * n_items + item) * n_bytes
+                kept = layer.state.added + (slot * n_items + item) * n_aside * _ROW
+                if sequence.is_start != 0:
                     copy_block(0, own, n_bytes)
                     if is_scaled:
                         store_f32(own + _ROW * n_rows, splat_f32(np.float32(1)))
-                elif get_i64(sequence + IS_RESTORED) != 0:
+                elif sequence.is_restored != 0:
                     copy_block(saved, own, n_bytes)
                 if n_accepted:
-                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
+                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, key_at, table)
                     for i in range(n_accepted):  # what the next block takes in, and of the next head's keys as much as channels
                         place = get_i64(taken + 8 * i)
                         prefetch_l2(kept + _ROW * (n_aside + place))
@@ -278,7 +296,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                         to = scratch
                         if t == n_certain and n_before:
                             before = taken + 8 * n_accepted
-                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, left, key_at, table)
+                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, key_at, table)
                             source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)
@@ -289,8 +307,8 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     for j in range(2 * (t * n_rows // n), 2 * ((t + 1) * n_rows // n)):  # a part beside each token
                         prefetch_l2(own + n_bytes + 64 * j)
                     row = x + (first + t) * ldx
-                    key = row + get_i64(layer + K_AT) + key_at
-                    decayed = row + get_i64(layer + DECAYED_AT) + head_at if is_by_key else key
+                    key = row + layer.k_at + key_at
+                    decayed = row + layer.decayed_at + head_at if is_by_key else key
                     following = decayed
                     if t + 1 < n:
                         following = decayed + ldx
@@ -299,7 +317,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     scale = np.float32(1)
                     if is_scaled:
                         scale = get_f32(source + _ROW * n_rows) * get_f32(row + step_at + 4 * head)
-                    values = row + get_i64(layer + V_AT) + column
+                    values = row + layer.v_at + column
                     one, two = load_part(values, left), load_part(values + _HALF, left - 16)
                     if has_delta:
                         if not has_product:
@@ -316,7 +334,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                             rescale(source, to, n_rows, scale)
                             source, scale = to, np.float32(1)
                         store_f32(to + _ROW * n_rows, splat_f32(scale))
-                    queries = row + get_i64(layer + Q_AT) + key_at
+                    queries = row + layer.q_at + key_at
                     sweep(source, to, n_rows, key, one, two, p, q, decays, queries, following, read)
                     to_y, factor = y + (first + t) * ldy + column, splat_f32(scale)
                     store_part(to_y, mul(load_f32(read), factor), left)
@@ -330,23 +348,23 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     copy_block(own, saved, n_bytes)
 
     recur.__name__ = recur.__qualname__ = "recur" + "_delta" * has_delta + "_by_channel" * is_by_channel + "_by_key" * is_by_key
-    return kernel(recur)
+    return kernel(recur, record=Recur)
 
 
-@kernel
+@kernel(record=Recur)
 def keep(record, state, thread, n_threads):
-    """Keep keys and steps of drafted tokens of all runs aside. Operand: the layer."""
-    layer = get_i64(record + 16)
-    n_keys, n_steps = get_i64(layer + N_KEY_HEADS) * get_i64(layer + KEY_DIM), get_i64(layer + N_STEPS)
-    stride, n_aside = get_i64(layer + ASIDE_STRIDE), get_i64(layer + N_ASIDE)
+    """Keep keys and steps of drafted tokens of all runs aside."""
+    layer = record.layer
+    n_keys, n_steps = layer.heads.n_key_heads * layer.heads.key_dim, layer.n_steps
+    stride, n_aside = layer.aside_stride, layer.n_aside
     for run in range(get_i64(state + N_SEGMENTS)):
-        segment = get_i64(state + SEGMENTS) + SEGMENT_BYTES * run
-        n_certain = get_i64(get_i64(state + SEQUENCES) + SEQUENCE_BYTES * run + N_CERTAIN)
-        first, n, slot = get_i64(segment), get_i64(segment + 8), get_i64(segment + 16)
+        segment = segments_at(get_i64(state + SEGMENTS))[run]
+        n_certain = sequences_at(get_i64(state + SEQUENCES))[run].n_certain
+        first, n, slot = segment.first, segment.n, segment.slot
         n_drafted = n - n_certain
         for item in range(n_drafted * thread // n_threads, n_drafted * (thread + 1) // n_threads):
             t = first + n_certain + item
-            row = get_i64(layer + X) + 4 * t * get_i64(layer + LDX)
-            to = get_i64(layer + ASIDE) + (slot * n_aside + place_aside(state, t, n_aside)) * stride
-            copy_floats(row + get_i64(layer + K_AT), to, n_keys)
-            copy_floats(row + get_i64(layer + STEP_AT), to + 4 * n_keys, n_steps)
+            row = layer.x.address + 4 * t * layer.x.stride
+            to = layer.state.aside + (slot * n_aside + place_aside(state, t, n_aside)) * stride
+            copy_floats(row + layer.k_at, to, n_keys)
+            copy_floats(row + layer.step_at, to + 4 * n_keys, n_steps)

@@ -1,20 +1,42 @@
 """What a pass does to the states of the sequences that take part in it, as kernels read it.
 
-Beside each run of a slot's tokens lies a record: how many of them are certain, and what else the slot's states take in. In
-order: what was saved is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then the
-certain ones. On top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then those
-of the run.
+Beside each run of a slot's tokens lies how many of them are certain, and what else the slot's states take in. In order: what
+was saved is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then the certain ones. On
+top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then those of the run.
 """
 
 from __future__ import annotations
 
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.simd import get_i64
+from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct
 from augury.backends.numba_cpu.kernels.team import CELLS
 
-# Offsets into the record of a run, in bytes.
-SEQUENCE_BYTES = 64
-N_CERTAIN, IS_START, IS_RESTORED, SAVE, TAKEN, N_ACCEPTED, N_BEFORE = (8 * field for field in range(7))
+
+@struct
+class SequenceUpdate:
+    """What a run's sequence takes in."""
+
+    n_certain: int  # tokens of the run
+    is_start: bool
+    is_restored: bool
+    save: int  # the state is saved after so many certain tokens; -1: it is not
+    taken: int  # (n_accepted + n_before,) int64, places aside, address
+    n_accepted: int  # tokens of the slot's last pass
+    n_before: int  # drafted tokens of this batch
+
+
+@struct
+class StateMemory:
+    """Addresses of a state of all slots; see `blocks.recurrent.PlacedState`."""
+
+    values: int
+    saved: int
+    aside: int  # what is kept of n_aside drafted tokens of each slot
+    added: int  # what these add to the columns of a matrix
+
+
+sequences_at = pointer_maker(SequenceUpdate)
 
 
 @helper

@@ -37,7 +37,7 @@ from augury.backends.numba_cpu.kernels.simd import I64, load, store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Pointer", "dtype", "nested", "pointer_maker", "pointer_to", "struct", "table", "view"]
+__all__ = ["Pointer", "dtype", "nested", "pointer_maker", "pointer_to", "struct", "table", "values", "view"]
 
 
 def pointer_to(kind: type) -> Any:
@@ -62,9 +62,15 @@ def dtype(kind: type) -> Any:
     return np.dtype([(each.name, _number_of(each)) for each in attrs.fields(kind)])
 
 
+def values(written: Any, kind: type | None = None) -> tuple[Any, ...]:
+    """The fields of a struct, as an array of its dtype takes them."""
+    fields = [(getattr(written, each.name), each.metadata.get("nested")) for each in attrs.fields(kind or type(written))]
+    return tuple(value if nested is None else values(value, nested) for value, nested in fields)
+
+
 def table(structs: Sequence[Any]) -> np.ndarray:
     """Structs of one kind that follow one another, (n,) of its dtype."""
-    return np.array([_values(each, type(each)) for each in structs], dtype(type(structs[0])))
+    return np.array([values(each) for each in structs], dtype(type(structs[0])))
 
 
 def view(row: np.ndarray, kind: type) -> Any:
@@ -77,11 +83,6 @@ def _number_of(field: Any) -> Any:
     if "nested" in field.metadata:
         return dtype(field.metadata["nested"])
     return np.float64 if field.type in {float, "float"} else np.int64
-
-
-def _values(written: Any, kind: type) -> tuple[Any, ...]:
-    fields = [(getattr(written, each.name), each.metadata.get("nested")) for each in attrs.fields(kind)]
-    return tuple(value if nested is None else _values(value, nested) for value, nested in fields)
 
 
 class Pointer(types.Type):  # type: ignore[misc]

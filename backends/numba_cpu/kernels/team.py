@@ -92,6 +92,12 @@ def own(rows, thread):
 
 
 @helper
+def row_of(rows, t):
+    """The address of a row."""
+    return rows.address + 4 * t * rows.stride
+
+
+@helper
 def show_core(state, thread):
     """Let the others see which core a thread is on."""
     place = state + OWN + 64 * thread + CORE

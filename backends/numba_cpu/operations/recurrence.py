@@ -8,7 +8,8 @@ import numpy as np
 
 from augury.backends.numba_cpu.blocks.recurrent import place_convolution
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
-from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
@@ -58,8 +59,8 @@ class ConvolveEmitter(OperationEmitter):
                     placed.n_aside,
                     placed.weights,
                     placed.arena,
-                    x=(x.address, x.stride),
-                    y=(y.address, y.stride),
+                    x=x,
+                    y=y,
                     gates=(gates[0], gates[1]),
                     has_silu=operation.has_silu,
                 )
@@ -72,7 +73,7 @@ class ConvolveEmitter(OperationEmitter):
     def emit_states(self, tape: Tape) -> None:
         """See `OperationEmitter.emit_states`."""
         for record in self._records:
-            tape.add(Work("convolution"), convolution.convolve, record)
+            tape.add(Work("convolution"), convolution.convolve, layer=record)
 
 
 class ScaleToLengthEmitter(OperationEmitter):
@@ -88,9 +89,16 @@ class ScaleToLengthEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         heads = self.operation
-        at, n_heads = self.placed.at(heads.x), heads.x.width // heads.size
-        sizes = (n_heads, heads.n_scaled, heads.size, bits(heads.eps), bits(heads.scale))
-        tape.add(Work("lengths of queries and keys"), recurrent_ends.unit_heads, at.address, at.stride, *sizes)
+        tape.add(
+            Work("lengths of queries and keys"),
+            recurrent_ends.unit_heads,
+            x=self.placed.at(heads.x),
+            n_heads=heads.x.width // heads.size,
+            n_scaled=heads.n_scaled,
+            size=heads.size,
+            eps=heads.eps,
+            scale=heads.scale,
+        )
 
     @property
     def written(self) -> tuple[Value, ...]:
@@ -111,17 +119,21 @@ class DecayEmitter(OperationEmitter):
         """See `OperationEmitter.place`."""
         operation = self.operation
         *decays, betas = operation.out
-        t, width = placed.at(operation.t), operation.t.width
-        b = Place(0, 0) if operation.b is None else placed.at(operation.b)
-        dt, a = (_kept(part, placed) for part in (operation.dt, operation.a))
-        columns = [4 * placed.layout.column(value) for value in (*(decays or [betas]), betas)]
-        row = placed.layout.row(betas, placed.buffers)
-        fields = [row.address, row.stride, t.address, t.stride, b.address, b.stride, dt, a, width, *columns]
-        self._record = placed.arena.keep(np.array(fields, np.int64), "scratch")
+        decays_at, betas_at = (4 * placed.layout.column(value) for value in (*(decays or [betas]), betas))
+        self._fields = {
+            "rows": placed.layout.row(betas, placed.buffers),
+            "t": placed.at(operation.t),
+            "b": Place(0, 0) if operation.b is None else placed.at(operation.b),
+            "dt": _kept(operation.dt, placed),
+            "a": _kept(operation.a, placed),
+            "size": operation.t.width,
+            "decays_at": decays_at,
+            "betas_at": betas_at,
+        }
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.add(Work("decays"), recurrent_ends.decay, self._record)
+        tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
 
 
 class DecayByKeyEmitter(OperationEmitter):
@@ -136,18 +148,24 @@ class DecayByKeyEmitter(OperationEmitter):
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
         operation, layout = self.operation, placed.layout
-        (decays, betas), (t, b) = operation.out, (placed.at(value) for value in (operation.t, operation.b))
-        a = placed.arena.keep(np.repeat(_floats(operation.a, placed), operation.key_dim), "weights")
-        row = layout.row(decays, placed.buffers)
-        columns = (layout.column(operation.keys), layout.column(decays), layout.decayed(decays), layout.column(betas))
-        self._operands = (
-            *(row.address, row.stride, t.address, t.stride, b.address, b.stride, a, operation.t.width, operation.b.width),
-            *(*(4 * column for column in columns), bits(operation.floor or 0.0)),
-        )
+        decays, betas = operation.out
+        self._fields = {
+            "rows": layout.row(decays, placed.buffers),
+            "t": placed.at(operation.t),
+            "b": placed.at(operation.b),
+            "a": placed.arena.keep(np.repeat(_floats(operation.a, placed), operation.key_dim), "weights"),
+            "size": operation.t.width,
+            "n_heads": operation.b.width,
+            "keys_at": 4 * layout.column(operation.keys),
+            "decays_at": 4 * layout.column(decays),
+            "products_at": 4 * layout.decayed(decays),
+            "betas_at": 4 * layout.column(betas),
+            "floor": operation.floor or 0.0,
+        }
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.add(Work("decays"), recurrent_ends.decay_keys, *self._operands)
+        tape.add(Work("decays"), recurrent_ends.decay_keys, **self._fields)
 
 
 class RecurEmitter(OperationEmitter):
@@ -164,33 +182,41 @@ class RecurEmitter(OperationEmitter):
         return (self._kernel, recurrence.keep)
 
     def place(self, placed: Placed) -> None:
-        """Write the record, in the order of the kernels' offsets."""
-        recur, heads, layout, state = self.operation, self.operation.heads, placed.layout, placed.states[self.operation.state]
-        row, y = layout.row(recur.keys, placed.buffers), placed.at(recur.out)
+        """See `OperationEmitter.place`."""
+        recur, heads, layout = self.operation, self.operation.heads, placed.layout
         step, n_steps = (recur.betas, heads.value_dim) if recur.decays is None else (recur.decays, heads.n_heads)
         n_steps *= heads.key_dim if heads.is_by_key else 1
-        columns = (4 * layout.column(value) for value in (recur.queries, recur.keys, recur.values, step, recur.betas))
-        table = 0
+        by_channel = 0
         if recur.a is not None:
-            by_channel = _floats(recur.a, placed).reshape(heads.n_heads * heads.value_dim, -1)
-            table = placed.arena.keep(_by_block(by_channel), "weights")
-        n_added = heads.n_heads * heads.value_dim
-        fields = [
-            *(row.address, row.stride, y.address, y.stride, heads.n_heads, heads.n_key_heads, heads.key_dim, heads.value_dim),
-            *(int(heads.is_tiled), *columns, n_steps, 4 * up(heads.state.n_fed - n_added, 16)),
-            *(state.values, state.saved, state.aside, state.added, placed.n_aside, table),
-            4 * layout.decayed(recur.keys),
-        ]
-        self._record = placed.arena.keep(np.array(fields, np.int64), "scratch")
+            a = _floats(recur.a, placed).reshape(heads.n_heads * heads.value_dim, -1)
+            by_channel = placed.arena.keep(_by_block(a), "weights")
+        layer = recurrence.RecurrenceLayer(
+            x=layout.row(recur.keys, placed.buffers),
+            y=placed.at(recur.out),
+            heads=heads,
+            q_at=4 * layout.column(recur.queries),
+            k_at=4 * layout.column(recur.keys),
+            v_at=4 * layout.column(recur.values),
+            step_at=4 * layout.column(step),
+            beta_at=4 * layout.column(recur.betas),
+            n_steps=n_steps,
+            aside_stride=4 * up(heads.state.n_fed - heads.n_heads * heads.value_dim, 16),
+            state=placed.states[recur.state],
+            n_aside=placed.n_aside,
+            table=by_channel,
+            decayed_at=4 * layout.decayed(recur.keys),
+        )
+        self._layer = placed.arena.keep(table([layer]), "scratch")
 
     def emit(self, tape: Tape) -> None:
         """Write that drafted tokens are kept aside once all threads have taken in those before."""
         self.emit_states(tape)
-        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, self._record, is_private=True)
+        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, layer=self._layer)
+        tape.waits = False
 
     def emit_states(self, tape: Tape) -> None:
         """See `OperationEmitter.emit_states`."""
-        tape.add(Work("recurrence"), self._kernel, self._record)
+        tape.add(Work("recurrence"), self._kernel, layer=self._layer)
 
 
 class GateEmitter(OperationEmitter):
@@ -212,20 +238,24 @@ class GateEmitter(OperationEmitter):
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
         gate, size = self.operation, self.operation.y.width
-        y, gates = placed.at(gate.y), placed.at(gate.gates)
-        values = y if gate.values is None else placed.at(gate.values)
         skip = 0
         if gate.skip is not None:
             skip = placed.arena.keep(np.repeat(_floats(gate.skip, placed), size // gate.skip.size), "weights")
-        group = _GROUP if gate.norm is None else gate.norm.size
-        kind = (int(gate.is_gated_first), int(gate.activation is GateKind.SIGMOID))
-        rows = (skip, values.address, values.stride, gates.address, gates.stride)
-        fields = [y.address, y.stride, size, *rows, placed.weights.norm(gate.norm), group, *kind]
-        self._record = placed.arena.keep(np.array(fields, np.int64), "scratch")
+        self._fields = {
+            "y": placed.at(gate.y),
+            "size": size,
+            "skip": skip,
+            "values": placed.at(gate.y if gate.values is None else gate.values),
+            "gates": placed.at(gate.gates),
+            "norm": placed.weights.norm(gate.norm),
+            "group": _GROUP if gate.norm is None else gate.norm.size,
+            "is_gated_first": gate.is_gated_first,
+            "is_sigmoid": gate.activation is GateKind.SIGMOID,
+        }
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.add(Work("gates"), recurrent_ends.gate, self._record)
+        tape.add(Work("gates"), recurrent_ends.gate, **self._fields)
 
     @property
     def written(self) -> tuple[Value, ...]:

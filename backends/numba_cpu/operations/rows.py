@@ -54,9 +54,9 @@ class NormalizeEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         operation = self.operation
-        x, to = self.placed.at(operation.x), self.placed.at(operation.out)
-        operands = (x.address, x.stride, to.address, to.stride, operation.x.width, tape.weights.norm(operation.norm))
-        tape.add(Work("norm" if operation.norm else "copying rows"), recurrent_ends.place_rows, *operands)
+        rows = {"x": self.placed.at(operation.x), "to": self.placed.at(operation.out), "size": operation.x.width}
+        work = Work("norm" if operation.norm else "copying rows")
+        tape.add(work, recurrent_ends.place_rows, **rows, norm=tape.weights.norm(operation.norm))
 
 
 class ResidualNormEmitter(OperationEmitter):
@@ -195,7 +195,7 @@ class ConstantEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
-        tape.add(Work("constants"), recurrent_ends.place_rows, self._numbers, 0, to.address, to.stride, width, 0)
+        tape.add(Work("constants"), recurrent_ends.place_rows, x=Place(self._numbers, 0), to=to, size=width, norm=0)
 
 
 class MultiplyActivatedEmitter(OperationEmitter):
