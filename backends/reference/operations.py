@@ -22,7 +22,7 @@ from augury.backends.reference.recurrent import (
     softplus,
 )
 from augury.backends.reference.weights import each_normed
-from augury.blocks import Activation, GateKind
+from augury.blocks import Activation, GateKind, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import (
     Activate,
@@ -43,6 +43,7 @@ from augury.lowering import (
     Recur,
     Route,
     ScaleToLength,
+    Value,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
     from augury.blocks import Block
-    from augury.lowering import Operation, Value
+    from augury.lowering import Operation
     from augury.types import ModelOptions
 
 __all__ = ["LoweredStates", "check_operations", "lowered_block", "lowered_streams"]
@@ -79,7 +80,7 @@ def check_operations(block: Block, n_embd: int) -> None:
         PluginError: They do not fit each other.
     """
     for each in block.lowered(n_embd).operations:
-        if type(each) not in _OPERATIONS:
+        if type(each) not in _OPERATIONS and "reference" not in each.kernels:
             raise UnsupportedError(
                 f"block {type(block).__name__} has the operation {type(each).__name__}, which backend reference does not "
                 "compute; use another backend"
@@ -101,7 +102,7 @@ def lowered_block(
     """
     run = _Run(weights, states, batch, tree, inputs, np.zeros_like(x), {states.x: x, states.before: before})
     for each in states.operations:
-        _OPERATIONS[type(each)](run, each)
+        _OPERATIONS.get(type(each), _by_row)(run, each)
     return run.added
 
 
@@ -253,6 +254,16 @@ def _recur(run: _Run, each: Recur) -> None:
     fed = [run.get(value) for value in (each.keys, each.values, each.decays, each.betas) if value is not None]
     state, heads = run.states.states[each.state], queries.reshape(len(queries), -1, each.heads.key_dim)
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
+
+
+def _by_row(run: _Run, each: Operation) -> None:
+    """What a package computes row by row; see `Operation.kernels`."""
+    made = [np.empty((len(run.added), value.width)) for value in each.made]
+    given = [run.weights.vector(one.weight).reshape(-1) if isinstance(one, Vector) else one for one in each.operands]
+    for t in range(len(run.added)):
+        read = [run.get(one)[t] if isinstance(one, Value) else one for one in given]
+        each.kernels["reference"](*read, *(rows[t] for rows in made))
+    run.arrays.update(zip(each.made, made, strict=True))
 
 
 _OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {

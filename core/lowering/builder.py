@@ -55,7 +55,9 @@ class Builder:
         for each in self.operations:
             name = type(each).__name__
             for value in each.read:
-                if value.root not in made:
+                if value.root in (self.x, self.before) and not isinstance(each, Normalize):
+                    yield f"{name} reads x as others may still add to it; let it read `normalize(x, None)`"
+                elif value.root not in made:
                     yield f"{name} reads {value.width} values that nothing before it makes"
                 elif value.first + value.width > value.root.width:
                     yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}"
@@ -67,8 +69,15 @@ class Builder:
             )
             made.update(each.made)
             kept.update(each.kept())
+        if [isinstance(each, Add) for each in self.operations].count(True) != 1 or not isinstance(self.operations[-1], Add):
+            yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
+
+    def write(self, operation: Operation) -> tuple[Value, ...]:
+        """Add an operation; returns the values that it makes."""
+        self.operations.append(operation)
+        return operation.made
 
     def normalize(self, x: Value, norm: Norm | None) -> Value:
         """norm(x), by groups of `norm.size` values; x itself without a norm."""

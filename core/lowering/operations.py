@@ -9,9 +9,11 @@ Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 
 from augury.blocks.parts import (
     Activation,
@@ -63,6 +65,10 @@ class Value:
         starts = [self.first + sum(widths[:i]) for i in range(len(widths))]
         return tuple(Value(width, self.root, start) for width, start in zip(widths, starts, strict=True))
 
+    def overlaps(self, other: Value) -> bool:
+        """Whether both have a column."""
+        return self.root is other.root and self.first < other.first + other.width and other.first < self.first + self.width
+
     @property
     def root(self) -> Value:
         """The rows that it is a part of, or itself."""
@@ -71,7 +77,16 @@ class Value:
 
 @frozen(eq=False)
 class Operation:
-    """A step of a block. Fields named `out` are the values that it makes; its other values are read."""
+    """A step of a block. Fields named `out` are the values that it makes; its other values are read.
+
+    Attributes:
+        kernels: By names of backends that do not know the operation, what computes it there, in the backend's own form.
+            `reference` and `numba-cpu` take a function of one row, to which the operation's fields are given in their order,
+            those of `out` last: values as rows (width,), to be read or, of `out`, to be filled; vectors as arrays of their
+            numbers; numbers as they are. Rows are float64 there, and float32 here, where numba compiles the function.
+    """
+
+    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     @property
     def made(self) -> tuple[Value, ...]:
@@ -81,8 +96,18 @@ class Operation:
     @property
     def read(self) -> tuple[Value, ...]:
         """The values that it reads, parts of others as such."""
-        others = (getattr(self, each.name) for each in fields(type(self)) if each.name != "out")
-        return tuple(value for other in others for value in _values(other))
+        return tuple(value for operand in self.operands for value in _values(operand))
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What is given to a function of its `kernels`, before the rows that it makes."""
+        return tuple(getattr(self, each.name) for each in fields(type(self)) if each.name != "out")
+
+    def with_values(self, others: Mapping[Value, Value]) -> Self:
+        """The same operation, which reads other values in place of some."""
+        names = [each.name for each in fields(type(self)) if each.name != "out"]
+        read = {name: field for name, field in zip(names, self.operands, strict=True) if any(_values(field))}
+        return evolve(self, **{name: _replaced(field, others) for name, field in read.items()}) if others else self
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         """What it is given, how wide that is, and how wide it has to be."""
@@ -91,6 +116,10 @@ class Operation:
     def kept(self) -> dict[int, SequenceState]:
         """The states of sequences that it keeps, by their places in `Block.states`."""
         return {}
+
+
+def _replaced(field: Any, others: Mapping[Value, Value]) -> Any:
+    return tuple(others.get(each, each) for each in field) if isinstance(field, tuple) else others.get(field, field)
 
 
 def _values(field: object) -> Iterator[Value]:
@@ -270,7 +299,10 @@ class Gate(Operation):
 
 @frozen(eq=False)
 class Convolve(Operation):
-    """out = after * activation(conv(before * x)), of several x side by side, each with a convolution and a state of its own."""
+    """out = activation(conv(x)) of several x side by side, each with a convolution and a state of its own.
+
+    Of one x alone: out = after * activation(conv(before * x)).
+    """
 
     x: tuple[Value, ...]
     convs: tuple[Convolution, ...]
@@ -284,8 +316,10 @@ class Convolve(Operation):
         """See `Operation.sizes`."""
         for x, conv in zip(self.x, self.convs, strict=True):
             yield f"x of {conv.weight}", x.width, conv.n_channels
-            yield "before", x.width if self.before is None else self.before.width, x.width
-        yield "after", self.out.width if self.after is None else self.after.width, self.out.width
+        for what, gates in (("before", self.before), ("after", self.after)):
+            if gates is not None:
+                yield what, gates.width, self.out.width
+                yield f"x, beside {what},", len(self.x), 1
 
     def kept(self) -> dict[int, SequenceState]:
         """See `Operation.kept`."""

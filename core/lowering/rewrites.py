@@ -37,7 +37,7 @@ def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operati
     following = [*operations[1:], None, None]
     activated = set[Operation]()
     for i, (multiply, activate, last) in enumerate(zip(operations, following, following[1:], strict=False)):
-        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _belong_together(multiply, activate):
+        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _are_alone(multiply, activate, operations):
             activated.add(activate)
             reader = None
             if isinstance(last, Multiply) and last.x is activate.out and len(last.linears) == 1:
@@ -49,8 +49,10 @@ def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operati
             yield multiply
 
 
-def _belong_together(multiply: Multiply, activate: Activate) -> bool:
-    return multiply.out == (activate.x, *(() if activate.up is None else (activate.up,)))
+def _are_alone(multiply: Multiply, activate: Activate, operations: Sequence[Operation]) -> bool:
+    """Whether all that is multiplied is activated, and read by nothing else."""
+    others = {value.root for each in operations if each is not activate for value in each.read}
+    return multiply.out == (activate.x, *(() if activate.up is None else (activate.up,))) and others.isdisjoint(multiply.out)
 
 
 @frozen(eq=False)

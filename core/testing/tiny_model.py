@@ -6,9 +6,10 @@ So its text repeats itself as real text does, with surprises where the layers ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +18,13 @@ from attrs import frozen
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model", "write_tiny_tokenizer"]
+__all__ = ["N_CTX_TRAIN", "N_EMBD", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model", "write_tiny_tokenizer"]
 
 _MERGES = ("t h", "th e", "i n", "a n", "e r", "o n", "r e")
 _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
 N_VOCAB = 256 + _TOKENS_BESIDE_BYTES
 N_CTX_TRAIN = 4096
+N_EMBD = 64
 PERIOD = 12  # length of a circle of tokens
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
@@ -75,7 +77,7 @@ class LlamaSizes:
 
 
 _SIZES = LlamaSizes(
-    n_vocab=N_VOCAB, n_embd=64, n_ff=96, n_heads=2, n_kv_heads=1, head_dim=32, n_rot=32, n_layers=3, n_ctx=N_CTX_TRAIN
+    n_vocab=N_VOCAB, n_embd=N_EMBD, n_ff=96, n_heads=2, n_kv_heads=1, head_dim=32, n_rot=32, n_layers=3, n_ctx=N_CTX_TRAIN
 )
 
 
@@ -100,6 +102,8 @@ def write_tiny_model(
     weight_type: str = "F32",
     architecture: str = "llama",
     output_norm: float = 1.0,
+    tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
+    keys: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Write a model with a byte-level vocabulary.
 
@@ -111,6 +115,8 @@ def write_tiny_model(
         weight_type: Of the matrices: F32, F16, Q8_0, or what else the package `gguf` can write.
         architecture: What the file says that it is.
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
+        tensors: Others, or in place of those of their names; float32 is stored.
+        keys: Further metadata.
     """
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
@@ -120,7 +126,11 @@ def write_tiny_model(
         _SIZES.describe(writer)
         write_tiny_tokenizer(writer)
         writer.add_float32("augury.toy.errors", errors)
-        for name, values in (_weights(seed) | {"output_norm.weight": np.full(_SIZES.n_embd, output_norm, np.float32)}).items():
+        for key, value in keys.items():
+            writer.add_uint32(key, value)
+        norm = {"output_norm.weight": np.full(N_EMBD, output_norm, np.float32)}
+        others = {name: values.astype(np.float32) for name, values in tensors.items()}
+        for name, values in (_weights(seed) | norm | others).items():
             if values.ndim == 1:
                 writer.add_tensor(name, values)
             else:
@@ -153,7 +163,7 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
     def matrix(shape: tuple[int, ...], rng: np.random.Generator = own) -> np.ndarray:
         return (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
 
-    n_embd = _SIZES.n_embd
+    n_embd = N_EMBD
     embedding = matrix((N_VOCAB, n_embd), shared) * np.float32(n_embd**0.5)
     token = np.arange(N_VOCAB)
     successor = token - token % PERIOD + (token + 1) % PERIOD  # the vocabulary is a multiple of the period

@@ -4,7 +4,7 @@ import attrs
 import numpy as np
 import pytest
 from oracles.models import ORACLES, RECURRENT, nmse, tiny_file
-from oracles.states import Text, batch_of
+from oracles.states import script_rows
 
 from augury import Registry
 from augury.blocks import Activation, Block, FeedForward, GateKind
@@ -15,9 +15,6 @@ from augury.lowering import Operation
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-TREE = (-1, -1, 0, 1)
-SCRIPT = (((7, ()), (2, ())), ((1, TREE), (1, ())), ((2, ()), (1, (-1, 0))), ((1, ()), (3, ())))
-ACCEPTED = (3, 1)
 
 
 def stranger(block):
@@ -37,19 +34,7 @@ def with_strangers(plan):
 
 def rows_of(backend, file, plan):
     """Logits of passes with prompts, trees and drafts, some of which are accepted."""
-    device = REGISTRY.backends[backend]
-    model = device(device.options_class()).load(
-        file, plan, ModelOptions(n_slots=3, n_ctx=64, threads=2, draft_max=5), Progress()
-    )
-    texts, found = [Text(i, i) for i in range(2)], []
-    for moves in SCRIPT:
-        shares = [text.share(*move) for text, move in zip(texts, moves, strict=True)]
-        batch, _ = batch_of(texts, shares)
-        found.append(model.forward(batch).rows().copy())
-        for text, which in zip(texts, ACCEPTED, strict=True):
-            text.keep(which)
-    model.close()
-    return np.concatenate(found)
+    return script_rows(REGISTRY.backends[backend], file, plan)
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -115,7 +100,8 @@ class Dream(Operation):
 @attrs.frozen
 class Dreamer(Block):
     def lower(self, build):
-        build.operations.append(Dream())
+        build.write(Dream())
+        build.add(build.normalize(build.x, None))
 
 
 @attrs.frozen

@@ -30,51 +30,93 @@ def recurrence(build, **changes):
     return build.recur(HEADS, 0, **{name: build.constant([0.0] * size) for name, size in sizes.items()})
 
 
+def flawed(write):
+    """A block that gives x, once a function of the builder and the norm of x has written something else."""
+
+    def lower(build):
+        n = build.normalize(build.x, NORM)
+        write(build, n)
+        build.add(n)
+
+    return lower
+
+
+NORM = Norm("norm", 8, 1e-5)
 FLAWS = {
-    "x of up of Multiply has 8 values, expected 9": lambda b: b.multiply(b.x, Linear("up", 9, 8), purpose="up"),
-    "x, in groups of 3, of Normalize has 8 values, expected 6": lambda b: b.normalize(b.x, Norm("norm", 3, 1e-5)),
-    "y of Add has 9 values, expected 8": lambda b: b.add_product(b.x, Linear("up", 8, 9), "up"),
-    "up of Activate has 7 values, expected 8": lambda b: b.activate(b.x, Activation.SILU, b.constant([0.0] * 7)),
-    "divisors of Activate has 9 values": lambda b: b.activate(b.x, Activation.SILU, divisors=Vector("d", 9)),
-    "other of AddWeighed has 1 values, expected 8": lambda b: b.add_weighed(b.x, b.constant([1.0])),
-    "x of gate of AddWeighed has 1 values": lambda b: b.add_weighed(b.x, b.x, Vector("gate", 8), b.constant([1.0])),
-    "gates of Gate has 1 values, expected 8": lambda b: b.gate(b.x, b.constant([1.0]), GateKind.SIGMOID),
-    "y, in parts as norm has them, of Gate has 8": lambda b: b.gate(b.x, b.x, GateKind.SIGMOID, Norm("norm", 3, 1e-5)),
-    "y, in parts as skip has them, of Gate has 8": lambda b: b.gate(b.x, b.x, GateKind.SIGMOID, skip=Vector("skip", 5)),
-    "before of Convolve has 1 values, expected 8": lambda b: b.convolve([b.x], [CONV], [0], before=b.constant([1.0])),
-    "x of conv of Convolve has 1 values, expected 8": lambda b: b.convolve([b.constant([1.0])], [CONV], [0]),
-    "x, in heads of 3, of ScaleToLength has 8": lambda b: b.scale_to_length(b.x, 3, 1e-6, 1, 1.0),
-    "b of Decay has 1 values, expected 8": lambda b: b.decay(b.x, b.constant([1.0])),
-    "t of dt of Decay has 8 values, expected 3": lambda b: b.decay(b.x, dt=Vector("dt", 3)),
-    "t of DecayByKey has 8 values, expected 4": lambda b: b.decay_by_key(b.x, b.constant([0.0]), b.x, Vector("a", 1), 4, None),
-    "keys of Recur has 4 values, expected 3": lambda b: recurrence(b, keys=4),
-    "decays of Recur has 3 values, expected 2": lambda b: recurrence(b, decays=3),
-    "Normalize reads 8 values that nothing before it makes": lambda b: b.normalize(Value(8), Norm("norm", 8, 1e-5)),
-    "Normalize reads columns up to 9 of 8": lambda b: b.normalize(b.x.split(1, 8)[1], Norm("norm", 8, 1e-5)),
-    "its operations keep the states {0: ": lambda b: b.convolve([b.x], [CONV], [0]),
+    "x of up of Multiply has 8 values, expected 9": lambda b, n: b.multiply(n, Linear("up", 9, 8), purpose="up"),
+    "x, in groups of 3, of Normalize has 8 values, expected 6": lambda b, n: b.normalize(n, Norm("norm", 3, 1e-5)),
+    "up of Activate has 7 values, expected 8": lambda b, n: b.activate(n, Activation.SILU, b.constant([0.0] * 7)),
+    "divisors of Activate has 9 values": lambda b, n: b.activate(n, Activation.SILU, divisors=Vector("d", 9)),
+    "other of AddWeighed has 1 values, expected 8": lambda b, n: b.add_weighed(n, b.constant([1.0])),
+    "x of gate of AddWeighed has 1 values": lambda b, n: b.add_weighed(n, n, Vector("gate", 8), b.constant([1.0])),
+    "gates of Gate has 1 values, expected 8": lambda b, n: b.gate(n, b.constant([1.0]), GateKind.SIGMOID),
+    "y, in parts as norm has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, Norm("norm", 3, 1e-5)),
+    "y, in parts as skip has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, skip=Vector("skip", 5)),
+    "before of Convolve has 1 values, expected 8": lambda b, n: b.convolve([n], [CONV], [0], before=b.constant([1.0])),
+    "after of Convolve has 8 values, expected 16": lambda b, n: b.convolve([n, n], [CONV, CONV], [0, 1], after=n),
+    "x of conv of Convolve has 1 values, expected 8": lambda b, n: b.convolve([b.constant([1.0])], [CONV], [0]),
+    "x, in heads of 3, of ScaleToLength has 8": lambda b, n: b.scale_to_length(n, 3, 1e-6, 1, 1.0),
+    "b of Decay has 1 values, expected 8": lambda b, n: b.decay(n, b.constant([1.0])),
+    "t of dt of Decay has 8 values, expected 3": lambda b, n: b.decay(n, dt=Vector("dt", 3)),
+    "t of DecayByKey has 8 values, expected 4": lambda b, n: b.decay_by_key(n, b.constant([0.0]), n, Vector("a", 1), 4, None),
+    "keys of Recur has 4 values, expected 3": lambda b, n: recurrence(b, keys=4),
+    "decays of Recur has 3 values, expected 2": lambda b, n: recurrence(b, decays=3),
+    "Normalize reads 8 values that nothing before it makes": lambda b, n: b.normalize(Value(8), NORM),
+    "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),
+    "Activate reads x as others may still add to it": lambda b, n: b.activate(b.x, Activation.SILU),
+    "its operations keep the states {0: ": lambda b, n: b.convolve([n], [CONV], [0]),
+    "it adds to x more than once, or not in the end": lambda b, n: b.add(n),
 }
 
 
 @pytest.mark.parametrize("told", FLAWS)
 def test_what_does_not_fit_is_named(told):
     with pytest.raises(PluginError) as found:
-        block_of(FLAWS[told]).lowered(8)
+        block_of(flawed(FLAWS[told])).lowered(8)
     assert f"block Odd: {told}" in str(found.value)
 
 
 def test_a_state_that_no_operation_keeps_is_named():
     with pytest.raises(PluginError, match=r"its operations keep the states \{\}, `states` says \{0: "):
-        block_of(lambda b: b.normalize(b.x, None), CONV.state).lowered(8)
+        block_of(flawed(lambda b, n: None), CONV.state).lowered(8)
+
+
+def test_what_gives_another_width_than_x_is_named():
+    with pytest.raises(PluginError, match="block Odd: y of Add has 9 values, expected 8"):
+        block_of(lambda b: b.add_product(b.normalize(b.x, NORM), Linear("up", 8, 9), "up")).lowered(8)
 
 
 def test_what_fits_is_given_back_in_order():
-    def lower(b):
-        b.convolve([b.normalize(b.x, Norm("norm", 8, 1e-5))], [CONV], [1])
+    def write(b, n):
+        b.convolve([n], [CONV], [1])
         recurrence(b)
 
-    build = block_of(lower, HEADS.state, CONV.state).lowered(8)
-    assert isinstance(build, Builder)
-    assert [type(each).__name__ for each in build.operations] == ["Normalize", "Convolve", *["Constant"] * 5, "Recur"]
+    build = block_of(flawed(write), HEADS.state, CONV.state).lowered(8)
+    assert [type(each).__name__ for each in build.operations] == ["Normalize", "Convolve", *["Constant"] * 5, "Recur", "Add"]
+
+
+def test_an_operation_with_other_values_reads_them_and_makes_the_same():
+    build = Builder(8)
+    n, v, w = build.normalize(build.x, NORM), Value(8), Value(8)
+    build.convolve([n, v], [CONV, CONV], [0, 1])
+    build.activate(n, Activation.SILU, v)
+    for each in build.operations[1:]:
+        other = each.with_values({n: w})
+        assert other.read == (w, v)
+        assert other.made == each.made
+        assert each.with_values({}) is each
+
+
+@pytest.mark.parametrize(
+    ("first", "width", "expected"), [(0, 2, False), (1, 2, True), (4, 2, True), (5, 3, False), (2, 1, True)]
+)
+def test_values_overlap_where_they_have_a_column_in_common(first, width, expected):
+    rows = Value(8)
+    _, middle, _ = rows.split(2, 3, 3)
+    part = Value(width, rows, first)
+    assert middle.overlaps(part) == part.overlaps(middle) == expected
+    assert rows.overlaps(part)
+    assert not middle.overlaps(Value(8))
 
 
 def test_a_block_that_does_not_say_how_it_is_computed_is_refused():

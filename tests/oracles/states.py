@@ -8,10 +8,15 @@ import numpy as np
 from oracles.passes import run_of
 
 from augury.batch import Batch
+from augury.interfaces import Progress
+from augury.types import ModelOptions
 
 BLOCK = 16  # keys of so many positions lie together
 SPARE = 3  # a slot where fresh runs are computed to compare with
 CHAIN = tuple(range(-1, 8))
+TREE = (-1, -1, 0, 1)
+SCRIPT = (((7, ()), (2, ())), ((1, TREE), (1, ())), ((2, ()), (1, (-1, 0))), ((1, ()), (3, ())))  # of two texts, pass by pass
+ACCEPTED = (3, 1)  # which path of each one's drafts
 RIGHT = WeakKeyDictionary()  # by model: the logits after a text
 
 
@@ -108,3 +113,18 @@ def play(model, texts, played, *, is_mixed=False):
     assert np.array_equal(found, np.concatenate([text.expected(model) for text in some])[order])
     for text, (_, _, which) in moves:
         text.keep(which)
+
+
+def script_rows(backend, file, plan):
+    """The logits of a script of passes with prompts, trees and drafts, some of which are accepted."""
+    options = ModelOptions(n_slots=3, n_ctx=64, threads=2, draft_max=5)
+    model = backend(backend.options_class()).load(file, plan, options, Progress())
+    texts, found = [Text(i, i) for i in range(2)], []
+    for moves in SCRIPT:
+        shares = [text.share(*move) for text, move in zip(texts, moves, strict=True)]
+        batch, _ = batch_of(texts, shares)
+        found.append(model.forward(batch).rows().copy())
+        for text, which in zip(texts, ACCEPTED, strict=True):
+            text.keep(which)
+    model.close()
+    return np.concatenate(found)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.operations import OPERATIONS
+from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
@@ -33,10 +34,11 @@ class LoweredEmitter(RecurrentEmitter):
     def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
         super().__init__(block, options)
         build = block.lowered(n_embd)
-        operations = with_copies(build.operations)
+        kept = (build.x, build.before)
+        operations = with_copies(build.operations, kept)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
-        n_first, kept = n_early(operations, build.before), (build.x, build.before)
+        n_first = n_early(operations, build.before)
         check_norms(operations, kept)
         self._layout = Layout(operations, kept, n_first)
         emitters = list(self._emitters_of(operations, kept))
@@ -99,6 +101,8 @@ class LoweredEmitter(RecurrentEmitter):
                 continue  # what it reads lies where the embedding left it, or where the pass begins with it
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation)
+            elif (function := operation.kernels.get("numba-cpu")) is not None:
+                yield ByRowEmitter(operation, function)
             else:
                 raise UnsupportedError(
                     f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cpu "

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import evolve, fields, frozen
+from attrs import evolve, frozen
 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import row_bytes
-from augury.lowering import Add, AddWeighed, FeedExperts, Gate, Multiply, Normalize, ReadHidden, ReadInput, Recur, Route, Value
+from augury.lowering import (
+    Add,
+    AddWeighed,
+    Convolve,
+    FeedExperts,
+    Gate,
+    Multiply,
+    Normalize,
+    Operation,
+    ReadHidden,
+    ReadInput,
+    Recur,
+    Route,
+    ScaleToLength,
+    Value,
+)
 from augury.lowering.rewrites import FeedMoreExperts
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
-
-    from augury.lowering import Operation
+    from collections.abc import Container, Mapping, Sequence
 
 __all__ = ["HIDDEN", "INPUTS", "Layout", "Place", "with_copies"]
 
@@ -37,44 +50,95 @@ class Place:
     stride: int
 
 
-def with_copies(operations: Sequence[Operation]) -> list[Operation]:
-    """The same operations, with a copy of each value that does not lie as an operation after it needs it.
+def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:
+    """The same operations, with a copy of each value that does not lie as an operation needs it.
 
-    Matrix kernels write whole panels and read rows without gaps. A recurrence reads all of its values from one row.
+    Matrix kernels write whole panels and read rows without gaps. A recurrence reads all of its values from one row, a gate
+    writes over what it gates, and norms of `streams`, which the tape keeps, may be a thread's own.
     """
-    padded = _padded(operations)
-    apart = {value for each in operations if isinstance(each, Multiply) for value in (each.x.root, *each.out)}
-    copies: dict[Value, Value] = {}
-    made = []
-    for operation in operations:
-        moved = dict[str, Value]()
-        if isinstance(operation, Recur):
-            values = {each.name: getattr(operation, each.name) for each in fields(Recur) if each.name != "out"}
-            moved = {name: each for name, each in values.items() if isinstance(each, Value) and each.root in apart}
-        elif isinstance(operation, Multiply) and (operation.x.whole is not None or operation.x in padded):
-            moved = {"x": operation.x}
-        for name, value in moved.items():
-            moved[name] = copies.setdefault(value, Value(value.width))
-        made.append(evolve(operation, **moved) if moved else operation)
-    return list(_with_normalized(made, copies))
+    lie = _Lie.of(operations, streams)
+    copies, made = dict[Value, Value](), list[Operation]()
+    for i, operation in enumerate(operations):
+        later = [value for each in operations[i + 1 :] for value in each.read]
+        moved = [value for value in operation.read if lie.is_misplaced(value, operation, later)]
+        new = [value for value in moved if value not in copies or isinstance(operation, Add | Recur)]
+        copies |= {value: Value(value.width) for value in new}
+        made += [Normalize(value, None, copies[value]) for value in new]
+        given = operation.with_values({value: copies[value] for value in moved})
+        if isinstance(given, Gate | Convolve) and _writes_over(operation, later):
+            written = given.y if isinstance(given, Gate) else given.x[0]
+            own = Value(written.width)
+            made.append(Normalize(written, None, own))
+            given = evolve(given, y=own) if isinstance(given, Gate) else evolve(given, x=(own,))
+        made.append(given)
+        if isinstance(operation, ScaleToLength):  # which computes in place
+            copies = {value: copy for value, copy in copies.items() if value.root is not operation.x.root}
+        elif isinstance(operation, Recur):
+            lie.apart.update(value.root for value in operation.read)
+    return made
 
 
-def _padded(operations: Sequence[Operation]) -> set[Value]:
-    """Products whose rows are followed by the rest of a panel, and what is computed in their place."""
-    padded: set[Value] = set()
-    for each in operations:
-        if isinstance(each, Multiply):
-            padded.update(value for value in each.out if value.width % PANEL_ROWS)
-        elif isinstance(each, Gate) and each.y in padded:
-            padded.add(each.out)
-    return padded
+def _writes_over(operation: Operation, later: Sequence[Value]) -> bool:
+    """Whether an operation writes over what it, or one after it, reads: a gate its y, a convolution of products its x."""
+    if isinstance(operation, Gate):
+        y, others = operation.y, [each for each in (operation.gates, operation.values) if each is not None]
+        return y.whole is not None or any(y.overlaps(each) for each in (*others, *later))
+    if isinstance(operation, Convolve) and operation.before is not None:
+        x, others = operation.x[0], [each for each in (operation.before, operation.after) if each is not None]
+        return any(x.overlaps(each) for each in (*others, *later))
+    return False
 
 
-def _with_normalized(operations: Sequence[Operation], copies: Mapping[Value, Value]) -> Iterator[Operation]:
-    """The operations, each followed by copies of what it made."""
-    for operation in operations:
-        yield operation
-        yield from (Normalize(value, None, copy) for value, copy in copies.items() if value.root in operation.made)
+@frozen
+class _Lie:
+    """Which values lie how, and which operations cannot read them so.
+
+    Attributes:
+        norms: Norms of the residual stream.
+        landing: Products and sums, which can be written where the residual stream takes them from.
+        padded: Products whose rows are followed by the rest of a panel, and what is computed in their place.
+        apart: What cannot lie beside others in a row.
+    """
+
+    norms: set[Value]
+    landing: set[Value]
+    padded: set[Value]
+    apart: set[Value]
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], streams: Container[Value]) -> _Lie:
+        """Those of a block."""
+        norms = {each.out for each in operations if isinstance(each, Normalize) and each.x in streams}
+        products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
+        landing = products | {each.out for each in operations if isinstance(each, _SUMS)}
+        padded = {value for value in products if value.width % PANEL_ROWS}
+        for each in operations:
+            if isinstance(each, Gate) and each.y in padded:
+                padded.add(each.out)
+        dense = [each for each in operations if isinstance(each, Multiply | FeedExperts | AddWeighed)]
+        apart = landing | {value.root for each in dense for value in each.read}
+        apart |= {each.out for each in operations if isinstance(each, Gate | ReadHidden | ReadInput)}
+        return cls(norms, landing, padded, apart)
+
+    def is_misplaced(self, value: Value, operation: Operation, later: Sequence[Value]) -> bool:
+        """Whether an operation needs a copy of a value; `later` are those that are read after it."""
+        is_norm, is_part = value.root in self.norms, value.whole is not None
+        match operation:
+            case Multiply() | FeedExperts():
+                is_norm, is_odd = False, is_part or value in self.padded
+            case AddWeighed():
+                is_norm, is_odd = is_norm and value is not operation.x, is_part
+            case Add():
+                is_odd = value not in self.landing or any(value.overlaps(each) for each in later)
+            case Recur():
+                is_odd = value.root in self.apart
+            case Convolve():
+                is_gated = operation.before is not None or operation.after is not None
+                lie_apart = len({each.root for each in operation.read}) > 1 or _writes_over(operation, later)
+                is_odd = is_gated and lie_apart
+            case _:
+                is_odd = False
+        return is_norm or is_odd
 
 
 class Layout:
@@ -82,7 +146,7 @@ class Layout:
 
     Attributes:
         buffers: Bytes by name.
-        added: Products and sums that are added to the residual stream, which lie where the tape says.
+        added: What is added to the residual stream, which lies where the tape says.
     """
 
     def __init__(self, operations: Sequence[Operation], kept: Container[Value], n_early: int) -> None:
@@ -97,8 +161,7 @@ class Layout:
         self._at: dict[Value, tuple[str, int, int]] = {}  # buffer, column, floats of a row
         self._decayed: dict[str, int] = {}  # by buffer of a row
         products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
-        sums = {each.out for each in operations if isinstance(each, _SUMS)}
-        self.added = {each.y for each in operations if isinstance(each, Add)} & (products | sums)
+        self.added = {each.y for each in operations if isinstance(each, Add)}
         for each in operations:
             if isinstance(each, Recur):
                 self._add_row(each)
@@ -123,6 +186,10 @@ class Layout:
         """Where a value lies, by the addresses of the buffers."""
         name, column, stride = self._at[value.root]
         return Place(buffers[name] + 4 * (column + value.first), stride)
+
+    def stride(self, value: Value) -> int:
+        """How many floats lie from one row of a value to the next."""
+        return up(value.width, PANEL_ROWS) if value in self.added else self._at[value.root][2]
 
     def column(self, value: Value) -> int:
         """Of a value that a recurrence reads: its column in the row."""

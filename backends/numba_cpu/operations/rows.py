@@ -13,7 +13,6 @@ from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Place
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
-from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,23 +39,22 @@ class NormalizeEmitter(OperationEmitter):
     operation: Normalize
     needs_no_barrier = True
 
-    def __init__(self, operation: Normalize) -> None:
-        super().__init__(operation)
-        norm = operation.norm
-        if norm is not None and norm.size != operation.x.width:
-            found = f"a norm of groups of {norm.size} of {operation.x.width} values"
-            raise UnsupportedError(f"{found} outside of heads; use backend reference")
-
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        operation = self.operation
-        rows = {"x": self.placed.at(operation.x), "to": self.placed.at(operation.out), "size": operation.x.width}
-        work = Work("norm" if operation.norm else "copying rows")
-        tape.add(work, recurrent_ends.place_rows, **rows, norm=tape.weights.norm(operation.norm))
+        operation, placed = self.operation, self.placed
+        x, norm = operation.x, operation.norm
+        if (kept := tape.kept.get(x.root)) is None:
+            at, own = placed.at(x), 0
+        else:  # which may be a thread's own, and of which it takes its part
+            at, own = Place(kept.address + 4 * x.first, kept.width), kept.stride
+        to = Place(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
+        group = x.width if norm is None else norm.size
+        rows = {"x": at, "to": to, "size": x.width, "group": group, "own": own}
+        tape.add(Work("norm" if norm else "copying rows"), recurrent_ends.place_rows, **rows, norm=tape.weights.norm(norm))
 
 
 class ResidualNormEmitter(OperationEmitter):
@@ -92,8 +90,7 @@ class AddEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        y = self.operation.y
-        tape.leave(self.operation.norm, None if y in self.placed.layout.added else self.placed.at(y).address)
+        tape.leave(self.operation.norm)
 
 
 class ActivateEmitter(OperationEmitter):
@@ -153,8 +150,7 @@ class JoinEmitter(OperationEmitter):
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
             x = self.placed.strided(value, tape)
-            operands = (x.address, x.stride, to.address + 4 * column, to.stride, value.width, 0)
-            tape.add(Work("copying rows"), recurrent_ends.place_rows, *operands)
+            _place_rows(tape, "copying rows", x, Place(to.address + 4 * column, to.stride), value.width)
             column += value.width
 
 
@@ -173,8 +169,7 @@ class BeginEmitter(OperationEmitter):
         size = y[0].width
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])
-            operands = (x.address, x.stride, to.address + 4 * i * size, to.width, size, 0)
-            tape.add(Work("copying rows"), recurrent_ends.place_rows, *operands)
+            _place_rows(tape, "copying rows", x, Place(to.address + 4 * i * size, to.width), size)
 
 
 class ConstantEmitter(OperationEmitter):
@@ -195,7 +190,12 @@ class ConstantEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
-        tape.add(Work("constants"), recurrent_ends.place_rows, x=Place(self._numbers, 0), to=to, size=width, norm=0)
+        _place_rows(tape, "constants", Place(self._numbers, 0), to, width)
+
+
+def _place_rows(tape: Tape, work: str, x: Place, to: Place, size: int) -> None:
+    """Write that rows are copied."""
+    tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=0, group=size, own=0)
 
 
 class MultiplyActivatedEmitter(OperationEmitter):
