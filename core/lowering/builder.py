@@ -69,7 +69,8 @@ class Builder:
             )
             made.update(each.made)
             kept.update(each.kept())
-        if [isinstance(each, Add) for each in self.operations].count(True) != 1 or not isinstance(self.operations[-1], Add):
+        ends = [isinstance(each, Add | Begin) for each in self.operations]
+        if ends.count(True) != 1 or not ends[-1]:
             yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
