@@ -10,11 +10,19 @@ from augury.errors import UnsupportedError
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from augury.blocks.parts import Linear
 
-__all__ = ["FeedMoreExperts", "MultiplyActivated", "check_norms", "n_early", "with_activated_products", "with_sums"]
+__all__ = [
+    "FeedMoreExperts",
+    "MultiplyActivated",
+    "check_norms",
+    "n_early",
+    "with_activated_products",
+    "with_pairs",
+    "with_sums",
+]
 
 
 @frozen(eq=False)
@@ -69,14 +77,25 @@ class FeedMoreExperts(Operation):
 
 def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Add the shared expert's rows where the others' are added up, which reads and writes the sums once."""
-    sums = set[Operation]()
-    for feed, following in zip(operations, [*operations[1:], None], strict=True):
-        if isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out:
-            sums.add(following)
-            besides = tuple(value for value in (following.other, following.x) if value is not None)
-            yield FeedMoreExperts(feed, following, feed.x, feed.routes, besides, following.out)
-        elif feed not in sums:
-            yield feed
+
+    def join(feed: Operation, following: Operation) -> tuple[Operation, ...]:
+        if not (isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out):
+            return ()
+        besides = tuple(value for value in (following.other, following.x) if value is not None)
+        return (FeedMoreExperts(feed, following, feed.x, feed.routes, besides, following.out),)
+
+    return with_pairs(operations, join)
+
+
+def with_pairs(
+    operations: Sequence[Operation], join: Callable[[Operation, Operation], Sequence[Operation]]
+) -> Iterator[Operation]:
+    """The operations with what `join` makes of neighbours in their place, where it makes something."""
+    rest = [*operations]
+    while rest:
+        made = join(rest[0], rest[1]) if len(rest) > 1 else ()
+        yield from made or rest[:1]
+        del rest[: 2 if made else 1]
 
 
 def n_early(operations: Sequence[Operation], before: Value) -> int:

@@ -25,7 +25,7 @@ from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, STORE
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.lowering import Parts, size_of
@@ -172,9 +172,10 @@ def products():
                 kernel, n_blocks, n_threads = MULTIPLY[name, tile], n_rows // 16, 128
             else:
                 kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
-            sizes = (n_rows, n_cols // 32, n_cols // 256, n, 1, n_rows, 0, 0, STORE, 0, 1.0)
-            sizes += (y, y, y, *NOT_GATED, y, y, y, y, *NOT_COMBINED) if tile in TILES else (MAX_TOKENS,)
-            steps = [Launch(kernel, (n_blocks, 1, 1), n_threads, (at, w, x, x, x, y, y, *sizes)) for w in copies]
+            sizes = {"n_rows": n_rows, "n_units": n_cols // 32, "n_steps": n_cols // 256, "n": n, "n_cuts": 1}
+            sizes |= {"stride": n_rows, "mode": STORE, "scale": 1.0} | ({} if tile in TILES else {"n_apart": MAX_TOKENS})
+            given = {"x": x, "factors": x, "halves": x, "y": y, **sizes}
+            steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in copies]
             program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
             program.run()
             seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)

@@ -11,7 +11,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.experts import SOFTMAX, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, OF_TILES, STORE
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, OF_TILES, STORE
 from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
 from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
 from augury.backends.numba_cuda.kernels.sums import TILES
@@ -80,11 +80,13 @@ class Product:
             kernel, n_blocks, n_threads = MULTIPLY_MATRIX[self.fmt.name, tile], -(-self.n_rows // MATRIX_ROWS), MATRIX_THREADS
         else:
             kernel, n_blocks, n_threads = MULTIPLY[self.fmt.name, tile], -(-self.n_rows // 4), WARP * n_cuts
-        rows = [self.at[key] for key in ("w", "floats" if self.fmt.is_float else "bytes", "factors", "sums", "bias", "y")]
-        sizes = (self.n_rows, self.n_cols // 32, -(-self.n_cols // 256), n_units(self.n_rows, self.n_cols), n_cuts)
-        given = (self.at["inputs"], *rows, *sizes, self.n_rows, 0, 1, mode, 0, 0.5)
-        given += (MAX_TOKENS,) if tile > TILES[-1] else (*[self.at["y"]] * 3, *NOT_GATED, *[self.at["y"]] * 4, *NOT_COMBINED)
-        self.device.launch(Launch(kernel, (n_blocks, -(-self.n_tokens // tile), 1), n_threads, given))
+        names = {"w": "w", "x": "floats" if self.fmt.is_float else "bytes", "factors": "factors", "halves": "sums"}
+        given = {name: self.at[key] for name, key in (names | {"bias": "bias", "y": "y"}).items()}
+        given |= {"n_rows": self.n_rows, "n_units": self.n_cols // 32, "n_steps": -(-self.n_cols // 256), "n_cuts": n_cuts}
+        given |= {"n": n_units(self.n_rows, self.n_cols), "stride": self.n_rows, "has_bias": 1, "mode": mode, "scale": 0.5}
+        given |= {"n_apart": MAX_TOKENS} if tile > TILES[-1] else {}
+        grid = (n_blocks, -(-self.n_tokens // tile))
+        self.device.launch(Launch.of(kernel, grid, n_threads, self.at["inputs"], **given))
         return self._read("y", (self.n_tokens, self.n_rows))
 
     def _read(self, name, shape, dtype=np.float32):

@@ -11,7 +11,7 @@ from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import rewritten
 from augury.errors import UnsupportedError
-from augury.lowering import Builder, Normalize
+from augury.lowering import Normalize
 from augury.lowering.rewrites import check_norms, n_early
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ class LoweredEmitter(RecurrentEmitter):
     """Writes the launches of a block's operations, in their order."""
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
-        build, self.options, self.block = Builder(n_embd), options, block
-        block.lower(build)
+        self.block, self.options, build = block, options, block.lowered(n_embd)
         streams, n_first = (build.x, build.before), n_early(build.operations, build.before)
         check_norms(build.operations, streams)
         operations = [*build.operations[:n_first], *rewritten(build.operations[n_first:], streams)]

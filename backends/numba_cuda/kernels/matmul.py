@@ -34,9 +34,7 @@ OF_TOKENS, OF_OUTPUT, OF_TILES, OF_ROUTES = range(4)  # which rows of x are mult
 HAS_BIAS, HAS_SCALES = 1, 2
 PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
 OF_GATED = "bfj" + 5 * "i" + 5 * "r"  # of those that also activate what they multiply
-NOT_GATED = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the numbers among them
 OF_COMBINED = "fffw" + 6 * "i"  # of those that also add up what several matrices give a token
-NOT_COMBINED = (0, 0, 0, 0, 0, 0)  # the numbers among them
 
 
 @lane

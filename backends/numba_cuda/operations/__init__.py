@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.operations.experts import (
     AddWeighedEmitter,
-    ChooseEmitter,
+    ChooseExpertsEmitter,
     FeedExpertsEmitter,
     MultiplyAndChooseEmitter,
     SharedExpertEmitter,
@@ -23,7 +23,7 @@ from augury.backends.numba_cuda.operations.recurrence import (
     ScaleToLengthEmitter,
 )
 from augury.backends.numba_cuda.operations.rewrites import (
-    Choose,
+    ChooseExperts,
     ConvolveAndDecay,
     Light,
     MultiplyAndChoose,
@@ -78,7 +78,7 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], Operatio
     Add: AddEmitter,
     AddWeighed: AddWeighedEmitter,
     Activate: ActivateEmitter,
-    Choose: ChooseEmitter,
+    ChooseExperts: ChooseExpertsEmitter,
     SharedExpert: SharedExpertEmitter,
     FeedExperts: FeedExpertsEmitter,
     FeedMoreExperts: FeedExpertsEmitter,

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
-from augury.backends.numba_cuda.operations.rewrites import Choose
+from augury.backends.numba_cuda.operations.rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate, check_activation
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GATINGS",
     "AddWeighedEmitter",
-    "ChooseEmitter",
+    "ChooseExpertsEmitter",
     "FeedExpertsEmitter",
     "MultiplyAndChooseEmitter",
     "SharedExpertEmitter",
@@ -51,10 +51,10 @@ GATINGS = {
 }
 
 
-class ChooseEmitter(OperationEmitter):
+class ChooseExpertsEmitter(OperationEmitter):
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
 
-    operation: Choose
+    operation: ChooseExperts
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -108,7 +108,7 @@ class ChooseEmitter(OperationEmitter):
         return next((each for each in TILES if each >= wanted), TILES[-1])
 
 
-def _n_most(choice: Choose) -> int:
+def _n_most(choice: ChooseExperts) -> int:
     """Rows of a pass that go to experts, at most."""
     return MAX_TOKENS * (choice.router.n_used + bool(choice.joined))
 
@@ -121,7 +121,7 @@ class MultiplyAndChooseEmitter(OperationEmitter):
     def __init__(self, operation: MultiplyAndChoose, layout: Layout, options: ModelOptions) -> None:
         super().__init__(operation, layout, options)
         multiply, choice = operation.operations
-        self._multiply, self._choice = MultiplyEmitter(multiply, layout, options), ChooseEmitter(choice, layout, options)
+        self._multiply, self._choice = MultiplyEmitter(multiply, layout, options), ChooseExpertsEmitter(choice, layout, options)
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -185,7 +185,7 @@ class FeedExpertsEmitter(OperationEmitter):
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
         block, choice = self._block, self.layout.maker(self.operation.routes)
-        assert isinstance(choice, Choose)
+        assert isinstance(choice, ChooseExperts)
         n_rows = _n_most(choice) + MATRIX_TILE  # a tile reads as many rows as it has room for
         return {
             "counters": 4 * max(1, -(-block.down.n_out // TILE_ROWS)),

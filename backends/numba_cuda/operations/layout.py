@@ -8,11 +8,23 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.operations.rewrites import Choose, Light, NormalizeParts, made_apart, parts_of
+from augury.backends.numba_cuda.operations.rewrites import ChooseExperts, Light, NormalizeParts, made_apart, parts_of
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
-from augury.lowering import Activate, Add, AddWeighed, Convolve, FeedExperts, Multiply, Normalize, ReadInput, Recur, Value
+from augury.lowering import (
+    Activate,
+    Add,
+    AddWeighed,
+    Convolve,
+    Decay,
+    FeedExperts,
+    Multiply,
+    Normalize,
+    ReadInput,
+    Recur,
+    Value,
+)
 from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
 
 if TYPE_CHECKING:
@@ -219,26 +231,27 @@ class Layout:
         return root
 
     def _groups(self) -> Iterator[list[Value]]:
-        """Values that lie in one row, in the order in which they are made."""
+        """Values that lie in one row, in the order in which they are made, but what betas are made of last."""
+        last = {each.b.root for each in self._operations if isinstance(each, Decay) and each.b is not None}
         joined = list[set[Value]]()
         for each in self._operations:
             groups = [{value} for value in each.made]
             if isinstance(each, _PRODUCTS):
                 groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
-            elif isinstance(each, Recur | Choose):
+            if isinstance(each, Recur | ChooseExperts | Convolve | Decay):
                 groups.append({self._canonical(value) for value in each.read})
             for group in groups:
                 others = [other for other in joined if not other.isdisjoint(group)]
                 joined = [other for other in joined if other not in others] + [group.union(*others)]
         for group in joined:
             if made := [value for value in self._makers if value in group and not self._lies_elsewhere(value)]:
-                yield made
+                yield sorted(made, key=last.__contains__)
 
     def _lies_elsewhere(self, value: Value) -> bool:
         """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
         maker = self._makers[value]
         is_operand = value in self._operands and not isinstance(maker, Convolve)
-        is_no_row = isinstance(maker, ReadInput | Choose) or self._is_norm_of_stream(maker)
+        is_no_row = isinstance(maker, ReadInput | ChooseExperts) or self._is_norm_of_stream(maker)
         return is_operand or is_no_row or any(value in some for some in (self._in_place, self._normed, self._added))
 
     def _add_row(self, group: Sequence[Value], name: str) -> None:
@@ -246,7 +259,7 @@ class Layout:
         for value in group:
             maker = self._makers[value]
             is_product = isinstance(maker, _PRODUCTS) and value in maker.made[isinstance(maker, MultiplyActivated) :]
-            if is_product and not any(isinstance(each, Choose) for each in self._readers(value)):  # which wants no gap
+            if is_product and not any(isinstance(each, ChooseExperts) for each in self._readers(value)):  # which wants no gap
                 width = -(-width // TILE_ROWS) * TILE_ROWS
             self._columns[value] = (name, width)
             is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve)

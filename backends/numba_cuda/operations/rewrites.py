@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.rows import units_of
-from augury.blocks import Activation, GateKind, Linear, Matrices, Router
+from augury.blocks import Activation, GateKind, Linear, Matrices, Router, Vector
 from augury.lowering import (
     Activate,
     Add,
@@ -32,13 +32,13 @@ from augury.lowering import (
     ScaleToLength,
     Value,
 )
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated, with_activated_products, with_sums
+from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated, with_activated_products, with_pairs, with_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 __all__ = [
-    "Choose",
+    "ChooseExperts",
     "ConvolveAndDecay",
     "Fused",
     "Light",
@@ -91,7 +91,7 @@ class MultiplyAndChoose(Fused):
 
 
 @frozen(eq=False)
-class Choose(Operation):
+class ChooseExperts(Operation):
     """out = the experts that a router chooses, and their weights; sigmoid(share) is the shared expert's, or 1."""
 
     logits: Value
@@ -113,7 +113,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         *(_with_softplus, with_activated_products, _with_choices, partial(_with_separate_sums, streams=streams), with_sums),
         *(_with_shared_experts, _with_early_choices, _with_lit_rows, _with_operands),
-        *(partial(_with_joined_norms, streams=streams), _with_scaled_heads, _with_decays_of_convolutions),
+        *(partial(_with_joined_norms, streams=streams), _with_neighbours),
     )
     for rewrite in rewrites:
         operations = [*rewrite(operations)]
@@ -163,7 +163,7 @@ def _with_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
             gates[logits if isinstance(logits, Multiply) and logits.x is each.x else makers[each.x]] = gate
     for each in operations:
         if isinstance(each, Route):
-            yield Choose(each.logits, shares.get(each.out), each.router, (), each.out)
+            yield ChooseExperts(each.logits, shares.get(each.out), each.router, (), each.out)
         elif each in gates and isinstance(each, Multiply):
             yield _joined(each, gates[each])
         else:
@@ -176,20 +176,18 @@ def _joined(first: Multiply, other: Multiply) -> Multiply:
 
 def _with_separate_sums(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
     """Add what is merely summed to x one by one, where a product or a sum of experts can add it itself."""
-    makers, added = _makers(operations), dict[AddWeighed, Add]()
-    for each, following in zip(operations, [*operations[1:], None], strict=True):
-        is_plain = isinstance(each, AddWeighed) and each.gate is None and isinstance(following, Add) and following.norm is None
-        if is_plain and isinstance(each, AddWeighed) and isinstance(following, Add) and following.y is each.out:
-            is_early = isinstance(makers[each.other], Multiply) and not _is_normed_after(
-                operations, makers[each.other], streams
-            )
-            if is_early or not isinstance(makers[each.y], FeedExperts):
-                added[each] = following
-                pair = (each.other, each.y) if is_early else (each.y, each.other)
-                yield from (Add(value, None) for value in pair)
-                continue
-        if each not in added.values():
-            yield each
+    makers = _makers(operations)
+
+    def separate(weighed: Operation, add: Operation) -> tuple[Operation, ...]:
+        is_plain = isinstance(weighed, AddWeighed) and weighed.gate is None and isinstance(add, Add) and add.norm is None
+        if not is_plain or not isinstance(weighed, AddWeighed) or not isinstance(add, Add) or add.y is not weighed.out:
+            return ()
+        maker = makers[weighed.other]
+        if isinstance(maker, Multiply) and not _is_normed_after(operations, maker, streams):
+            return (Add(weighed.other, None), Add(weighed.y, None))
+        return () if isinstance(makers[weighed.y], FeedExperts) else (Add(weighed.y, None), Add(weighed.other, None))
+
+    return with_pairs(operations, separate)
 
 
 def _is_normed_after(operations: Sequence[Operation], maker: Operation, streams: Container[Value]) -> bool:
@@ -211,7 +209,7 @@ def _with_shared_experts(operations: Sequence[Operation]) -> Iterator[Operation]
                     joined[hidden] = chosen[feed.routes] = SharedExpert((hidden, down), pairs)
                     joined[down] = joined[hidden]
     for each in operations:
-        if isinstance(each, Choose) and each.out in chosen:
+        if isinstance(each, ChooseExperts) and each.out in chosen:
             yield evolve(each, joined=chosen[each.out].joined)
         elif each not in joined:
             yield each
@@ -244,18 +242,14 @@ def _is_like(part: Matrices, linear: Linear) -> bool:
 
 
 def _with_early_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Choose as soon as there are logits, in the launch that makes them, where it makes all of them."""
-    first = next((each for each in operations if isinstance(each, Choose)), None)
+    """Choose as soon as there are logits."""
+    first = next((each for each in operations if isinstance(each, ChooseExperts)), None)
     makers = [each for each in operations if first is not None and not set(each.made).isdisjoint(first.read)]
     for each in operations:
-        if first is None or each not in (first, *makers[-1:]):
+        if each is not first or not makers:
             yield each
-        elif each is first:
-            yield from () if makers else (first,)
-        elif isinstance(each, Multiply) and set(each.made) == set(first.read):
-            yield MultiplyAndChoose((each, first))
-        else:
-            yield from (each, first)
+        if first is not None and each in makers[-1:]:
+            yield first
 
 
 # Rows
@@ -320,61 +314,36 @@ def _norms(group: Sequence[Normalize], multiplied: Container[Value]) -> Sequence
 # Recurrences
 
 
-def _with_scaled_heads(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Divide heads by their lengths in the launch that makes decays, whose rows they are in."""
+def _with_neighbours(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Choose experts in the launch that makes logits, and make decays in that of what comes before, in the same rows."""
     fed = [_roots(each) for each in operations if isinstance(each, Recur)]
-    done = set[Operation]()
-    for each, following in zip(operations, [*operations[1:], None], strict=True):
-        is_pair = isinstance(each, ScaleToLength) and isinstance(following, Decay | DecayByKey)
-        if is_pair and following is not None and any({*_roots(each), *following.made} <= roots for roots in fed):
-            done.add(following)
-            yield ScaleAndDecay((each, following))
-        elif each not in done:
-            yield each
+
+    def join(each: Operation, following: Operation) -> tuple[Operation, ...]:
+        is_fed = any({*following.made} <= roots and not roots.isdisjoint({*each.made, *_roots(each)}) for roots in fed)
+        match each, following:
+            case Multiply(), ChooseExperts() if {*each.made} == {*following.read}:
+                return (MultiplyAndChoose((each, following)),)
+            case ScaleToLength(), Decay() | DecayByKey() if is_fed:
+                return (ScaleAndDecay((each, following)),)
+            case Convolve(x=(x, *_)), Decay(t=t, b=None, dt=Vector(), a=Vector()) if is_fed and t.root is x.root:
+                return (ConvolveAndDecay((each, following)),)
+        return ()
+
+    return with_pairs(operations, join)
 
 
-def _with_decays_of_convolutions(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Make decays of what lies beside a convolution's inputs in the launch of the convolution."""
-    fed = [_roots(each) for each in operations if isinstance(each, Recur)]
-    done = set[Operation]()
-    for each, following in zip(operations, [*operations[1:], None], strict=True):
-        if isinstance(each, Convolve) and isinstance(following, Decay) and following.b is None:
-            is_whole = following.a is not None and following.dt is not None and following.t.root is each.x[0].root
-            if is_whole and any({each.out, *following.out} <= roots for roots in fed):
-                done.add(following)
-                yield ConvolveAndDecay((each, following))
-                continue
-        if each not in done:
-            yield each
-
-
-def _with_lit_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
+def _with_lit_rows(operations: Sequence[Operation]) -> list[Operation]:
     """Send queries, keys and values through SiLU and add constant decays to their rows in one launch, in place of four."""
-    lit: dict[Operation, Light] = {}
-    split: dict[Operation, int] = {}
-    makers = _makers(operations)
-    for recur in (each for each in operations if isinstance(each, Recur)):
-        fed = [makers.get(value.root) for value in (recur.queries, recur.keys, recur.values)]
-        activates = [each for each in fed if isinstance(each, Activate) and _is_plain_silu(each)]
-        constant = makers.get(recur.betas.root if recur.decays is None else recur.decays.root)
-        products = makers.get(activates[0].x) if activates else None
-        if len(activates) == 3 and isinstance(constant, Constant) and isinstance(products, Multiply):
-            is_first = products.out[:3] == tuple(each.x for each in activates)
-            is_whole = is_first and not any(each.x.width % TILE_ROWS for each in activates)
-            if is_whole and all(len(_readers(operations, each.x)) == 1 for each in activates):
-                light = Light((*activates, constant))
-                lit |= dict.fromkeys(light.operations, light)
-                split[products] = 3
-    for each in operations:
-        if each in split and isinstance(each, Multiply):
-            n = split[each]
-            yield evolve(each, linears=each.linears[:n], out=each.out[:n])
-            if len(each.out) > n:
-                yield evolve(each, linears=each.linears[n:], out=each.out[n:])
-        elif each not in lit:
-            yield each
-        elif each is lit[each].operations[-1]:
-            yield lit[each]
+    found = [*operations]
+    for i in range(len(found)):
+        match found[i : i + 6]:
+            case Multiply(out=out) as products, Activate() as q, Activate() as k, Activate() as v, Constant() as ends, Recur():
+                lit = (q, k, v)
+                is_alone = all(_is_plain_silu(each) and len(_readers(found, each.x)) == 1 for each in lit)
+                if is_alone and out[:3] == (q.x, k.x, v.x) and not any(each.x.width % TILE_ROWS for each in lit):
+                    both = [evolve(products, linears=products.linears[at], out=out[at]) for at in (slice(3), slice(3, None))]
+                    found[i : i + 5] = [*(each for each in both if each.out), Light((*lit, ends))]
+    return found
 
 
 def _is_plain_silu(each: Activate) -> bool:

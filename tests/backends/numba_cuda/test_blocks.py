@@ -7,17 +7,16 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from oracles.models import nmse, tiny_file
+from oracles.models import nmse
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.blocks import KNOWN, attention
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.blocks import Projection
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import make_backend, plan_of
+from augury.loader import make_backend
 from augury.types import ModelOptions
 
 PARTS = runpy.run_path(str(Path(__file__).parents[1] / "test_optional_parts.py"))
@@ -103,19 +102,6 @@ def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_
     model, hidden = load("numba-cuda", VARIANTS["latent attention to what an indexer chooses"]), np.zeros((3, 40), np.float32)
     with pytest.raises(OptionError, match="an earlier layer chooses"):
         model.forward(attrs.evolve(run_of(TOKENS[:3]), layers=(1, 2), hidden=hidden))
-
-
-def test_a_block_that_is_unknown_is_refused():
-    class Stranger(Projection):
-        pass
-
-    file = tiny_file("llama-dense")
-    plan = plan_of(file, REGISTRY)
-    layer = plan.layers[0]
-    block = Stranger(layer.mixer.norm, layer.mixer.o)
-    plan = attrs.evolve(plan, layers=(attrs.evolve(layer, mixer=block), *plan.layers[1:]))
-    with pytest.raises(UnsupportedError, match=r"a block Stranger.*choose another"):
-        NumbaCuda(NumbaCudaOptions()).load(file, plan, ModelOptions(n_slots=1, n_ctx=16), Progress())
 
 
 def test_streams_that_blocks_would_add_to_otherwise_are_refused():
