@@ -69,8 +69,8 @@ class Builder:
             )
             made.update(each.made)
             kept.update(each.kept())
-        ends = [isinstance(each, Add | Begin) for each in self.operations]
-        if ends.count(True) != 1 or not ends[-1]:
+        *others, last = [isinstance(each, Add | Begin) for each in self.operations] or [False]
+        if any(others) or not last:
             yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"

@@ -12,11 +12,27 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64
 from augury.backends.numba_cpu.kernels.simd import get_i64
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record
 
-OPERAND_BYTES = 24
+
+@struct
+class Operand:
+    """What a function is given: a row of rows, a number, or a whole number."""
+
+    address: int  # of the first row
+    width: int
+    stride: int  # floats from one row to the next; 0: they are all the same
+    number: float
+    count: int
+
+
+@struct
+class CallByRow(Record):
+    """Operands of the kernel that calls a function for each row."""
+
+    operands: Any = pointer_to(Operand)
 
 
 @intrinsic
@@ -31,29 +47,29 @@ def as_pointer(_: Any, address: Any) -> Any:
 
 @helper
 def get_row(operand, t):
-    """A row of rows. An operand is an address, how many floats a row has, and how many lie from one to the next."""
-    return carray(as_pointer(get_i64(operand) + 4 * t * get_i64(operand + 16)), get_i64(operand + 8), np.float32)
+    """A row."""
+    return carray(as_pointer(operand.address + 4 * t * operand.stride), operand.width, np.float32)
 
 
 @helper
 def get_number(operand, t):
-    """A number that is the same for all rows."""
-    return get_f64(operand)
+    """A number."""
+    return operand.number
 
 
 @helper
 def get_count(operand, t):
     """A whole number."""
-    return get_i64(operand)
+    return operand.count
 
 
 @cache
 def _operands(kinds: tuple[type, ...]) -> Any:
-    """Make what gives all operands for a row, (address of the first, row) to a tuple, by their kinds: ndarray, float or int."""
+    """Make what gives a function all that it takes for row t, as a tuple, by kinds of operands: ndarray, float or int."""
     if not kinds:
 
         @helper
-        def none(operands: int, t: int) -> Any:
+        def none(operands: Any, t: int) -> Any:
             return ()
 
         return none
@@ -61,20 +77,20 @@ def _operands(kinds: tuple[type, ...]) -> Any:
     rest = _operands(kinds[1:])
 
     @helper
-    def some(operands: int, t: int) -> Any:
-        return (first(operands, t), *rest(operands + OPERAND_BYTES, t))
+    def some(operands: Any, t: int) -> Any:
+        return (first(operands, t), *rest(operands[1], t))
 
     return some
 
 
 def by_row_kernel(function: Any, kinds: tuple[type, ...], name: str) -> Any:
-    """Make the kernel that calls a function for each row, under a name that no other kernel has. Operand: the operands."""
+    """Make the kernel that calls a function for each row, under a name that no other kernel has."""
     row, operands = numba.njit(nogil=True, error_model="numpy")(function), _operands(kinds)
 
-    def by_row(record: int, state: int, thread: int, n_threads: int) -> None:
+    def by_row(record: Any, state: int, thread: int, n_threads: int) -> None:
         n = get_i64(state + N_TOKENS)
         for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
-            row(*operands(get_i64(record + 16), t))
+            row(*operands(record.operands, t))
 
     by_row.__name__ = by_row.__qualname__ = name
-    return kernel(by_row)
+    return kernel(record=CallByRow)(by_row)

@@ -108,21 +108,20 @@ class PlaceRows(Record):
     to: Any = nested(StridedRows)
     size: int
     norm: int  # address; 0: none
-    group: int  # values of a norm
-    own: int  # bytes from the rows of a thread to those of the next, if they are its own
+    group: int  # values that are normed together
+    apart: int  # bytes from the rows of a thread to those of the next, where x is each one's own
 
 
 @kernel(record=PlaceRows)
 def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
-    size, norm, group, n = record.size, record.norm, record.group, get_i64(state + N_TOKENS)
-    own = thread * record.own
+    size, norm, n = record.size, record.norm, get_i64(state + N_TOKENS)
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
-        x, y = row_of(record.x, t) + own, row_of(record.to, t)
+        x, y = row_of(record.x, t) + thread * record.apart, row_of(record.to, t)
         if norm != 0:
-            for head in range(size // group):
-                at = 4 * head * group
-                normalise(x + at, norm, y + at, group, head, 0)
+            for head in range(size // record.group):
+                at = 4 * head * record.group
+                normalise(x + at, norm, y + at, record.group, head, 0)
         else:
             for index in range(0, size, 16):
                 left = size - index

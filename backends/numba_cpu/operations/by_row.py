@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba.core.serialize import dumps
 
-from augury.backends.numba_cpu.kernels.by_row import by_row_kernel
-from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.kernels.by_row import Operand, by_row_kernel
+from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Vector
@@ -43,12 +43,11 @@ class ByRowEmitter(OperationEmitter):
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
-        fields = [field for each in self._operands for field in _fields(each, placed)]
-        self._record = placed.arena.keep(np.array(fields, np.int64), "scratch")
+        self._table = placed.arena.keep(table([_operand(each, placed) for each in self._operands]), "scratch")
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.add(Work(type(self.operation).__name__), self._kernel, self._record)
+        tape.add(Work(type(self.operation).__name__), self._kernel, operands=self._table)
 
 
 def _kind(operation: Operation, operand: Any) -> type:
@@ -60,15 +59,21 @@ def _kind(operation: Operation, operand: Any) -> type:
     raise UnsupportedError(f"operation {name} has a {found}; by rows numba-cpu takes values, vectors, and numbers")
 
 
-def _fields(operand: Any, placed: Placed) -> tuple[int, int, int]:
-    """What the kernel reads of an operand."""
-    if isinstance(operand, Value):
-        place = placed.at(operand)
-        return place.address, operand.width, place.stride
-    if isinstance(operand, Vector):
-        numbers = placed.weights.values(operand.weight, operand.shapes[operand.weight])
-        return placed.arena.keep(np.array(numbers, np.float32), "weights"), operand.size, 0
-    return (bits(operand) if isinstance(operand, float) else int(operand)), 0, 0
+def _operand(given: Any, placed: Placed) -> Operand:
+    """What the kernel is told of an operand."""
+    address = width = stride = count = 0
+    number = 0.0
+    if isinstance(given, Value):
+        place = placed.at(given)
+        address, width, stride = place.address, given.width, place.stride
+    elif isinstance(given, Vector):
+        numbers = np.array(placed.weights.values(given.weight, given.shapes[given.weight]), np.float32)
+        address, width = placed.arena.keep(numbers, "weights"), given.size
+    elif isinstance(given, float):
+        number = given
+    else:
+        count = int(given)
+    return Operand(address=address, width=width, stride=stride, number=number, count=count)
 
 
 def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:

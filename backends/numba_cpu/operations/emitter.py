@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
-from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.tape import Rows
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.blocks.recurrent import PlacedState
     from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.operations.layout import Layout
+    from augury.backends.numba_cpu.operations.layout import Layout, Place
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.lowering import Value
@@ -43,10 +42,6 @@ class Placed:
         if value in tape.kept:
             return tape.kept[value]
         return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
-
-    def strided(self, value: Value, tape: Tape) -> Place:
-        """Where a value lies that may be a norm of x, of a tape whose threads share all rows."""
-        return Place(tape.kept[value].address, value.width) if value in tape.kept else self.at(value)
 
 
 class OperationEmitter(ABC):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.tape import Tape
+    from augury.blocks import Norm
     from augury.lowering import Activate, Add, Begin, Constant, Join, Multiply, Normalize
     from augury.lowering.rewrites import MultiplyActivated
 
@@ -48,13 +49,18 @@ class NormalizeEmitter(OperationEmitter):
         operation, placed = self.operation, self.placed
         x, norm = operation.x, operation.norm
         if (kept := tape.kept.get(x.root)) is None:
-            at, own = placed.at(x), 0
+            at, apart = placed.at(x), 0
         else:  # which may be a thread's own, and of which it takes its part
-            at, own = Place(kept.address + 4 * x.first, kept.width), kept.stride
+            at, apart = Place(kept.address + 4 * x.first, kept.width), kept.stride
         to = Place(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
-        group = x.width if norm is None else norm.size
-        rows = {"x": at, "to": to, "size": x.width, "group": group, "own": own}
-        tape.add(Work("norm" if norm else "copying rows"), recurrent_ends.place_rows, **rows, norm=tape.weights.norm(norm))
+        _place(tape, "norm" if norm else "copying rows", at, to, x.width, norm=norm, apart=apart)
+
+
+def _place(tape: Tape, work: str, x: Place, to: Place, size: int, *, norm: Norm | None = None, apart: int = 0) -> None:
+    """Write that rows, or their norms, go elsewhere."""
+    group = size if norm is None else norm.size
+    fields = {"size": size, "norm": tape.weights.norm(norm), "group": group, "apart": apart}
+    tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, **fields)
 
 
 class ResidualNormEmitter(OperationEmitter):
@@ -149,8 +155,8 @@ class JoinEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
-            x = self.placed.strided(value, tape)
-            _place_rows(tape, "copying rows", x, Place(to.address + 4 * column, to.stride), value.width)
+            part = Place(to.address + 4 * column, to.stride)
+            _place(tape, "copying rows", self.placed.at(value), part, value.width)
             column += value.width
 
 
@@ -169,7 +175,7 @@ class BeginEmitter(OperationEmitter):
         size = y[0].width
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])
-            _place_rows(tape, "copying rows", x, Place(to.address + 4 * i * size, to.width), size)
+            _place(tape, "copying rows", x, Place(to.address + 4 * i * size, to.width), size)
 
 
 class ConstantEmitter(OperationEmitter):
@@ -190,12 +196,7 @@ class ConstantEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
-        _place_rows(tape, "constants", Place(self._numbers, 0), to, width)
-
-
-def _place_rows(tape: Tape, work: str, x: Place, to: Place, size: int) -> None:
-    """Write that rows are copied."""
-    tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=0, group=size, own=0)
+        _place(tape, "constants", Place(self._numbers, 0), to, width)
 
 
 class MultiplyActivatedEmitter(OperationEmitter):

@@ -1,0 +1,104 @@
+"""Operations that packages bring: what their functions are given, and when they are compiled again."""
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_file
+from oracles.states import script_rows
+
+from augury import Registry, UnsupportedError
+from augury.backends.numba_cpu.operations.by_row import _name
+from augury.blocks import Block, FeedForward, Vector
+from augury.loader import plan_of
+from augury.lowering import Operation, Value
+
+REGISTRY = Registry.discover()
+FILE = tiny_file("llama-dense")
+
+
+def weave(x, weights, factor, every, y, total, rest):
+    total[0] = 0.0
+    for i in range(len(x)):
+        if i % every == 0:
+            rest[i] = x[i] - y[i]
+        else:
+            rest[i] = factor * weights[i] * x[i]
+        total[0] += rest[i]
+    for i in range(len(x)):
+        rest[i] += total[0] / len(x)
+
+
+@attrs.frozen(eq=False)
+class Weave(Operation):
+    x: Value
+    weights: Vector
+    factor: float
+    every: int
+    y: Value
+    out: tuple[Value, ...]
+
+    kernels = {"reference": weave, "numba-cpu": weave}
+
+
+@attrs.frozen(eq=False)
+class Named(Operation):
+    x: Value
+    name: Any
+    out: Value
+
+    kernels = {"numba-cpu": weave}
+
+
+@attrs.frozen
+class Woven(Block):
+    inner: FeedForward
+    make: Any
+
+    def tensors(self):
+        return self.inner.tensors()
+
+    def lower(self, build):
+        n = build.normalize(build.x, self.inner.norm)
+        gate, up = build.multiply(n, self.inner.gate, self.inner.up, purpose="products")
+        *_, rest = build.write(self.make(n, gate, up, Vector(self.inner.norm.weight, n.width)))
+        build.add_product(
+            build.activate(build.multiply(rest, self.inner.up, purpose="up")[0], self.inner.activation), self.inner.down, "down"
+        )
+
+
+def rows_of(backend, make):
+    plan = plan_of(FILE, REGISTRY)
+    layer = attrs.evolve(plan.layers[0], feed_forward=Woven(plan.layers[0].feed_forward, make))
+    return script_rows(REGISTRY.backends[backend], FILE, attrs.evolve(plan, layers=(layer, *plan.layers[1:])))
+
+
+def test_rows_vectors_and_numbers_are_given_in_the_order_of_the_fields():
+    def make(n, gate, up, weights):
+        return Weave(n, weights, 0.5, 3, n, (Value(1), Value(n.width)))
+
+    assert nmse(rows_of("numba-cpu", make), rows_of("reference", make)) < 1e-6
+
+
+def test_a_field_that_a_row_cannot_be_computed_of_is_refused():
+    with pytest.raises(
+        UnsupportedError, match="operation Named has a str; by rows numba-cpu takes values, vectors, and numbers"
+    ):
+        rows_of("numba-cpu", lambda n, gate, up, weights: Named(n, "what", Value(n.width)))
+
+
+def test_code_is_compiled_again_where_its_file_or_what_it_encloses_is_another(tmp_path):
+    def made(text, factor):
+        names = {}
+        path = tmp_path / "package.py"
+        path.write_text(text)
+        exec(compile(text, path, "exec"), names)
+        return _name(names["make"](factor), (np.ndarray, np.ndarray))
+
+    text = "def make(factor):\n    def scale(x, out):\n        out[:] = helped(factor * x)\n    return scale\n{}"
+    first = made(text.format("def helped(x): return x\n"), 2.0)
+    assert first == made(text.format("def helped(x): return x\n"), 2.0)
+    others = {made(text.format("def helped(x): return x\n"), 3.0), made(text.format("def helped(x): return -x\n"), 2.0)}
+    assert len({first, *others}) == 3
+    assert first.startswith("scale_")
