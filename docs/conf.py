@@ -38,6 +38,7 @@ CONTENTS = {
         "docs/plugins",
         "docs/write-a-drafter",
         "docs/write-a-constraint",
+        "docs/write-an-architecture",
         "docs/write-a-plugin",
         "docs/hooks",
         "docs/reference/index",

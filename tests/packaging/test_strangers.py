@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,8 @@ import pytest
 
 from augury.testing.tiny_model import write_tiny_model
 
+PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
+_, TIDAL, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 MEMORY = """
 from augury import hookimpl
 from augury.plugins.memory.contiguous import Contiguous
@@ -48,6 +51,34 @@ class Oracular(Architecture):
 def augury_architectures():
     return [Oracular]
 """
+OPERATION = (
+    SOFT
+    + """
+from augury import Architecture, hookimpl
+from augury.blocks import Layer
+from augury.plugins.architectures.decoder import Decoder
+
+
+class Soft(Architecture):
+    name = "soft"
+
+    @classmethod
+    def plans(cls, file):
+        decoder = Decoder(file)
+        layers = range(decoder.n_layers)
+        return {"main": decoder.plan(Layer(decoder.attention(i, decoder.rope()), cls.feed(decoder, i)) for i in layers)}
+
+    @staticmethod
+    def feed(decoder, layer):
+        plain = decoder.feed_forward(layer)
+        return SoftFeedForward(plain.norm, plain.up, plain.down)
+
+
+@hookimpl
+def augury_architectures():
+    return [Soft]
+"""
+)
 DRAFTER = """
 from augury import Draft, Drafter, hookimpl
 
@@ -67,6 +98,8 @@ def {hook}():
 MODULES = {
     "memory": MEMORY,
     "architecture": ARCHITECTURE,
+    "block": TIDAL,
+    "operation": OPERATION,
     "broken": "raise OSError('no such device')\n",
     "leaving": "raise SystemExit('cannot run here')\n",
     "misspelt": DRAFTER.format(name="misspelt", more="", hook="augury_drafter"),
@@ -129,6 +162,8 @@ class Environment:
         subprocess.run([sys.executable, "-m", "pip", *words], check=True)
         self.model = str(folder / "oracle.gguf")
         write_tiny_model(Path(self.model), architecture="oracular")
+        write_tiny_model(folder / "soft.gguf", architecture="soft")
+        self.run("-c", TINY).check_returncode()
 
     def run(self, *words, plugins=""):
         return subprocess.run(
@@ -143,8 +178,8 @@ class Environment:
     def augury(self, *words, plugins=""):
         return self.run("-m", "augury", *words, plugins=plugins)
 
-    def answer(self, *words, plugins):
-        words = ["-m", self.model, "--backend", "reference", "-c", "128", "--temp", "0", "-n", "24", "--json", *words]
+    def answer(self, *words, plugins, model=None, backend="reference"):
+        words = ["-m", model or self.model, "--backend", backend, "-c", "128", "--temp", "0", "-n", "24", "--json", *words]
         ended = self.augury("run", *words, "--prompt-tokens", PROMPT, plugins=plugins)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
@@ -176,6 +211,22 @@ def test_a_drafter_a_memory_manager_and_an_architecture_work_together(strangers)
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["spec_type"] == "trail:length=3"
     assert drafted["draft"]["accepted"] > 0
+
+
+@pytest.mark.parametrize(("name", "model"), [("block", "tiny.gguf"), ("operation", "soft.gguf")])
+def test_a_block_and_an_operation_of_a_package_write_the_same_with_drafts(strangers, name, model):
+    plain, drafted = (
+        strangers.answer("--spec-fixed", "--spec-type", spec, plugins=f"stranger-{name}", model=model, backend="numba-cpu")
+        for spec in ("none", "suffix")
+    )
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["draft"]["accepted"] > 0
+
+
+def test_the_architectures_of_packages_keep_their_contracts(strangers):
+    checked = "from augury.testing import check_architecture as check; check('tidal', 'tiny.gguf'); check('soft', 'soft.gguf')"
+    ended = strangers.run("-c", checked, plugins="stranger-block,stranger-operation")
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.sample(0)
