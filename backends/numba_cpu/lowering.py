@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
-from augury.backends.numba_cpu.tape import RECORD, Rows, Space, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Rows, Space, Tape, row_bytes
 from augury.blocks import Attention
 from augury.types import StateSpec
 
@@ -145,7 +145,7 @@ class Lowering:
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
         records = [record for mixer, layers in self._states if (record := mixer.moving(layers, moves))]
-        rows = np.zeros((len(records), RECORD), np.int64)
+        rows = np.zeros((len(records), team.RECORD_BYTES // 8), np.int64)
         for row, record in zip(rows, records, strict=True):
             row[: len(record)] = record
         return rows

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import probe
-from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.packing import PackedMatrix, aligned
 from augury.profile import KernelTime, Limits
 
@@ -55,17 +55,11 @@ def limits(team: Team, isa: str) -> Limits:
     memory[:] = scratch[:] = 1  # or the memory's pages would all be the same page of zeros
     # the last step would look ahead beyond the end
     n_read = _READ_BYTES - probe.READ_STEP
-    reading = _record(address(probe.read), memory.ctypes.data, n_read, scratch.ctypes.data)
-    n_rounds = _MULTIPLY_ADDS // probe.multiply_adds(isa)
-    multiplying = _record(address(probe.multiply_kernel(isa)), n_rounds, scratch.ctypes.data)
-    read_s, multiply_s = (min(_seconds(team, tape) for _ in range(_REPETITIONS)) for tape in (reading, multiplying))
+    place, n_rounds = scratch.ctypes.data, _MULTIPLY_ADDS // probe.multiply_adds(isa)
+    reading = record_of(probe.read, memory=memory.ctypes.data, size=n_read, scratch=place)
+    multiplying = record_of(probe.multiply_kernel(isa), n_rounds=n_rounds, scratch=place)
+    read_s, multiply_s = (min(_seconds(team, each[None]) for _ in range(_REPETITIONS)) for each in (reading, multiplying))
     return Limits(n_read / read_s, n_threads * _MULTIPLY_ADDS / multiply_s)
-
-
-def _record(*fields: int) -> np.ndarray:
-    tape = np.zeros((1, 16), np.int64)
-    tape[0, [0, 1, *range(2, len(fields) + 1)]] = fields[0], 1, *fields[1:]
-    return tape
 
 
 def _seconds(team: Team, tape: np.ndarray) -> float:

@@ -9,7 +9,10 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import mix, step, streams
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
-from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.kernels.struct import dtype, table
+from augury.backends.numba_cpu.kernels.team import ThreadRows
+from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
@@ -89,6 +92,7 @@ class TapeStreams:
         self._all, self._normed = (self._rows(name, n_streams * self._size) for name in ("streams", "normed streams"))
         self._weights = self._rows("weights of streams", n_weights)
         tape.streams = self._all
+        self._streams: dict[str, Any] = {"streams": self._all, "n_streams": n_streams, "size": self._size}
 
     def begin(self, *, takes_hidden: bool) -> None:
         """Write what they begin as: hidden states, or each as x."""
@@ -97,8 +101,7 @@ class TapeStreams:
             tape.take_hidden(tape.space.x if self._n == 1 else self._all)
         elif self._n > 1:
             tape.norm_x(None)
-            places = (*self._place(tape.space.x), *self._place(self._all), self._n, self._size)
-            self._add("streams", streams.repeat_rows, *places)
+            self._add("streams", streams.repeat_rows, x=tape.space.x, **self._streams)
 
     def all(self) -> Rows:
         """What goes on to the next layer: x with all that was left to be added to it, or the streams one after the other."""
@@ -118,19 +121,20 @@ class TapeStreams:
                 self._norm(connection.norm, 1)
                 made = connection.coefficients
                 tape.multiply("connections", self._normed, [(made, tape.buffers["coefficients"])])
-                self._weigh(made, self._table(connection))
+                self._weigh(made, self._weighing(connection))
                 self._read(self._weights)
             case GatedHyperConnection(norm=norm, down=down, up=back, inject=inject):
                 self._norm(norm, self._n)
                 written = [] if inject is None else [(inject, tape.buffers["coefficients"])]
                 tape.multiply("connections", self._normed, [(down, tape.buffers["low streams"]), *written])
                 low, bent, gates = (tape.buffers[f"{name} streams"] for name in ("low", "activated", "gates of"))
-                tape.add(Work("activation"), streams.silu_rows, low, up(down.n_out, PANEL_ROWS), bent, down.n_out)
+                x_low = Place(low, up(down.n_out, PANEL_ROWS))
+                tape.add(Work("activation"), streams.silu_rows, x=x_low, y=bent, size=down.n_out)
                 tape.multiply("connections", Rows(bent, 0, down.n_out), [(back, gates)])
                 if inject is not None:
-                    self._weigh(inject, self._table(connection))
-                places = (*self._place(self._normed), gates, up(back.n_out, PANEL_ROWS), self._n, self._size)
-                self._add("reading streams", streams.read_gated_streams, *places, *self._place(x))
+                    self._weigh(inject, self._weighing(connection))
+                read = {**self._streams, "streams": self._normed, "gates": Place(gates, up(back.n_out, PANEL_ROWS))}
+                self._add("reading streams", streams.read_gated_streams, **read, x=x)
             case AllStreams():
                 tape.seen = self._all
             case StreamMean():
@@ -155,16 +159,17 @@ class TapeStreams:
             case _:
                 return
         for y, _ in tape.take_left():
-            places = (*self._place(self._all), *self._place(self._weights), self._weights.width, post, comb, n, self._size)
-            self._add("writing streams", streams.write_streams, *places, y, up(self._size, PANEL_ROWS))
+            weights = {"weights": self._weights, "ldw": self._weights.width, "post": post, "comb": comb}
+            left = Place(y, up(self._size, PANEL_ROWS))
+            self._add("writing streams", streams.write_streams, **self._streams, **weights, y=left)
 
     def _mix(self, norm: Norm) -> None:
         tape, x = self._tape, self._tape.space.x
         tape.norm_x(None)
         tape.seen = seen = self._rows("seen", self._size)
-        table = self._arena.keep(np.array([self._place(rows) for rows in (*self._banks, x)], np.int64), "scratch")
-        operands = (table, len(self._banks) + 1, self._size, tape.weights.norm(norm), *self._place(seen))
-        self._add("mixing streams", mix.mix_rows, *operands)
+        rows = [(each.address, each.stride) for each in (*self._banks, x)]
+        places = {"streams": self._arena.keep(np.array(rows, dtype(ThreadRows)), "scratch"), "n_streams": len(rows)}
+        self._add("mixing streams", mix.mix_rows, **places, size=self._size, norm=tape.weights.norm(norm), out=seen)
 
     def _bank(self, x: Rows) -> None:
         """Put x aside, which begins anew with what is added next."""
@@ -177,22 +182,23 @@ class TapeStreams:
         tape.add_to_x(x, -1.0)
 
     def _norm(self, norm: Norm, n_parts: int) -> None:
-        places = (*self._place(self._all), *self._place(self._normed), n_parts, norm.size)
-        self._add("norm", streams.norm_streams, *places, self._tape.weights.norm(norm))
+        parts = {"n_parts": n_parts, "size": norm.size, "norm": self._tape.weights.norm(norm)}
+        self._add("norm", streams.norm_streams, x=self._all, out=self._normed, **parts)
 
-    def _weigh(self, made: Linear, table: int) -> None:
-        places = (self._tape.buffers["coefficients"], up(made.n_out, PANEL_ROWS), *self._place(self._weights))
-        self._add("weights of streams", streams.weigh_streams, *places, self._weights.width, table)
+    def _weigh(self, made: Linear, weighing: int) -> None:
+        coefficients = Place(self._tape.buffers["coefficients"], up(made.n_out, PANEL_ROWS))
+        weights = {"weights": self._weights, "ldw": self._weights.width, "weighing": weighing}
+        self._add("weights of streams", streams.weigh_streams, coefficients=coefficients, **weights)
 
     def _read(self, weights: Rows) -> None:
-        places = (*self._place(self._all), *self._place(weights), weights.width, self._n, self._size)
-        self._add("reading streams", streams.read_streams, *places, *self._place(self._tape.space.x))
+        places = {**self._streams, "weights": weights, "ldw": weights.width, "x": self._tape.space.x}
+        self._add("reading streams", streams.read_streams, **places)
 
-    def _table(self, connection: HyperConnection | GatedHyperConnection) -> int:
-        """What `weigh_streams` needs to know of a connection."""
-        return self._arena.shared(("weights of streams", connection), partial(self._make_table, connection), "scratch")
+    def _weighing(self, connection: HyperConnection | GatedHyperConnection) -> int:
+        """The address of how a connection makes weights."""
+        return self._arena.shared(("weights of streams", connection), partial(self._make_weighing, connection), "scratch")
 
-    def _make_table(self, connection: HyperConnection | GatedHyperConnection) -> np.ndarray:
+    def _make_weighing(self, connection: HyperConnection | GatedHyperConnection) -> np.ndarray:
         n, values = self._n, self._tape.weights.values
         if isinstance(connection, HyperConnection):
             n_gates, n_rounds, eps = min(connection.coefficients.n_out, 2 * n), connection.n_rounds, connection.eps
@@ -202,19 +208,16 @@ class TapeStreams:
         else:
             n_gates, n_rounds, eps, base, offsets = n, 0, 0.0, *np.zeros((2, n))
             scales, factors = np.full(n, 1.0), np.full(n, 2.0)
-        kept = [self._arena.keep(np.array(each, np.float32), "weights") for each in (scales, base, factors, offsets)]
-        return np.array([n, n_gates, *kept, bits(eps), n_rounds], np.int64)
+        numbers = {"scales": scales, "base": base, "factors": factors, "offsets": offsets}
+        kept = {name: self._arena.keep(np.array(each, np.float32), "weights") for name, each in numbers.items()}
+        return table([streams.Weighing(n_streams=n, n_gates=n_gates, **kept, eps=eps, n_rounds=n_rounds)])
 
-    def _add(self, work: str, kernel: Any, *operands: int) -> None:
+    def _add(self, work: str, kernel: Any, **fields: Any) -> None:
         """Write a record of what happens to rows, by every thread for its own where it has such."""
-        self._tape.add(Work(work), kernel, *operands, int(self._private), is_private=self._private)
+        self._tape.add(Work(work), kernel, **fields, is_private=self._private)
 
     def _rows(self, name: str, width: int) -> Rows:
         return self._tape.space.named(name, width)
-
-    @staticmethod
-    def _place(rows: Rows) -> tuple[int, int]:
-        return rows.address, rows.stride
 
 
 def _check(layer: Layer, n_streams: int) -> None:

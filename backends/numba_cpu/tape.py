@@ -12,6 +12,7 @@ from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
+from augury.backends.numba_cpu.kernels.team import RECORD_BYTES, record_of
 from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Turn
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
-RECORD = 16  # int64
 
 
 @frozen
@@ -97,13 +97,6 @@ class Space:
         return self._named[name]
 
 
-def record_of(kernel: Any, **fields: Any) -> list[int]:
-    """The record of a kernel, RECORD int64: a barrier follows unless its field `is_private` says otherwise."""
-    record = kernel.structs["record"](kernel=address(kernel), waits=not fields.get("is_private", False), **fields)
-    written = table([record]).view(np.int64)
-    return [*written.tolist(), *[0] * (RECORD - len(written))]
-
-
 @frozen(eq=False)
 class Program:
     """A tape to run: its records, and what is written into it before every pass.
@@ -158,7 +151,7 @@ class Tape:
         self.y = buffers["y"]
         self.logits = np.empty(1, dtype(step.Entry))  # without an output nobody reads it
         self._arena = arena
-        self._rows: list[list[int]] = []
+        self._rows: list[np.ndarray] = []
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
         self._hidden = 0
@@ -197,7 +190,7 @@ class Tape:
             self._rows.append(record_of(kernel, **fields))
             return
         row = [address(kernel), int(not fields.get("is_private", False)), *operands]
-        self._rows.append(row + [0] * (RECORD - len(row)))
+        self._rows.append(np.array(row + [0] * (RECORD_BYTES // 8 - len(row))))
 
     @property
     def waits(self) -> bool:

@@ -11,49 +11,73 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.activated import Constants
 from augury.backends.numba_cpu.kernels.activation import capped, sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.routing import GROUP_BYTES, GROUPS, N_USED, PLACES, SOURCES, STRIDE, WEIGHTS
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, maximum, minimum, mul, splat_f32, sub, zero_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, ThreadRows, own
 
 f32 = np.float32
 _COLUMNS = 256  # that a thread sums at once
 
-# Offsets into the table of a matrix of all experts.
-KERNEL, MATRIX, N_COLS, N_PANELS, STORED_PANELS, FIRST_PANEL, OPERANDS, OPERAND_STRIDE, OPERAND_BYTES, Y, LDY = (
-    8 * i for i in range(11)
-)
-SCALES, BIASES, LDB, N_ROWS = (8 * i for i in range(11, 15))
-MATRIX_BYTES = 120
+
+@struct
+class ExpertMatrix:
+    """A matrix of all experts, or some of its rows."""
+
+    kernel: int  # address, see `MatmulKernel.matmul`
+    weights: int  # address of the packed matrix
+    n_cols: int
+    n_panels: int  # of an expert
+    stored_panels: int  # from an expert's first to the next's
+    first_panel: int  # of those stored
+    operands: Any = nested(ThreadRows)  # what the kernel multiplies with, by row
+    operand_bytes: int  # of a row
+    y: int  # (n * k, ldy) float32, address
+    ldy: int
+    scales: int  # (experts,) float32, address; 0: none
+    biases: int  # (experts, ldb) float32, address; 0: none
+    ldb: int
+    n_rows: int
 
 
-@kernel
+@struct
+class QuantizeInputs(Record):
+    """Operands of `quantize_inputs`."""
+
+    routes: int = pointer_to(Routes)
+    matrix: int = pointer_to(ExpertMatrix)
+    quantize: int  # address of a kernel, see `MatmulKernel.quantize`
+    x: Any = nested(ThreadRows)  # (n, n_cols) float32
+    rows: Any = nested(ThreadRows)  # to gather in, (n * k, n_cols) float32
+    is_private: bool
+    weighs: bool  # multiply by the weights of experts
+
+
+@kernel(record=QuantizeInputs)
 def quantize_inputs(record, state, thread, n_threads):
-    """The rows of each group → operands of the matrix kernels.
-
-    Operands: table of the router, of the matrix, quantise, x, stride, rows to gather in, stride, is_private, weights.
-    """
-    table, matrix, quantize = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
-    x, rows = get_i64(record + 40) + thread * get_i64(record + 48), get_i64(record + 56) + thread * get_i64(record + 64)
-    weighs = get_i64(record + 80) != 0
-    own = thread * get_i64(table + STRIDE)
-    groups, sources, n_cols = get_i64(table + GROUPS) + own, get_i64(table + SOURCES) + own, get_i64(matrix + N_COLS)
-    operands, n_bytes = get_i64(matrix + OPERANDS) + thread * get_i64(matrix + OPERAND_STRIDE), get_i64(matrix + OPERAND_BYTES)
+    """The rows of each group → operands of the matrix kernels."""
+    routes, matrix, quantize = record.routes, record.matrix, record.quantize
+    x, rows = own(record.x, thread), own(record.rows, thread)
+    weighs, here = record.weighs != 0, thread * routes.stride
+    groups, sources, n_cols = routes.groups + here, routes.sources + here, matrix.n_cols
+    operands, n_bytes = own(matrix.operands, thread), matrix.operand_bytes
     n_blocks = (n_cols + 31) // 32
     first, end = 0, get_i64(groups)
-    if get_i64(record + 72) == 0:
+    if record.is_private == 0:
         first, end = end * thread // n_threads, end * (thread + 1) // n_threads
     for index in range(first, end):
-        place = groups + 8 + GROUP_BYTES * index
-        start, count = get_i64(place + 8), get_i64(place + 16)
+        group = groups_at(groups + 8)[index]
+        start, count = group.first, group.n
         for row in range(start, start + count):
             token = get_i64(sources + 8 * row)
             factor = f32(1)
             if weighs:
-                factor = _weight_of(table, own, token, row)
+                factor = _weight_of(routes, here, token, row)
             for column in range(0, n_cols, 16):
                 left = n_cols - column
                 value = mul(load_part(x + 4 * (token * n_cols + column), left), splat_f32(factor))
@@ -62,51 +86,62 @@ def quantize_inputs(record, state, thread, n_threads):
 
 
 @helper
-def _weight_of(table, own, token, row):
+def _weight_of(routes, here, token, row):
     """The weight of a token's row."""
-    k = get_i64(table + N_USED)
-    places = get_i64(table + PLACES) + own + 8 * token * k
+    k = routes.n_used
+    places = routes.places + here + 8 * token * k
     weight = f32(0)
     for j in range(k):
         if get_i64(places + 8 * j) == row:
-            weight = simd.get_f32(get_i64(table + WEIGHTS) + own + 4 * (token * k + j))
+            weight = simd.get_f32(routes.weights + here + 4 * (token * k + j))
     return weight
 
 
-@kernel
+@struct
+class QuantizeHidden(Record):
+    """Operands of `quantize_hidden`."""
+
+    routes: int = pointer_to(Routes)
+    matrix: int = pointer_to(ExpertMatrix)
+    quantize: int  # address of a kernel, see `MatmulKernel.quantize`
+    x: int  # (n * k, n_cols) float32, address
+    is_private: bool
+
+
+@kernel(record=QuantizeHidden)
 def quantize_hidden(record, state, thread, n_threads):
-    """The hidden rows of each group → operands. Operands: table of the router, of the matrix, quantise, x, is_private."""
-    table, matrix, quantize, x = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    groups, n_cols = get_i64(table + GROUPS) + thread * get_i64(table + STRIDE), get_i64(matrix + N_COLS)
-    operands, n_bytes = get_i64(matrix + OPERANDS) + thread * get_i64(matrix + OPERAND_STRIDE), get_i64(matrix + OPERAND_BYTES)
+    """The hidden rows of each group → operands."""
+    routes, matrix, quantize, x = record.routes, record.matrix, record.quantize, record.x
+    groups, n_cols = routes.groups + thread * routes.stride, matrix.n_cols
+    operands, n_bytes = own(matrix.operands, thread), matrix.operand_bytes
     n_blocks = (n_cols + 31) // 32
     for index in range(get_i64(groups)):
-        place = groups + 8 + GROUP_BYTES * index
-        start, count = get_i64(place + 8), get_i64(place + 16)
-        first, end = share(count * n_blocks, thread, n_threads, get_i64(record + 48))
+        group = groups_at(groups + 8)[index]
+        start, count = group.first, group.n
+        first, end = share(count * n_blocks, thread, n_threads, record.is_private)
         if first < end:
             invoke(quantize, (x + 4 * start * n_cols, operands + start * n_bytes, count, n_cols, first, end))
 
 
 @helper
-def _multiply_group(table, matrix, place, first, end, state, thread):
+def _multiply_group(matrix, group, first, end, state, thread):
     """Some panels of one expert's matrix for the rows of its group, scaled, and with its bias."""
-    expert, start, count = get_i64(place), get_i64(place + 8), get_i64(place + 16)
-    panel = expert * get_i64(matrix + STORED_PANELS) + get_i64(matrix + FIRST_PANEL)
-    ldy, n_rows = get_i64(matrix + LDY), get_i64(matrix + N_ROWS)
-    y = get_i64(matrix + Y) + 4 * start * ldy
-    x = get_i64(matrix + OPERANDS) + thread * get_i64(matrix + OPERAND_STRIDE) + start * get_i64(matrix + OPERAND_BYTES)
+    expert, start, count = group.expert, group.first, group.n
+    panel = expert * matrix.stored_panels + matrix.first_panel
+    ldy, n_rows = matrix.ldy, matrix.n_rows
+    y = matrix.y + 4 * start * ldy
+    x = own(matrix.operands, thread) + start * matrix.operand_bytes
     # the kernel counts panels from the first of all experts, of the matrix and of y alike
-    places = (get_i64(matrix + MATRIX), x, y - 4 * PANEL_ROWS * panel)
-    span = (count, get_i64(matrix + N_COLS), panel + first, panel + end, ldy, scratch_of(state, thread))
-    invoke(get_i64(matrix + KERNEL), places + span)
-    scales, biases = get_i64(matrix + SCALES), get_i64(matrix + BIASES)
+    places = (matrix.weights, x, y - 4 * PANEL_ROWS * panel)
+    span = (count, matrix.n_cols, panel + first, panel + end, ldy, scratch_of(state, thread))
+    invoke(matrix.kernel, places + span)
+    scales, biases = matrix.scales, matrix.biases
     if scales == 0 and biases == 0:
         return
     factor = splat_f32(f32(1))
     if scales != 0:
         factor = simd.repeat_f32(scales + 4 * expert)
-    bias = biases + 4 * (expert * get_i64(matrix + LDB) + PANEL_ROWS * get_i64(matrix + FIRST_PANEL))
+    bias = biases + 4 * (expert * matrix.ldb + PANEL_ROWS * matrix.first_panel)
     for t in range(count):
         for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
             left, at = n_rows - index, y + 4 * (t * ldy + index)
@@ -116,12 +151,20 @@ def _multiply_group(table, matrix, place, first, end, state, thread):
             store_part(at, value, left)
 
 
-@kernel
+@struct
+class MultiplyExperts(Record):
+    """Operands of `multiply_experts`."""
+
+    routes: int = pointer_to(Routes)
+    matrix: int = pointer_to(ExpertMatrix)
+
+
+@kernel(record=MultiplyExperts)
 def multiply_experts(record, state, thread, n_threads):
-    """The products of each group's rows with its expert's matrix. Operands: table of the router, of the matrix."""
-    table, matrix = get_i64(record + 16), get_i64(record + 24)
-    groups = get_i64(table + GROUPS) + thread * get_i64(table + STRIDE)
-    n_panels = get_i64(matrix + N_PANELS)
+    """The products of each group's rows with its expert's matrix."""
+    routes, matrix = record.routes, record.matrix
+    groups = routes.groups + thread * routes.stride
+    n_panels = matrix.n_panels
     while True:
         item, last = claim(state, get_i64(groups) * n_panels, n_threads)
         if item == last:
@@ -129,8 +172,20 @@ def multiply_experts(record, state, thread, n_threads):
         while item < last:
             first = item % n_panels
             end = min(n_panels, first + last - item)
-            _multiply_group(table, matrix, groups + 8 + GROUP_BYTES * (item // n_panels), first, end, state, thread)
+            _multiply_group(matrix, groups_at(groups + 8)[item // n_panels], first, end, state, thread)
             item += end - first
+
+
+@struct
+class Hide(Record):
+    """Operands of `hidden_kernel`'s kernels."""
+
+    routes: int = pointer_to(Routes)
+    matrices: int = pointer_to(ExpertMatrix)  # gate and up, or up
+    out: int  # (n * k, n_rows) float32, address
+    limit: float  # of gate and up; 0: none
+    limits_activated: bool
+    constants: Any = nested(Constants)
 
 
 def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_capped: bool) -> Any:
@@ -144,12 +199,12 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
         is_capped: Whether the activation is multiplied with the capped gate, and `up` is capped.
     """
 
-    def hide(record: int, state: int, thread: int, n_threads: int) -> None:
-        table, gate, out = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
-        is_limited, limit = get_f64(record + 40) > 0.0, splat_f32(f32(get_f64(record + 40)))
-        is_limited_after = get_i64(record + 48) != 0
-        groups = get_i64(table + GROUPS) + thread * get_i64(table + STRIDE)
-        n_panels, n_rows, ldy = get_i64(gate + N_PANELS), get_i64(gate + N_ROWS), get_i64(gate + LDY)
+    def hide(record: Any, state: int, thread: int, n_threads: int) -> None:
+        routes, gate, up, out = record.routes, record.matrices[0], record.matrices[1], record.out
+        is_limited, limit = record.limit > 0.0, splat_f32(f32(record.limit))
+        is_limited_after = record.limits_activated != 0
+        groups = routes.groups + thread * routes.stride
+        n_panels, n_rows, ldy = gate.n_panels, gate.n_rows, gate.ldy
         while True:
             item, last = claim(state, get_i64(groups) * n_panels, n_threads)
             if item == last:
@@ -157,17 +212,17 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
             while item < last:
                 first = item % n_panels
                 end = min(n_panels, first + last - item)
-                place = groups + 8 + GROUP_BYTES * (item // n_panels)
-                _multiply_group(table, gate, place, first, end, state, thread)
+                group = groups_at(groups + 8)[item // n_panels]
+                _multiply_group(gate, group, first, end, state, thread)
                 if is_gated:
-                    _multiply_group(table, gate + MATRIX_BYTES, place, first, end, state, thread)
-                start = get_i64(place + 8)
-                for row in range(start, start + get_i64(place + 16)):
+                    _multiply_group(up, group, first, end, state, thread)
+                start = group.first
+                for row in range(start, start + group.n):
                     for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
                         at, left = 4 * (row * ldy + index), n_rows - index
-                        value = load_part(get_i64(gate + Y) + at, left)
+                        value = load_part(gate.y + at, left)
                         if is_gated:
-                            other = load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)
+                            other = load_part(up.y + at, left)
                             if is_limited:  # what comes second stays where it is NaN
                                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
                                 if not is_limited_after:
@@ -175,8 +230,8 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
                             given = value
                             value = activation(given)
                             if is_capped:
-                                value = mul(value, capped(given, get_f64(record + 56)))
-                                other = capped(other, get_f64(record + 64))
+                                value = mul(value, capped(given, record.constants.a))
+                                other = capped(other, record.constants.b)
                             if is_limited and is_limited_after:
                                 value = minimum(limit, value)
                             value = mul(value, of_up(other))
@@ -186,27 +241,33 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
                 item += end - first
 
     hide.__name__ = hide.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
-    hide.__doc__ = """Out = activation(gate) * up, or activation(up).
-
-    Operands: tables of the router and of the matrices, out, what limits gate and up (or 0), whether it does so after the
-    activation, constants of the activation.
-    """
-    return kernel(hide)
+    hide.__doc__ = "Out = activation(gate) * up, or activation(up)."
+    return kernel(hide, record=Hide)
 
 
-@kernel
+@struct
+class Combine(Record):
+    """Operands of `combine`."""
+
+    routes: int = pointer_to(Routes)
+    rows: int  # (n * k, ld) float32, address
+    ld: int  # also of y and the shared expert
+    y: int  # address
+    size: int  # E
+    is_weighed: bool  # the rows are already
+    shared: int  # rows of the shared expert, address; 0: none
+    gate: int  # (E,) float32, weights of its gate, address; 0: none
+    x: Any = nested(ThreadRows)  # (n, E) float32 that the gate sees
+
+
+@kernel(record=Combine)
 def combine(record, state, thread, n_threads):
-    """y[t] = the weighted sum of a token's rows, by rank of their experts, and the shared expert's.
-
-    Operands: table, rows of the experts, floats from row to row of all, y, n_embd, whether rows are weighed already, the shared
-    expert's rows or 0, the weights of its gate or 0, x that the gate sees, its stride.
-    """
-    table, rows, ld = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
-    y, size = get_i64(record + 40), get_i64(record + 48)
-    is_weighed, shared, gate = get_i64(record + 56), get_i64(record + 64), get_i64(record + 72)
-    x = get_i64(record + 80) + thread * get_i64(record + 88)
-    k, own = get_i64(table + N_USED), thread * get_i64(table + STRIDE)
-    places, weights = get_i64(table + PLACES) + own, get_i64(table + WEIGHTS) + own
+    """y[t] = the weighted sum of a token's rows, by rank of their experts, and the shared expert's."""
+    routes, rows, ld, y, size = record.routes, record.rows, record.ld, record.y, record.size
+    is_weighed, shared, gate = record.is_weighed, record.shared, record.gate
+    x = own(record.x, thread)
+    k, here = routes.n_used, thread * routes.stride
+    places, weights = routes.places + here, routes.weights + here
     n_parts = (size + _COLUMNS - 1) // _COLUMNS
     first, end = share(get_i64(state + N_TOKENS) * n_parts, thread, n_threads, 0)
     for item in range(first, end):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.activation import exponential
@@ -22,7 +24,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, ThreadRows, own
 
 f32 = np.float32
 
@@ -32,21 +35,30 @@ def scratch_bytes(n_streams: int, size: int) -> int:
     return 4 * (size + n_streams) + 128
 
 
-@kernel
-def mix_rows(record, state, thread, n_threads):
-    """Out[t] = the mean of the rows t of all streams, weighed by softmax of the sums of their norms.
+@struct
+class MixRows(Record):
+    """Operands of `mix_rows`."""
 
-    Operands: streams (address, stride of each), how many, E, norm, out, stride, is_private.
-    """
-    streams, n, size, norm = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    out = get_i64(record + 48) + thread * get_i64(record + 56)
+    streams: int = pointer_to(ThreadRows)  # (n, E) float32 each
+    n_streams: int
+    size: int  # E
+    norm: int  # address
+    out: Any = nested(ThreadRows)  # (n, E) float32
+    is_private: bool
+
+
+@kernel(record=MixRows)
+def mix_rows(record, state, thread, n_threads):
+    """Out[t] = the mean of the rows t of all streams, weighed by softmax of the sums of their norms."""
+    streams, n, size, norm = record.streams, record.n_streams, record.size, record.norm
+    out = own(record.out, thread)
     normed = scratch_of(state, thread)
     shares = normed + 4 * size
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 64))
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         top = f32(-3e38)
         for i in range(n):
-            row = get_i64(streams + 16 * i) + thread * get_i64(streams + 16 * i + 8) + 4 * t * size
+            row = own(streams[i], thread) + 4 * t * size
             normalise(row, norm, normed, size, 0, 0)
             score = f32(mean_of(normed, size) * size)
             put_f32(shares + 4 * i, score)
@@ -60,6 +72,6 @@ def mix_rows(record, state, thread, n_threads):
         for index in range(0, size, 16):
             left, value = size - index, zero_f32()
             for i in range(n):
-                row = get_i64(streams + 16 * i) + thread * get_i64(streams + 16 * i + 8) + 4 * (t * size + index)
+                row = own(streams[i], thread) + 4 * (t * size + index)
                 value = fma(load_part(row, left), mul(repeat_f32(shares + 4 * i), factor), value)
             store_part(out + 4 * (t * size + index), value, left)

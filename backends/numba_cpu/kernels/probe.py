@@ -20,7 +20,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     U8X64,
     add_i32,
     atomic_add,
-    get_i64,
     load,
     load_i32,
     prefetch,
@@ -29,7 +28,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     store_i32,
     zero_i32,
 )
-from augury.backends.numba_cpu.kernels.team import CLAIMED
+from augury.backends.numba_cpu.kernels.struct import struct
+from augury.backends.numba_cpu.kernels.team import CLAIMED, Record
 from augury.backends.numba_cpu.kernels.unpack import at
 
 READ_STEP = 1 << 20  # bytes that a thread claims: about what it claims of a large matrix
@@ -43,10 +43,19 @@ _N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products after
 _OF_BYTES, _OF_TILES = _N_SUMS * _N_ADDS * VECTOR, 4 * TILE_ROWS * TILE_BYTES // 2
 
 
-@kernel
+@struct
+class Read(Record):
+    """Operands of `read`."""
+
+    memory: int  # address
+    size: int  # bytes, a multiple of READ_STEP
+    scratch: int  # 64 bytes per thread for a sum, address
+
+
+@kernel(record=Read)
 def read(record, state, thread, n_threads):
-    """Read memory. Operands: address, bytes (a multiple of READ_STEP), 64 bytes per thread for a sum."""
-    base, size = get_i64(record + 16), get_i64(record + 24)
+    """Read memory."""
+    base, size = record.memory, record.size
     total = zero_i32()
     while True:
         first = atomic_add(state + CLAIMED, READ_STEP)
@@ -58,7 +67,7 @@ def read(record, state, thread, n_threads):
             low = add_i32(load_i32(place), load_i32(place + VECTOR))
             high = add_i32(load_i32(place + 2 * VECTOR), load_i32(place + 3 * VECTOR))
             total = add_i32(total, add_i32(low, high))
-    store_i32(get_i64(record + 32) + VECTOR * thread, total)
+    store_i32(record.scratch + VECTOR * thread, total)
 
 
 def _multiply_round(_: Any, isa: Any, weights: Any, columns: Any, sums: Any, rounds: Any) -> Any:
@@ -89,18 +98,26 @@ def _multiply_round(_: Any, isa: Any, weights: Any, columns: Any, sums: Any, rou
 _multiply = intrinsic(prefer_literal=True)(_multiply_round)
 
 
+@struct
+class Multiply(Record):
+    """Operands of `multiply_kernel`'s kernels."""
+
+    n_rounds: int
+    scratch: int  # SCRATCH_BYTES per thread, address
+
+
 @cache
 def multiply_kernel(isa: str) -> Any:
-    """Make the kernel that multiplies what lies in registers. Operands: rounds, SCRATCH_BYTES per thread."""
+    """Make the kernel that multiplies what lies in registers."""
 
     def of_bytes(record, state, thread, n_threads):
-        place = get_i64(record + 24) + SCRATCH_BYTES * thread
-        _multiply(isa, place, place + 2 * VECTOR, place + 1024, get_i64(record + 16))
+        place = record.scratch + SCRATCH_BYTES * thread
+        _multiply(isa, place, place + 2 * VECTOR, place + 1024, record.n_rounds)
 
     def of_tiles(record, state, thread, n_threads):
-        place = get_i64(record + 24) + SCRATCH_BYTES * thread
+        place = record.scratch + SCRATCH_BYTES * thread
         configure(isa, place, TILE_ROWS)
-        for _ in range(get_i64(record + 16)):
+        for _ in range(record.n_rounds):
             dot(isa, 0, 4, 6, place)
             dot(isa, 1, 4, 7, place)
             dot(isa, 2, 5, 6, place)
@@ -109,7 +126,7 @@ def multiply_kernel(isa: str) -> Any:
 
     multiply = of_tiles if isa in TILES else of_bytes
     multiply.__name__ = multiply.__qualname__ = f"multiply_{isa.replace('-', '_')}"
-    return kernel(multiply)
+    return kernel(multiply, record=Multiply)
 
 
 def multiply_adds(isa: str) -> int:

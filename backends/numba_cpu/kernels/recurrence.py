@@ -163,9 +163,9 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         return fma(key, added, value)
 
     @helper
-    def take_in_some(layer, source, to, taken, start, end, aside, kept, head, channel, key_at, table):
+    def take_in_some(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
         """Take in tokens between which the scale does not leave its range: four rows of a block go through all."""
-        n_rows, stride, left = layer.heads.key_dim, layer.aside_stride, layer.heads.value_dim - channel
+        n_rows, stride = layer.heads.key_dim, layer.aside_stride
         steps, head_at = 4 * layer.heads.n_key_heads * n_rows, 4 * head * n_rows  # in a row kept aside; of the head in it
         for j in range(0, n_rows, 4):
             k, l, m = min(j + 1, n_rows - 1), min(j + 2, n_rows - 1), min(j + 3, n_rows - 1)  # a last row may go through twice
@@ -173,7 +173,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             c, d = load_f32(source + _ROW * k), load_f32(source + _ROW * k + _HALF)
             e, f = load_f32(source + _ROW * l), load_f32(source + _ROW * l + _HALF)
             g, h = load_f32(source + _ROW * m), load_f32(source + _ROW * m + _HALF)
-            for i in range(start, end):
+            for i in range(n_taken):
                 place = get_i64(taken + 8 * i)
                 row, one, two = aside + place * stride, load_f32(kept + _ROW * place), load_f32(kept + _ROW * place + _HALF)
                 betas, decays = row + steps + 4 * channel, table_of(table, row + steps, head_at)
@@ -192,10 +192,10 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             store_two(to + _ROW * m, g, h)
 
     @helper
-    def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, key_at, table):
+    def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
         """Take tokens that nobody reads into a block, by what is kept aside of them."""
         if not is_scaled:
-            take_in_some(layer, source, to, taken, 0, n_taken, aside, kept, head, channel, key_at, table)
+            take_in_some(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table)
             return
         n_rows, stride = layer.heads.key_dim, layer.aside_stride
         steps = aside + 4 * (layer.heads.n_key_heads * n_rows + head)
@@ -206,7 +206,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 scale *= get_f32(steps + get_i64(taken + 8 * i) * stride)
                 is_kept = LOWEST <= scale <= HIGHEST
             if i == n_taken or not is_kept:
-                take_in_some(layer, source, to, taken, start, i, aside, kept, head, channel, key_at, table)
+                take_in_some(layer, source, to, taken + 8 * start, i - start, aside, kept, head, channel, left, key_at, table)
                 source, start = to, i
             if not is_kept:
                 rescale(to, to, n_rows, scale)
@@ -280,7 +280,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 elif sequence.is_restored != 0:
                     copy_block(saved, own, n_bytes)
                 if n_accepted:
-                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, key_at, table)
+                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
                     for i in range(n_accepted):  # what the next block takes in, and of the next head's keys as much as channels
                         place = get_i64(taken + 8 * i)
                         prefetch_l2(kept + _ROW * (n_aside + place))
@@ -296,7 +296,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                         to = scratch
                         if t == n_certain and n_before:
                             before = taken + 8 * n_accepted
-                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, key_at, table)
+                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, left, key_at, table)
                             source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)

@@ -83,20 +83,22 @@ def decay_keys(record, state, thread, n_threads):
 
     A decay is exp(a * softplus(t)), or exp(floor * sigmoid(a * t)).
     """
-    a, size, n_heads, floor = record.a, record.size, record.n_heads, record.floor
+    rows, ldr, ts, ldt = record.rows.address, 4 * record.rows.stride, record.t.address, 4 * record.t.stride
+    bs, ldb, a, size = record.b.address, 4 * record.b.stride, record.a, record.size
+    n_heads, floor = record.n_heads, record.floor
     n_blocks = (size + 15) // 16
     n_items = get_i64(state + N_TOKENS) * n_blocks
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         i = item // n_blocks
         block = item - i * n_blocks
-        row, at, left = row_of(record.rows, i), 64 * block, size - 16 * block
-        step, factor = load_part(row_of(record.t, i) + at, left), load_part(a + at, left)
+        row, at, left = rows + i * ldr, 64 * block, size - 16 * block
+        step, factor = load_part(ts + i * ldt + at, left), load_part(a + at, left)
         step = mul(factor, softplus(step)) if floor == 0.0 else mul(splat_f32(f32(floor)), sigmoid(mul(factor, step)))
         step = exponential(step)
         store_part(row + record.decays_at + at, step, left)
         store_part(row + record.products_at + at, mul(step, load_part(row + record.keys_at + at, left)), left)
         if 16 * block < n_heads:
-            beta = sigmoid(load_part(row_of(record.b, i) + at, n_heads - 16 * block))
+            beta = sigmoid(load_part(bs + i * ldb + at, n_heads - 16 * block))
             store_part(row + record.betas_at + at, beta, n_heads - 16 * block)
 
 
@@ -125,7 +127,7 @@ def place_rows(record, state, thread, n_threads):
         else:
             for index in range(0, size, 16):
                 left = size - index
-                store_part(y + 4 * index, load_part(x + 4 * index, left), left)
+                store_part(y + t * ldy + 4 * index, load_part(x + t * ldx + 4 * index, left), left)
 
 
 @struct

@@ -11,29 +11,66 @@ sorted by expert, then by token. Where `route` and `group` leave them:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, put_i64, splat_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, row_of
 
 f32 = np.float32
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
 _NEVER, _TAKEN = f32(-1e30), f32(-3e38)
 _LEAST_SUM = f32(2.0**-14)  # that weights are divided by
 
-GROUP_BYTES = 24  # the expert, the first row, how many rows
-# Offsets into the table of a router.
-LOGITS, LDL, N_EXPERTS, N_USED, GATING, BIAS, IS_NORMALISED, SCALE, N_GROUPS, N_GROUPS_USED = (8 * i for i in range(10))
-# Where the routes are, from one thread's to the next where every thread has its own.
-CHOSEN, WEIGHTS, PLACES, SOURCES, GROUPS, STRIDE = (8 * i for i in range(10, 16))
-N_ALIKE = 128  # candidates that are one expert
-TOKEN_EXPERTS = 136  # (V, k) int32, what is chosen by token id; 0: by scores
+
+@struct
+class Group:
+    """The rows of one expert."""
+
+    expert: int
+    first: int
+    n: int
+
+
+groups_at = pointer_maker(Group)
+
+
+@struct
+class Routes:
+    """What a router is told, and where it leaves what it chose, see above: addresses."""
+
+    logits: Any = nested(StridedRows)  # (n, n_experts) float32
+    n_experts: int
+    n_used: int  # k
+    gating: int
+    bias: int  # (n_experts,) float32, added to choose, address; 0: none
+    is_normalised: bool
+    scale: float  # of weights
+    n_groups: int  # of experts
+    n_groups_used: int
+    n_alike: int  # candidates that are one expert
+    token_experts: int  # (V, k) int32, what is chosen by token id, address; 0: by scores
+    chosen: int  # (n, k) int64
+    weights: int
+    places: int
+    sources: int
+    groups: int
+    stride: int  # bytes from one thread's routes to the next; 0 where all share them
+
+
+@struct
+class Route(Record):
+    """Operands of `route` and `group`."""
+
+    routes: int = pointer_to(Routes)
+    is_private: bool
 
 
 @helper
@@ -99,18 +136,18 @@ def _gate(row, probabilities, n, gating):
                 simd.put_f32(place, f32(math.sqrt(simd.get_f32(place))))
 
 
-@kernel
+@kernel(record=Route)
 def route(record, state, thread, n_threads):
-    """Choose the experts of each token and weigh them. Operands: table, is_private."""
-    table, private = get_i64(record + 16), get_i64(record + 24)
-    n, k, gating = get_i64(table + N_EXPERTS), get_i64(table + N_USED), get_i64(table + GATING)
-    bias, n_groups, stride = get_i64(table + BIAS), get_i64(table + N_GROUPS), get_i64(table + STRIDE)
+    """Choose the experts of each token and weigh them."""
+    routes, private = record.routes, record.is_private
+    n, k, gating = routes.n_experts, routes.n_used, routes.gating
+    bias, n_groups, stride = routes.bias, routes.n_groups, routes.stride
     probabilities = scratch_of(state, thread)
     scores = probabilities + 4 * n
-    scale, given = f32(get_f64(table + SCALE)), get_i64(table + TOKEN_EXPERTS)
+    scale, given = f32(routes.scale), routes.token_experts
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, private)
     for t in range(first, end):
-        row = get_i64(table + LOGITS) + 4 * t * get_i64(table + LDL)
+        row = row_of(routes.logits, t)
         _gate(row, probabilities, n, gating)
         factor = scale
         for place in range(0, 4 * n, 4):
@@ -122,9 +159,9 @@ def route(record, state, thread, n_threads):
                 factor, score = logit, _NEVER
             simd.put_f32(scores + place, score)
         if n_groups > 1:
-            _rule_out_groups(scores, n, n_groups, get_i64(table + N_GROUPS_USED))
-        chosen = get_i64(table + CHOSEN) + thread * stride + 8 * t * k
-        weights = get_i64(table + WEIGHTS) + thread * stride + 4 * t * k
+            _rule_out_groups(scores, n, n_groups, routes.n_groups_used)
+        chosen = routes.chosen + thread * stride + 8 * t * k
+        weights = routes.weights + thread * stride + 4 * t * k
         top = total = f32(0)
         for j in range(k):
             if given != 0:
@@ -133,7 +170,7 @@ def route(record, state, thread, n_threads):
                 best = _top(scores, scores + 4 * n)
                 simd.put_f32(best, _TAKEN)
                 choice = (best - scores) // 4
-            expert = choice // get_i64(table + N_ALIKE)
+            expert = choice // routes.n_alike
             put_i64(chosen + 8 * j, expert)
             weight = simd.get_f32(probabilities + 4 * expert)
             if gating == SOFTMAX_OF_CHOSEN:
@@ -146,7 +183,7 @@ def route(record, state, thread, n_threads):
             for j in range(k):
                 simd.put_f32(weights + 4 * j, simd.get_f32(weights + 4 * j) / total)
             total = f32(1)
-        if get_i64(table + IS_NORMALISED) != 0:
+        if routes.is_normalised != 0:
             total = max(total, _LEAST_SUM)
             for j in range(k):
                 simd.put_f32(weights + 4 * j, simd.get_f32(weights + 4 * j) / total)
@@ -155,16 +192,16 @@ def route(record, state, thread, n_threads):
                 simd.put_f32(weights + 4 * j, simd.get_f32(weights + 4 * j) * factor)
 
 
-@kernel
+@kernel(record=Route)
 def group(record, state, thread, n_threads):
-    """Sort the rows of all tokens by expert. Operands: table, is_private: whether every thread does it for itself."""
-    table = get_i64(record + 16)
-    if thread != 0 and get_i64(record + 24) == 0:
+    """Sort the rows of all tokens by expert; one thread does, where they share the routes."""
+    routes = record.routes
+    if thread != 0 and record.is_private == 0:
         return
-    n, k, n_experts = get_i64(state + N_TOKENS), get_i64(table + N_USED), get_i64(table + N_EXPERTS)
-    own = thread * get_i64(table + STRIDE)
-    chosen, places = get_i64(table + CHOSEN) + own, get_i64(table + PLACES) + own
-    sources, groups = get_i64(table + SOURCES) + own, get_i64(table + GROUPS) + own
+    n, k, n_experts = get_i64(state + N_TOKENS), routes.n_used, routes.n_experts
+    own = thread * routes.stride
+    chosen, places = routes.chosen + own, routes.places + own
+    sources, groups = routes.sources + own, routes.groups + own
     counts = scratch_of(state, thread)
     for expert in range(n_experts):
         put_i64(counts + 8 * expert, 0)
@@ -176,10 +213,10 @@ def group(record, state, thread, n_threads):
         count = get_i64(counts + 8 * expert)
         put_i64(counts + 8 * expert, start)
         if count != 0:
-            place = groups + 8 + GROUP_BYTES * n_groups
-            put_i64(place, expert)
-            put_i64(place + 8, start)
-            put_i64(place + 16, count)
+            made = groups_at(groups + 8)[n_groups]
+            made.expert = expert
+            made.first = start
+            made.n = count
             n_groups, start = n_groups + 1, start + count
     put_i64(groups, n_groups)
     for row in range(n * k):

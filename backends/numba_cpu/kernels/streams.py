@@ -1,16 +1,18 @@
 """How blocks read and write several residual streams: rows of S streams, E floats each; see `augury.blocks.residual`.
 
-Rows lie in memory of a thread's own where the last operand, `is_private`, says so; see `step.py`. What a token weighs its
+Rows lie in memory of a thread's own where the field `is_private` says so; see `step.py`. What a token weighs its
 streams with is a row of weights, the same way.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, part_of, store_part
+from augury.backends.numba_cpu.kernels.machine import load_part, part_of, store_part
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.simd import (
     add,
@@ -29,13 +31,10 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own
 
 f32 = np.float32
-
-# Offsets into the table of `weigh_streams`: streams; weights that are gates; what coefficients are multiplied with and what is
-# added, then what gates are multiplied with and what is added, (n,) float32 each; epsilon and rounds of what is balanced.
-N_STREAMS, N_GATES, SCALES, BASE, FACTORS, OFFSETS, EPS, N_ROUNDS = (8 * field for field in range(8))
 
 
 def scratch_bytes(n_streams: int) -> int:
@@ -43,12 +42,23 @@ def scratch_bytes(n_streams: int) -> int:
     return 64 * n_streams
 
 
-@kernel
+@struct
+class RepeatRows(Record):
+    """Operands of `repeat_rows`."""
+
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    streams: Any = nested(ThreadRows)  # (n, S, E) float32
+    n_streams: int  # S
+    size: int  # E
+    is_private: bool
+
+
+@kernel(record=RepeatRows)
 def repeat_rows(record, state, thread, n_threads):
-    """All streams = x. Operands: x, stride, streams, stride, S, E, is_private."""
-    x, streams = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32) + thread * get_i64(record + 40)
-    n, size = get_i64(record + 48), get_i64(record + 56)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 64))
+    """All streams = x."""
+    x, streams = own(record.x, thread), own(record.streams, thread)
+    n, size = record.n_streams, record.size
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left = size - index
@@ -57,12 +67,24 @@ def repeat_rows(record, state, thread, n_threads):
                 store_part(streams + 4 * ((t * n + i) * size + index), value, left)
 
 
-@kernel
+@struct
+class NormStreams(Record):
+    """Operands of `norm_streams`."""
+
+    x: Any = nested(ThreadRows)  # (n, n_parts, size) float32
+    out: Any = nested(ThreadRows)
+    n_parts: int
+    size: int
+    norm: int  # address
+    is_private: bool
+
+
+@kernel(record=NormStreams)
 def norm_streams(record, state, thread, n_threads):
-    """Out = norm(x), part by part. Operands: x, stride, out, stride, parts of a row, floats of one, norm, is_private."""
-    x, out = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32) + thread * get_i64(record + 40)
-    n, size, norm = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 72))
+    """Out = norm(x), part by part."""
+    x, out = own(record.x, thread), own(record.out, thread)
+    n, size, norm = record.n_parts, record.size, record.norm
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for part in range(n):
             at = 4 * (t * n + part) * size
@@ -81,17 +103,42 @@ def _divide(comb, n, eps, step, stride):
             put_f32(place, get_f32(place) / total)
 
 
-@kernel
+@struct
+class Weighing:
+    """How a connection makes weights of coefficients; addresses of float32."""
+
+    n_streams: int  # S
+    n_gates: int  # weights that are gates
+    scales: int  # (n,), what coefficients are multiplied with
+    base: int  # (n,), what is added
+    factors: int  # (n_gates,), what gates are multiplied with
+    offsets: int  # (n_gates,), what is added
+    eps: float  # of what is balanced
+    n_rounds: int  # likewise
+
+
+@struct
+class WeighStreams(Record):
+    """Operands of `weigh_streams`."""
+
+    coefficients: Any = nested(StridedRows)  # float32
+    weights: Any = nested(ThreadRows)  # (n, ldw) float32
+    ldw: int
+    weighing: int = pointer_to(Weighing)
+    is_private: bool
+
+
+@kernel(record=WeighStreams)
 def weigh_streams(record, state, thread, n_threads):
-    """Coefficients → weights. Operands: coefficients, floats of a row, weights, stride, floats of a row, table, is_private."""
-    coefficients, ld = get_i64(record + 16), get_i64(record + 24)
-    weights, ldw, table = get_i64(record + 32) + thread * get_i64(record + 40), get_i64(record + 48), get_i64(record + 56)
-    n, n_gates, eps = get_i64(table + N_STREAMS), get_i64(table + N_GATES), f32(get_f64(table + EPS))
-    scales, base, n_rounds = get_i64(table + SCALES), get_i64(table + BASE), get_i64(table + N_ROUNDS)
+    """Coefficients → weights."""
+    coefficients, ld = record.coefficients.address, record.coefficients.stride
+    weights, ldw, weighing = own(record.weights, thread), record.ldw, record.weighing
+    n, n_gates, eps = weighing.n_streams, weighing.n_gates, f32(weighing.eps)
+    scales, base, n_rounds = weighing.scales, weighing.base, weighing.n_rounds
     n_all = n_gates
     if n_rounds > 0:
         n_all += n * n
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 64))
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         row = weights + 4 * t * ldw
         for i in range(0, n_all, 16):
@@ -99,7 +146,7 @@ def weigh_streams(record, state, thread, n_threads):
             value = add(mul(value, load_part(scales + 4 * i, left)), load_part(base + 4 * i, left))
             store_part(row + 4 * i, value, left)
         for i in range(0, n_gates, 16):
-            left, factors, offsets = n_gates - i, get_i64(table + FACTORS), get_i64(table + OFFSETS)
+            left, factors, offsets = n_gates - i, weighing.factors, weighing.offsets
             value = mul(sigmoid(load_part(row + 4 * i, left)), load_part(factors + 4 * i, left))
             store_part(row + 4 * i, add(value, load_part(offsets + 4 * i, left)), left)
         comb = row + 4 * n_gates
@@ -122,19 +169,25 @@ def weigh_streams(record, state, thread, n_threads):
             _divide(comb, n, eps, 1, n)
 
 
-@kernel
-def read_streams(record, state, thread, n_threads):
-    """X = the sum of weighted streams.
+@struct
+class ReadStreams(Record):
+    """Operands of `read_streams`."""
 
-    Operands: streams, stride, weights, stride, floats of a row, S, E, x, stride, is_private.
-    """
-    streams, weights = (
-        get_i64(record + 16) + thread * get_i64(record + 24),
-        get_i64(record + 32) + thread * get_i64(record + 40),
-    )
-    ldw, n, size = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64)
-    x = get_i64(record + 72) + thread * get_i64(record + 80)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 88))
+    streams: Any = nested(ThreadRows)  # (n, S, E) float32
+    weights: Any = nested(ThreadRows)  # (n, ldw) float32
+    ldw: int
+    n_streams: int  # S
+    size: int  # E
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    is_private: bool
+
+
+@kernel(record=ReadStreams)
+def read_streams(record, state, thread, n_threads):
+    """X = the sum of weighted streams."""
+    streams, weights, x = own(record.streams, thread), own(record.weights, thread), own(record.x, thread)
+    ldw, n, size = record.ldw, record.n_streams, record.size
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left, value = size - index, zero_f32()
@@ -144,10 +197,19 @@ def read_streams(record, state, thread, n_threads):
             store_part(x + 4 * (t * size + index), value, left)
 
 
-@kernel
+@struct
+class SiluRows(Record):
+    """Operands of `silu_rows`."""
+
+    x: Any = nested(StridedRows)  # (n, size) float32
+    y: int  # (n, size) float32, address
+    size: int
+
+
+@kernel(record=SiluRows)
 def silu_rows(record, state, thread, n_threads):
-    """Y = silu(x). Operands: x, floats of a row, y, floats of a row."""
-    x, ldx, y, size = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
+    """Y = silu(x)."""
+    x, ldx, y, size = record.x.address, record.x.stride, record.y, record.size
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -155,15 +217,24 @@ def silu_rows(record, state, thread, n_threads):
             store_part(y + 4 * (t * size + index), silu(load_part(x + 4 * (t * ldx + index), left)), left)
 
 
-@kernel
-def read_gated_streams(record, state, thread, n_threads):
-    """X = the mean of streams times the sigmoids of gates, (n, S * E).
+@struct
+class ReadGatedStreams(Record):
+    """Operands of `read_gated_streams`."""
 
-    Operands: streams, stride, gates, floats of a row, S, E, x, stride, is_private.
-    """
-    streams, gates, ld = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    n, size, x = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64) + thread * get_i64(record + 72)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 80))
+    streams: Any = nested(ThreadRows)  # (n, S, E) float32
+    gates: Any = nested(StridedRows)  # (n, S * E) float32
+    n_streams: int  # S
+    size: int  # E
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    is_private: bool
+
+
+@kernel(record=ReadGatedStreams)
+def read_gated_streams(record, state, thread, n_threads):
+    """X = the mean of streams times the sigmoids of gates."""
+    streams, gates, ld = own(record.streams, thread), record.gates.address, record.gates.stride
+    n, size, x = record.n_streams, record.size, own(record.x, thread)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     factor = splat_f32(f32(1) / f32(n))
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -175,20 +246,28 @@ def read_gated_streams(record, state, thread, n_threads):
             store_part(x + 4 * (t * size + index), mul(value, factor), left)
 
 
-@kernel
-def write_streams(record, state, thread, n_threads):
-    """Stream j = post[j] * y + the sum over i of comb[i, j] * stream i, or + stream j where there is no comb.
+@struct
+class WriteStreams(Record):
+    """Operands of `write_streams`."""
 
-    Operands: streams, stride, weights, stride, floats of a row, where post begins, where comb does or -1, S, E, y, floats of a
-    row, is_private.
-    """
-    streams, weights = (
-        get_i64(record + 16) + thread * get_i64(record + 24),
-        get_i64(record + 32) + thread * get_i64(record + 40),
-    )
-    ldw, post, comb, n = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64), get_i64(record + 72)
-    size, y, ldy, held = get_i64(record + 80), get_i64(record + 88), get_i64(record + 96), scratch_of(state, thread)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 104))
+    streams: Any = nested(ThreadRows)  # (n, S, E) float32
+    weights: Any = nested(ThreadRows)  # (n, ldw) float32
+    ldw: int
+    post: int  # where these begin in a row of weights
+    comb: int  # likewise; -1: none
+    n_streams: int  # S
+    size: int  # E
+    y: Any = nested(StridedRows)  # (n, E) float32
+    is_private: bool
+
+
+@kernel(record=WriteStreams)
+def write_streams(record, state, thread, n_threads):
+    """Stream j = post[j] * y + the sum over i of comb[i, j] * stream i, or + stream j where there is no comb."""
+    streams, weights, ldw = own(record.streams, thread), own(record.weights, thread), record.ldw
+    post, comb, n, size = record.post, record.comb, record.n_streams, record.size
+    y, ldy, held = record.y.address, record.y.stride, scratch_of(state, thread)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         shares = weights + 4 * t * ldw
         for index in range(0, size, 16):

@@ -13,7 +13,11 @@ Sleeping is reading from a file that whoever ends the wait writes to, which ever
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.jit import address, helper, kernel
 from augury.backends.numba_cpu.kernels.machine import (
     exchange,
     give_token,
@@ -26,7 +30,7 @@ from augury.backends.numba_cpu.kernels.machine import (
     this_core,
 )
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
-from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct
+from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct, table
 
 # Offsets into the state, in bytes.
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
@@ -79,6 +83,13 @@ class StridedRows:
 
     address: int
     stride: int  # floats from one row to the next
+
+
+def record_of(computes: Any, **fields: Any) -> np.ndarray:
+    """The record of a kernel, (16,) int64: a barrier follows unless its field `is_private` says otherwise."""
+    written = computes.structs["record"](kernel=address(computes), waits=not fields.get("is_private", False), **fields)
+    record = table([written]).view(np.int64)
+    return np.append(record, np.zeros(RECORD_BYTES // 8 - len(record), np.int64))
 
 
 record_at = pointer_maker(Record)

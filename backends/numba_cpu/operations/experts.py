@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import experts, routing
-from augury.backends.numba_cpu.kernels.activated import FUNCTIONS
+from augury.backends.numba_cpu.kernels.activated import FUNCTIONS, constants_of
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
-from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.kernels.struct import dtype, table
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows
@@ -37,6 +38,7 @@ _KERNELS: dict[tuple[Activation, bool], Any] = {
     if activation is not Activation.XIELU
     for is_gated in (True, False)
 }
+_NOTHING: dict[str, Any] = {"shared": 0, "gate": 0, "x": Rows(0, 0, 0)}  # that is added to a sum
 _GATINGS = {
     Gating.SOFTMAX: routing.SOFTMAX,
     Gating.SIGMOID: routing.SIGMOID,
@@ -72,22 +74,33 @@ class RouteEmitter(OperationEmitter):
         self._token_experts = 0 if table is None else weights.integers(table, router.logits.n_out)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`: keeps the address of the routes' table, see `routing.LOGITS` and what follows it."""
+        """See `OperationEmitter.emit`: keeps the address of `routing.Routes`."""
         router, private = self.operation.router, tape.space.is_private
         n, k = PRIVATE_TOKENS if private else MAX_TOKENS, router.n_used
-        start, logits = self.placed.buffers["routes"], self.placed.at(self.operation.logits)
-        places = [start + size for size in np.cumsum([0, 8 * n * k, 8 * n * k, 8 * n * k, 8 * n * k]).tolist()]
-        chosen, weights, to, sources, groups = places
-        fields = [
-            *(logits.address, logits.stride, router.logits.n_out, k, _GATINGS[router.gating]),
-            *(self._bias, int(router.is_normalised), bits(router.scale), router.n_groups, router.n_groups_used),
-            *(chosen, weights, to, sources, groups, _routes_bytes(n, router) if private else 0, router.n_alike),
-            self._token_experts,
-        ]
-        table = self.placed.arena.keep(np.array(fields, np.int64), "scratch")
-        tape.add(Work("routing"), routing.route, table, int(private), is_private=private)
-        tape.add(Work("routing"), routing.group, table, int(private), is_private=private)
-        tape.kept[self.operation.out] = Rows(table, 0, router.n_used)
+        chosen, weights, places, sources, groups = (self.placed.buffers["routes"] + i * 8 * n * k for i in range(5))
+        made = routing.Routes(
+            logits=self.placed.at(self.operation.logits),
+            n_experts=router.logits.n_out,
+            n_used=k,
+            gating=_GATINGS[router.gating],
+            bias=self._bias,
+            is_normalised=router.is_normalised,
+            scale=router.scale,
+            n_groups=router.n_groups,
+            n_groups_used=router.n_groups_used,
+            n_alike=router.n_alike,
+            token_experts=self._token_experts,
+            chosen=chosen,
+            weights=weights,
+            places=places,
+            sources=sources,
+            groups=groups,
+            stride=_routes_bytes(n, router) if private else 0,
+        )
+        routes = self.placed.arena.keep(table([made]), "scratch")
+        for kernel in (routing.route, routing.group):
+            tape.add(Work("routing"), kernel, routes=routes, is_private=private)
+        tape.kept[self.operation.out] = Rows(routes, 0, router.n_used)
 
 
 class FeedExpertsEmitter(OperationEmitter):
@@ -151,44 +164,63 @@ class FeedExpertsEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         block, buffers, private = self._block, self.placed.buffers, tape.space.is_private
-        x, table = self.placed.rows(self._feed.x, tape), tape.kept[self._feed.routes].address
+        x, routes = self.placed.rows(self._feed.x, tape), tape.kept[self._feed.routes].address
         inputs = [part for part in (block.gate, block.up) if part is not None]
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
         stride = up(4 * PRIVATE_TOKENS * block.router.n_used * x.width, 64) if private else 0
-        rows = (x.address, x.stride, buffers["gathered"], stride)
+        rows = {"x": x, "rows": Rows(buffers["gathered"], stride, x.width), "weighs": block.weighs_input}
         for place in {tape.weights.activation(part): i for i, part in enumerate(inputs)}.values():
-            matrix = matrices + experts.MATRIX_BYTES * place
-            operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
-            tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
+            matrix = matrices + place * dtype(experts.ExpertMatrix).itemsize
+            given = {"routes": routes, "matrix": matrix, "quantize": _quantize(tape, inputs[place])}
+            tape.add(Work("quantising activations"), experts.quantize_inputs, **given, **rows, is_private=private)
         hidden = buffers["experts' hidden"]
-        bounds = (bits(block.limit or 0.0), int(block.limits_activated), *map(bits, block.constants))
-        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, *bounds)
+        tape.add(
+            self._work(tape, "experts' gate, up", inputs),
+            self._kernel,
+            routes=routes,
+            matrices=matrices,
+            out=hidden,
+            limit=block.limit or 0.0,
+            limits_activated=block.limits_activated,
+            constants=constants_of(block.constants),
+        )
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
-        given = (table, down, _quantize(tape, block.down), hidden, int(private))
-        tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)
-        tape.add(self._work(tape, "experts' down", [block.down]), experts.multiply_experts, table, down)
+        given = {"routes": routes, "matrix": down, "quantize": _quantize(tape, block.down), "x": hidden}
+        tape.add(Work("quantising activations"), experts.quantize_hidden, **given, is_private=private)
+        work = self._work(tape, "experts' down", [block.down])
+        tape.add(work, experts.multiply_experts, routes=routes, matrix=down)
         y, size = self.placed.rows(self.operation.out, tape).address, block.down.n_out
-        summed = (table, buffers["experts' rows"], size, y, size, int(block.weighs_input))
-        tape.add(Work("sum of experts"), experts.combine, *summed, *self._besides(tape))
+        rows = {"rows": buffers["experts' rows"], "ld": size, "is_weighed": block.weighs_input}
+        tape.add(Work("sum of experts"), experts.combine, routes=routes, **rows, y=y, size=size, **self._besides(tape))
 
-    def _besides(self, tape: Tape) -> tuple[int, ...]:  # noqa: ARG002 - for experts that have some
+    def _besides(self, tape: Tape) -> dict[str, Any]:  # noqa: ARG002 - for experts that have some
         """What `experts.combine` adds to the sum."""
-        return ()
+        return _NOTHING
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
-        """The tables of matrices, one after the other: see `experts.KERNEL` and what follows it."""
-        tables = np.zeros((len(parts), experts.MATRIX_BYTES // 8), np.int64)
-        for table, part, y in zip(tables, parts, ys, strict=False):
-            matrix, activation = tape.weights.matrix(part), tape.weights.activation(part)
-            operand = tape.space.operand(activation, part.n_in, self._block.router.n_used)
-            kernel, stored = tape.weights.address(matrix.kind, "matmul"), _n_stored(part)
-            scales, biases = self._tables[part.weight]
-            table[:] = [
-                *(kernel, matrix.address, part.n_in, part.n_out // PANEL_ROWS, stored // PANEL_ROWS, part.first // PANEL_ROWS),
-                *(operand.address, operand.stride, activation_bytes(activation, 1, part.n_in), y),
-                *(up(part.n_out, PANEL_ROWS), scales, biases, stored, part.n_out),
-            ]
-        return self.placed.arena.keep(tables, "scratch")
+        """The address of the matrices, one after the other."""
+        made = [self._matrix(tape, part, y) for part, y in zip(parts, ys, strict=False)]
+        return self.placed.arena.keep(table(made), "scratch")
+
+    def _matrix(self, tape: Tape, part: Matrices, y: int) -> experts.ExpertMatrix:
+        matrix, activation = tape.weights.matrix(part), tape.weights.activation(part)
+        scales, biases = self._tables[part.weight]
+        return experts.ExpertMatrix(
+            kernel=tape.weights.address(matrix.kind, "matmul"),
+            weights=matrix.address,
+            n_cols=part.n_in,
+            n_panels=part.n_out // PANEL_ROWS,
+            stored_panels=_n_stored(part) // PANEL_ROWS,
+            first_panel=part.first // PANEL_ROWS,
+            operands=tape.space.operand(activation, part.n_in, self._block.router.n_used),
+            operand_bytes=activation_bytes(activation, 1, part.n_in),
+            y=y,
+            ldy=up(part.n_out, PANEL_ROWS),
+            scales=scales,
+            biases=biases,
+            ldb=_n_stored(part),
+            n_rows=part.n_out,
+        )
 
     def _work(self, tape: Tape, name: str, parts: Sequence[Matrices]) -> Work:
         """What a token's experts take."""
@@ -209,7 +241,7 @@ class FeedMoreExpertsEmitter(FeedExpertsEmitter):
     def _feed(self) -> FeedExperts:
         return self.operation.feed
 
-    def _besides(self, tape: Tape) -> tuple[int, ...]:
+    def _besides(self, tape: Tape) -> dict[str, Any]:
         return _added(self.operation.sum, self.placed, tape)
 
 
@@ -238,25 +270,25 @@ class AddWeighedEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         operation = self.operation
         y, to = self.placed.rows(operation.y, tape), self.placed.rows(operation.out, tape)
-        summed = (self._routes, y.address, self.placed.at(operation.y).stride, to.address, operation.y.width, 1)
-        tape.add(Work("sum of experts"), experts.combine, *summed, *_added(operation, self.placed, tape))
+        rows = {"rows": y.address, "ld": self.placed.at(operation.y).stride, "y": to.address, "size": operation.y.width}
+        added = _added(operation, self.placed, tape)
+        tape.add(Work("sum of experts"), experts.combine, routes=self._routes, **rows, is_weighed=True, **added)
 
 
-def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> tuple[int, ...]:
-    """The operands of `experts.combine` that say what is added."""
-    other = placed.rows(operation.other, tape).address
-    if operation.gate is None or operation.x is None:
-        return (other,)
-    gate, x = placed.weights.vector(operation.gate.weight, operation.gate.size), placed.rows(operation.x, tape)
-    return (other, gate, x.address, x.stride)
+def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> dict[str, Any]:
+    """The fields of `experts.Combine` that say what is added."""
+    added = {**_NOTHING, "shared": placed.rows(operation.other, tape).address}
+    if operation.gate is not None and operation.x is not None:
+        added["gate"] = placed.weights.vector(operation.gate.weight, operation.gate.size)
+        added["x"] = placed.rows(operation.x, tape)
+    return added
 
 
 def _routes_of_one(arena: Arena) -> np.ndarray:
-    """The table of a router that gives every token one row, its own, which weighs 1."""
-    table = np.zeros(routing.TOKEN_EXPERTS // 8 + 1, np.int64)
-    table[routing.N_USED // 8] = 1
-    table[routing.PLACES // 8] = arena.keep(np.arange(MAX_TOKENS), "scratch")
-    return table
+    """The routes of a router that gives every token one row, its own, which weighs 1; the rest is not read."""
+    routes = np.zeros(1, dtype(routing.Routes))
+    routes["n_used"], routes["places"] = 1, arena.keep(np.arange(MAX_TOKENS), "scratch")
+    return routes
 
 
 def _quantize(tape: Tape, part: Matrices) -> int:
@@ -271,4 +303,4 @@ def _n_stored(part: Matrices) -> int:
 def _routes_bytes(n: int, router: Router) -> int:
     """Bytes of the routes of n tokens."""
     n_rows = n * router.n_used
-    return up(4 * 8 * n_rows + 8 + routing.GROUP_BYTES * min(n_rows, router.logits.n_out), 64) + 64
+    return up(4 * 8 * n_rows + 8 + dtype(routing.Group).itemsize * min(n_rows, router.logits.n_out), 64) + 64

@@ -17,8 +17,7 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import nanoseconds
 from augury.backends.numba_cpu.kernels.simd import atomic_add
 from augury.backends.numba_cpu.kernels.struct import struct
-from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record
-from augury.backends.numba_cpu.tape import record_of
+from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record, record_of
 from augury.backends.numba_cpu.team import Team
 from augury.errors import OptionError
 from augury.interfaces import Progress
@@ -48,8 +47,7 @@ def count_late(record, state, thread, n_threads):
 
 def tape_of(counts, n_records, late_ns):
     places = counts.ctypes.data + 8 * np.arange(n_records)
-    records = [record_of(count_late, count=count, number=n, late_ns=late_ns) for n, count in enumerate(places)]
-    return np.array(records, np.int64)
+    return np.array([record_of(count_late, count=count, number=n, late_ns=late_ns) for n, count in enumerate(places)])
 
 
 @pytest.fixture(params=[1, 2, 3, 7])
