@@ -118,6 +118,11 @@ class Drafter(Plugin, ABC):
         self.options = options
         self.session = session
 
+    @classmethod
+    def scope_of(cls, options: Any) -> Literal["request", "slot", "process"]:  # noqa: ARG003 - for subclasses where it depends
+        """The `scope` with these options: by default the same with all."""
+        return cls.scope
+
     @abstractmethod
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""

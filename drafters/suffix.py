@@ -12,6 +12,9 @@ occurrences go on with it.
 
 Where a planner chooses among proposals, the other ways on become branches, those after longer endings first.
 
+With `corpus` the ending is also looked up in what the model wrote in all requests of the process, and of earlier ones. What
+tokens from there are worth is learnt apart. The draft goes on from where more of the ending occurred.
+
 Shorter endings occurred more often and say more about frequency. So the longest and those down to half of it are tried, and the
 draft is taken that promises more tokens: the sum of its tokens' probabilities.
 
@@ -23,6 +26,8 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import frozen
@@ -31,7 +36,10 @@ from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
-from augury.types import Draft
+from augury.types import Draft, Verdict
+
+if TYPE_CHECKING:
+    from augury.drafters.ngram.text_corpus import TextCorpus
 
 __all__ = ["Suffix", "SuffixOptions"]
 
@@ -62,6 +70,14 @@ class SuffixOptions:
         0.1, help="a draft ends before the first token that is less probable by frequency", ge=0, le=1, per_request=True
     )
     max_tokens: int = option(262144, help="tokens kept for a slot; beyond, the older half is forgotten", ge=1024)
+    corpus: str | None = option(
+        None,
+        help="file for what all requests wrote, made if there is none: each then learns from all others, and from earlier runs",
+    )
+    corpus_tokens: int = option(
+        262144, help="tokens kept there, 140 bytes of memory each; beyond, the older half is forgotten", ge=1024
+    )
+    corpus_learns: bool = option(True, help="whether answers are added to it", per_request=True)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what would never draft."""
@@ -72,13 +88,24 @@ class SuffixOptions:
             )
 
 
+@frozen(eq=False)
+class _Found:
+    """What followed the endings that occurred in some texts."""
+
+    length: int = 0  # of the longest of them
+    tokens: Sequence[int] = ()  # of the draft
+    evidence: Sequence[int] = ()
+    ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and what followed each
+    first_branch: int = 0  # the first ground of what the draft does not follow
+
+
 class Suffix(Drafter):
-    """Keeps the slot's texts in a suffix array. What is learnt lives as long as the slot."""
+    """Keeps the slot's texts in a suffix array. What is learnt lives as long as the slot, but for a corpus."""
 
     name = "suffix"
     scope = "slot"
     options_class = SuffixOptions
-    evidence_chances = (*_CHANCES, *_BRANCH_CHANCES)
+    evidence_chances: Sequence[float] = (*_CHANCES, *_BRANCH_CHANCES)
     is_paced = True
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
@@ -88,6 +115,21 @@ class Suffix(Drafter):
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()
         self._n_seen = 0  # of the request's text
+        self._text: np.ndarray | None = None  # of the request
+        self._n_prompt = 0
+        self._corpus: TextCorpus | None = None
+        if options.corpus is not None:
+            from augury.drafters.ngram.text_corpus import TextCorpus, vocabulary_digest
+
+            path, vocabulary = Path(options.corpus).expanduser(), vocabulary_digest(session.tokenizer, session.model.n_vocab)
+            kept = path, vocabulary, options.max_depth, options.corpus_tokens
+            self._corpus = session.shared((self.name, kept), lambda: TextCorpus(*kept))
+            self.evidence_chances = (*self.evidence_chances, *self.evidence_chances)
+
+    @classmethod
+    def scope_of(cls, options: SuffixOptions) -> Literal["slot", "process"]:
+        """With a corpus requests learn from all others."""
+        return "slot" if options.corpus is None else "process"
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - requests without drafts may lie between
         """Start a text, but leave out what it has in common with the one before, except for the last tokens of that."""
@@ -97,7 +139,18 @@ class Suffix(Drafter):
         n_same = int(differ[0]) if len(differ) else n_both
         self._texts.begin()
         self._n_seen = max(n_same - self.options.max_depth, 0)
+        self._text, self._n_prompt = history, len(history) - 1
         self._learn(history)
+
+    def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
+        """Remember how far the text is."""
+        self._text = history
+
+    def end(self) -> None:
+        """Add what was written to the corpus, with what it may be found by."""
+        text, self._text = self._text, None
+        if text is not None and self._corpus is not None and self.options.corpus_learns:
+            self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose the way on that promises most tokens."""
@@ -110,12 +163,23 @@ class Suffix(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         self._learn(ask.history)
-        matches = self._texts.matches()
+        found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
+        if self._corpus is not None:
+            texts = self._corpus.texts
+            found.append(
+                self._found(ask, texts.matches(self._texts.ending), texts.tokens, len(_CHANCES) + len(_BRANCH_CHANCES))
+            )
+            found.sort(key=lambda each: -each.length)
+        if ask.pace is None or len(found[0].tokens) >= ask.limit:
+            return Draft(found[0].tokens, evidence=found[0].evidence)
+        return _branched(found, ask.limit)
+
+    def _found(self, ask: Ask, matches: list[tuple[int, int]], texts: np.ndarray, first_ground: int) -> _Found:
+        """The ways on after matches in some texts."""
         if not matches:
-            return Draft()
+            return _Found()
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
         longest, shortest = matches[0][0], matches[-1][0]
-        texts = self._texts.tokens
         n_max = self._n_max(longest, limit)
         ways = [texts[position : position + n_max].tolist() for _, position in matches]
         n_longest = sum(length == longest for length, _ in matches)
@@ -125,10 +189,9 @@ class Suffix(Drafter):
             others, their_shares = self._way(ways, min(self._n_max(shortest, limit), n_max))
             if sum(their_shares) > sum(shares):
                 tokens, shares, length = others, their_shares, shortest
-        evidence = [_ground(length + i, share) for i, share in enumerate(shares)]
-        if ask.pace is None or len(tokens) >= ask.limit:
-            return Draft(tokens, evidence=evidence)
-        return _branched(tokens, evidence, [(found, way) for (found, _), way in zip(matches, ways, strict=True)], ask.limit)
+        evidence = [first_ground + _ground(length + i, share) for i, share in enumerate(shares)]
+        lengths = [length for length, _ in matches]
+        return _Found(longest, tokens, evidence, list(zip(lengths, ways, strict=True)), first_ground + len(_CHANCES))
 
     def _n_max(self, length: int, limit: int) -> int:
         return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
@@ -172,20 +235,24 @@ def _ground(length: int, share: float) -> int:
     return 3 * _step(length) + (2 if share == 1 else 1 if share >= _MOST else 0)
 
 
-def _branched(tokens: list[int], evidence: list[int], ways: list[tuple[int, list[int]]], limit: int) -> Draft:
-    """A draft, and beside it the ways on (lengths of the endings, tokens) that it does not follow, up to `limit` tokens."""
-    parents = list(range(-1, len(tokens) - 1))
-    nodes = {(i - 1, token): i for i, token in enumerate(tokens)}
-    for length, way in ways:
+def _branched(found: Sequence[_Found], limit: int) -> Draft:
+    """The drafts that were found, and beside them the ways on that they do not follow, up to `limit` tokens."""
+    tokens, parents, evidence = list[int](), list[int](), list[int]()
+    nodes: dict[tuple[int, int], int] = {}
+    drafts = [(each.tokens, each.evidence) for each in found]
+    others = [
+        (way, [each.first_branch + _step(length + i) for i in range(len(way))]) for each in found for length, way in each.ways
+    ]
+    for way, grounds in (*drafts, *others):
         node = -1
-        for i, token in enumerate(way):
+        for token, ground in zip(way, grounds, strict=True):
             if token < 0 or len(tokens) == limit:  # -1: that text ends
                 break
             if (node, token) not in nodes:
                 nodes[node, token] = len(tokens)
                 tokens.append(token)
                 parents.append(node)
-                evidence.append(len(_CHANCES) + _step(length + i))
+                evidence.append(ground)
             node = nodes[node, token]
     return Draft(tokens, parents, evidence=evidence)
 

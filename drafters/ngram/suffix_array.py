@@ -74,32 +74,28 @@ class SuffixArray:
             self._sorted.sort()
             self._recent = []
 
-    def matches(self) -> list[tuple[int, int]]:
-        """Where else the text read as it does at its end now, as far as half of what agrees longest.
+    @property
+    def ending(self) -> tuple[bytes, int]:
+        """The end of the current text: a context, and of how many tokens."""
+        return self._key, min(self._n - self._start, self._depth)
+
+    def matches(self, ending: tuple[bytes, int] | None = None) -> list[tuple[int, int]]:
+        """Where else texts read as the current one does at its end now, as far as half of what agrees longest.
+
+        Args:
+            ending: That of another array of the same depth, to be looked up instead.
 
         Returns:
             Lengths, in tokens, at most the depth, and positions of the token after; longest first, of equals latest first.
         """
+        key, n_held = ending or self.ending
         found: list[tuple[int, int]] = []
         for entries in (self._sorted, self._recent):
-            at = bisect_left(entries, self._key)
-            found += self._agreeing(entries[at : at + _N_NEIGHBOURS])
-            found += self._agreeing(entries[max(at - _N_NEIGHBOURS, 0) : at][::-1])
+            at = bisect_left(entries, key)
+            found += _agreeing(entries[at : at + _N_NEIGHBOURS], key, n_held)
+            found += _agreeing(entries[max(at - _N_NEIGHBOURS, 0) : at][::-1], key, n_held)
         found.sort(reverse=True)
         return [match for match in found if 2 * match[0] >= found[0][0]]
-
-    def _agreeing(self, entries: Iterable[bytes]) -> list[tuple[int, int]]:
-        """Lengths and positions of `entries`, which agree with the text less and less, up to the first that does not."""
-        size = len(self._key)
-        wanted = int.from_bytes(self._key)
-        n_held = min(self._n - self._start, self._depth)
-        found: list[tuple[int, int]] = []
-        for entry in entries:
-            length = min((8 * size - (int.from_bytes(entry[:size]) ^ wanted).bit_length()) // 32, n_held)
-            if not length or (found and 2 * length < found[0][0]):
-                break
-            found.append((length, int.from_bytes(entry[size:])))
-        return found
 
     def _append(self, tokens: np.ndarray) -> None:
         end = self._n + len(tokens)
@@ -131,3 +127,15 @@ class SuffixArray:
             self._start = start
             self._sorted += self._entries(start, end)
         self._sorted.sort()
+
+
+def _agreeing(entries: Iterable[bytes], key: bytes, n_held: int) -> list[tuple[int, int]]:
+    """Lengths and positions of `entries`, which agree less and less with a context of so many tokens, while they do."""
+    size, wanted = len(key), int.from_bytes(key)
+    found: list[tuple[int, int]] = []
+    for entry in entries:
+        length = min((8 * size - (int.from_bytes(entry[:size]) ^ wanted).bit_length()) // 32, n_held)
+        if not length or (found and 2 * length < found[0][0]):
+            break
+        found.append((length, int.from_bytes(entry[size:])))
+    return found

@@ -98,7 +98,9 @@ class PairedRuns:
     def drafted(self) -> Result:
         """Generate with the drafter."""
         self._trials.clear()
-        result = self._generate({})
+        options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
+        # what is measured must not teach later runs
+        result = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
         check_drafters(result)
         return result
 

@@ -1,11 +1,15 @@
+from types import SimpleNamespace
+
 import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
+from oracles.models import tiny_model
 from oracles.suffixes import longest_match
 from toys import as_history, drafted
 
 from augury.drafters.suffix import Suffix, SuffixOptions
-from augury.errors import OptionError
+from augury.engine.engine import Engine
+from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Ask, Pace
 from augury.options import build, options_of
 
@@ -118,7 +122,12 @@ def test_a_draft_ends_where_the_text_that_it_follows_ends():
 
 def test_a_request_may_bring_bounds_of_its_own():
     options = options_of(SuffixOptions)
-    assert {name for name, option in options.items() if option.is_per_request} == {"factor", "offset", "min_prob"}
+    assert {name for name, option in options.items() if option.is_per_request} == {
+        "factor",
+        "offset",
+        "min_prob",
+        "corpus_learns",
+    }
     drafter = drafter_of()
     text = [1, 2, 3, 4, 5, 1, 2]
     drafter.options = attrs.evolve(drafter.options, factor=0.5)
@@ -167,3 +176,133 @@ def test_every_branch_follows_an_earlier_occurrence(text, limit, depth):
     assert all((text[-1], *path) in followed for path in paths(found))
     assert len({tuple(path) for path in paths(found)}) == len(found)  # no branch twice
     assert not len(found) or 0 <= min(found.evidence) <= max(found.evidence) < len(Suffix.evidence_chances)
+
+
+class Slots:
+    """Slots of an engine with a corpus; the file is saved when it is closed."""
+
+    def __init__(self, path, n_slots=1, n_vocab=100, **options):
+        self._shared = {}
+        self.options = SuffixOptions(**{"factor": 1.0, "corpus": str(path)} | options)
+        model = SimpleNamespace(n_vocab=n_vocab)
+        session = SimpleNamespace(model=model, tokenizer=None, shared=lambda key, make: self._shared.setdefault(key, make()))
+        self.drafters = [Suffix(self.options, session) for _ in range(n_slots)]
+
+    def answer(self, prompt, answer, slot=0, **options):
+        """A request from its beginning to its end; returns what is drafted after its prompt."""
+        drafter = self.drafters[slot]
+        drafter.options = attrs.evolve(self.options, **options)
+        text = [*prompt, *answer]
+        drafter.begin(as_history(text[: len(prompt) + 1]), 0)
+        found = drafted(drafter, text[: len(prompt) + 1])
+        drafter.accept(as_history(text), None)
+        drafter.end()
+        return found
+
+    def close(self):
+        for each in self._shared.values():
+            each.close()
+
+
+def test_with_a_corpus_slots_learn_from_each_other_and_from_earlier_processes(tmp_path):
+    path = tmp_path / "corpus"
+    slots = Slots(path, n_slots=2)
+    assert slots.answer([1, 2], [3, 4, 5, 6]) == []
+    assert slots.answer([1, 2], [3, 4, 5], slot=1) == [4, 5, 6], "what the prompt ended with tells where an answer began"
+    slots.close()
+    assert Slots(path).answer([7, 1, 2], [3, 4]) == [4, 5, 6]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_without_a_corpus_nobody_learns_from_others():
+    assert Suffix.scope_of(SuffixOptions()) == "slot"
+    assert Suffix.scope_of(SuffixOptions(corpus="x")) == "process"
+    assert SuffixOptions().corpus is None
+
+
+def test_prompts_are_not_learnt_but_for_what_answers_are_found_by(tmp_path):
+    slots = Slots(tmp_path / "corpus", n_slots=2, max_depth=2)
+    slots.answer([1, 2, 3, 4, 5, 6, 7], [8, 9])
+    assert slots.answer([1, 2], [3], slot=1) == []
+    assert slots.answer([6], [7], slot=1) == [8, 9]
+
+
+def test_a_request_may_keep_its_answer_to_itself(tmp_path):
+    slots = Slots(tmp_path / "corpus", n_slots=2)
+    slots.answer([1, 2], [3, 4, 5, 6], corpus_learns=False)
+    assert slots.answer([1, 2], [3], slot=1) == []
+    slots = Slots(tmp_path / "corpus", corpus_learns=False)
+    slots.answer([1, 2], [3, 4, 5, 6])
+    slots.close()
+    assert not list((tmp_path).glob("*")), "nothing was learnt, nothing is saved"
+
+
+def test_where_more_of_the_ending_occurred_the_draft_goes_on_from_there(tmp_path):
+    slots = Slots(tmp_path / "corpus", n_slots=2)
+    slots.answer([1, 2, 3], [4, 5, 6])
+    slots.answer([9, 3], [4, 8], slot=1)  # now its own text has 3 4 8, the corpus 1 2 3 4 5
+    assert slots.answer([3, 4, 8, 1, 2, 3], [4], slot=1) == [5, 6]
+    assert slots.answer([1, 2, 3, 4, 7, 7, 1, 2, 3], [4], slot=1)[:1] == [7], "of equals its own"
+
+
+def test_what_a_corpus_says_has_grounds_of_its_own(tmp_path):
+    slots = Slots(tmp_path / "corpus", n_slots=2)
+    for answer in ([3, 4, 5], [3, 4, 6], [3, 4, 6]):
+        slots.answer([1, 2], answer)
+    drafter, text = slots.drafters[1], [4, 9, 1, 2, 3, 4]
+    n = len(Suffix.evidence_chances)
+    assert tuple(drafter.evidence_chances) == 2 * tuple(Suffix.evidence_chances)
+    drafter.begin(as_history(text), 0)
+    (found,) = drafter.draft_together([Ask(drafter, as_history(text), 16, pace=Pace(8))])
+    by_path = {tuple(path): int(ground) for path, ground in zip(paths(found), found.evidence, strict=True)}
+    assert by_path[6,] >= n, "from the corpus"
+    assert by_path[9,] < n, "from its own text"
+    assert n + 21 <= by_path[5,] < 2 * n, "a branch of the corpus"
+    alone = drafter.draft(as_history(text), 16)
+    assert alone.parents is None
+    assert alone.tokens[0] == 6
+
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def load(path, **how):
+    spec = {"spec_type": "suffix", "spec_options": {"suffix": {"corpus": str(path)}}, "spec_fixed": True}
+    return Engine.load(tiny_model("llama-dense"), backend="reference", threads=1, n_ctx=128, **spec, **how)
+
+
+def test_a_corpus_changes_no_token_and_saves_rounds_after_a_restart(tmp_path):
+    path, params = tmp_path / "corpus", {"max_tokens": 48, "temperature": 0}
+    with load(path) as engine:
+        plain = engine.generate(PROMPT, speculative={"type": "none"}, **params)
+        first = engine.generate(PROMPT, **params)
+    with load(path, slots=2) as engine:
+        again = engine.generate(PROMPT, **params)
+        sampled = [
+            engine.generate(PROMPT, max_tokens=48, temperature=1.0, seed=3, speculative=how) for how in ({}, {"type": "none"})
+        ]
+    assert plain.tokens == first.tokens == again.tokens
+    assert again.stats.n_rounds < first.stats.n_rounds / 2
+    assert sampled[0].tokens == sampled[1].tokens
+
+
+def test_ctrl_c_loses_nothing_that_was_learnt(tmp_path):
+    path = tmp_path / "corpus"
+
+    def interrupted():
+        with load(path) as engine:
+            engine.generate(PROMPT, max_tokens=24, temperature=0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with load(path) as engine:
+        assert engine.generate(PROMPT, max_tokens=24, temperature=0).stats.n_accepted > 12
+
+
+def test_a_corpus_that_is_damaged_refuses_the_start(tmp_path):
+    path = tmp_path / "corpus"
+    path.write_text("precious")
+    with pytest.raises(ModelFileError, match="is no corpus of the drafter suffix"):
+        load(path)
+    assert path.read_text() == "precious"

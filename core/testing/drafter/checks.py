@@ -47,11 +47,11 @@ def reproducible(subject: Subject) -> None:
 
 def scope(subject: Subject) -> None:
     """What is learnt is forgotten with the request or the slot, if the drafter says so."""
-    if subject.drafter.scope not in ("request", "slot", "process"):
-        raise contract.SCOPE.broken(subject.name, f"scope {subject.drafter.scope!r}, expected request, slot or process")
+    if subject.scope not in ("request", "slot", "process"):
+        raise contract.SCOPE.broken(subject.name, f"scope {subject.scope!r}, expected request, slot or process")
     other = ScriptedRequest(tuple(range(60, 90)) * 5, REPEATING.rounds)
     alone = subject.drafts([REPEATING])
-    if subject.drafter.scope == "request":
+    if subject.scope == "request":
         second = subject.drafts([other, REPEATING])[1:]
         if second != alone:
             told = "scope is “request”, but after another request drafts are others"
@@ -63,7 +63,7 @@ def scope(subject: Subject) -> None:
                 loop.round()
             beside = loop.play(REPEATING).drafts
         if [beside] != alone:
-            told = f"scope is “{subject.drafter.scope}”, but another slot's requests change drafts"
+            told = f"scope is “{subject.scope}”, but another slot's requests change drafts"
             raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, [beside])}")
 
 
@@ -106,7 +106,7 @@ def prefilling(subject: Subject) -> None:
             cancelled.cancel()
         long = loop.start(LONG)
         loop.run(long, beside)
-    if subject.drafter.scope == "request" and [long.drafts] != (alone := subject.drafts([LONG])):
+    if subject.scope == "request" and [long.drafts] != (alone := subject.drafts([LONG])):
         told = f"after requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [long.drafts])}"
         raise contract.SCOPE.broken(subject.name, told)
     if subject.is_alone and [beside.drafts] != (alone := subject.drafts([busy], n_slots=2)):

@@ -68,9 +68,14 @@ class Subject:
         return self.drafter.name
 
     @property
+    def scope(self) -> str:
+        """How long what it learns lives, as it says."""
+        return self.drafter.scope_of(self.options())
+
+    @property
     def is_alone(self) -> bool:
         """Whether what other slots do is nothing to it."""
-        return self.drafter.scope != "process"
+        return self.scope != "process"
 
     @property
     def params(self) -> dict[str, Any]:

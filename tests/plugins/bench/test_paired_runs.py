@@ -110,6 +110,28 @@ def test_the_model_goes_by_its_own_name(runs):
     assert runs.config["spec_type"] == "ngram-simple:n=2,m=4"
 
 
+def test_a_corpus_is_read_and_learns_nothing_of_what_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)
+    path = tmp_path / "corpus"
+
+    def load():
+        spec = {"spec_type": "suffix", "spec_options": {"suffix": {"corpus": str(path)}}, "spec_fixed": True}
+        return Engine.load(tiny_model("llama-dense"), backend="reference", threads=1, n_ctx=128, **spec)
+
+    def rounds():
+        runs = PairedRuns(load, PARAMS, Prompt(tokens=(3, 1, 4)))
+        return [runs.pair(index).drafted.stats.n_rounds for index in range(2)]
+
+    first, second = rounds()
+    assert first == second
+    assert not path.exists()
+    with load() as engine:
+        engine.generate([3, 1, 4], **PARAMS)
+    before = path.read_bytes()
+    assert max(rounds()) < first
+    assert path.read_bytes() == before
+
+
 def test_without_an_engine_it_says_so(runs):
     with pytest.raises(AuguryError, match="prepare"):
         runs.plain()

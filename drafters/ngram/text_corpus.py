@@ -1,0 +1,134 @@
+"""Texts of all requests of a process, kept in a file from one process to the next.
+
+A file is a magic number, a version and a checksum of all that follows, then a digest of the vocabulary, and the texts as int32,
+each after a -1, the oldest first.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.drafters.ngram.suffix_array import SuffixArray
+from augury.errors import ModelFileError, OptionError
+from augury.files.atomic_file import AtomicFile
+from augury.log import get_logger
+
+if TYPE_CHECKING:
+    from augury.text.tokenizer import Tokenizer
+
+__all__ = ["TextCorpus", "vocabulary_digest"]
+
+_HEAD = struct.Struct("<8sI16s")
+_MAGIC = b"augury\0t"
+_VERSION = 1
+_DIGEST_SIZE = 16
+_SAVED_EVERY = 1 << 14  # tokens that were learnt: where the process is killed no more are lost
+_BEGINNING = np.array([-1], np.int32)
+
+
+class TextCorpus:
+    """A suffix array that all slots add to. Beyond `n_max` tokens the older half is forgotten, here and in the file.
+
+    Several processes may have one file: whoever saves adds to what the file holds then.
+    """
+
+    def __init__(self, path: Path, vocabulary: bytes, depth: int, n_max: int) -> None:
+        """Start with what the file holds, if there is one.
+
+        Args:
+            path: The file.
+            vocabulary: What tokens mean, see `vocabulary_digest`.
+            depth: See `SuffixArray`.
+            n_max: Tokens at most.
+
+        Raises:
+            ModelFileError: The file is damaged, or of another vocabulary.
+            OptionError: There is no folder for it, or none that is writable.
+        """
+        if not path.parent.is_dir():
+            raise OptionError(f"{path}: there is no folder {path.parent} for the corpus; make it, or choose another")
+        if not os.access(path.parent, os.W_OK):
+            raise OptionError(f"{path}: {path.parent} is not writable, so the corpus could not be saved; choose another")
+        self.texts = SuffixArray(depth, n_max)
+        self._path, self._vocabulary, self._n_max = path, vocabulary, n_max
+        self._new: list[np.ndarray] = []  # texts that are not in the file, each after a -1
+        held = self._newest(_read(path, vocabulary))
+        for text in np.split(held, np.flatnonzero(held < 0))[1:]:
+            self._add(text[1:])
+
+    def learn(self, text: np.ndarray) -> None:
+        """Add a text (t,) int32. The file has it when the engine closes, or after some more."""
+        text = text[-(self._n_max // 2) :]
+        self._add(text)
+        self._new.append(np.concatenate([_BEGINNING, text]))
+        if sum(map(len, self._new)) >= _SAVED_EVERY:
+            self.close()
+
+    def close(self) -> None:
+        """Save what was learnt. A file that cannot be written, or is no corpus any more, stays, and the log has an error."""
+        new, self._new = self._new, []
+        if not new:
+            return
+        try:
+            with AtomicFile(self._path.resolve()) as out:  # no other process saves until this one is through
+                texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), *new]))
+                body = self._vocabulary + texts.tobytes()
+                out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
+                out.publish(is_durable=True)
+        except (OSError, ModelFileError) as error:
+            get_logger("augury.drafters.suffix").error("the corpus could not be saved", path=str(self._path), reason=str(error))
+
+    def _add(self, text: np.ndarray) -> None:
+        self.texts.begin()
+        self.texts.extend(text)
+
+    def _newest(self, texts: np.ndarray) -> np.ndarray:
+        """The last texts of several, as many as there is room for."""
+        kept = texts[-self._n_max :]
+        return kept[next(iter(np.flatnonzero(kept < 0)), len(kept)) :]
+
+
+def vocabulary_digest(tokenizer: Tokenizer | None, n_vocab: int) -> bytes:
+    """16 bytes that tell vocabularies apart; without a tokenizer their sizes alone."""
+    texts = [str(n_vocab)] if tokenizer is None else map(tokenizer.text, range(tokenizer.n_vocab))
+    return _checksum("\0".join(texts).encode("utf-8", "surrogateescape"))
+
+
+def _read(path: Path, vocabulary: bytes) -> np.ndarray:
+    """The texts of a file, (t,) int32, each after a -1; none where there is no file.
+
+    Raises:
+        ModelFileError: It cannot be read, is damaged, or of another vocabulary.
+    """
+    if not path.exists():
+        return np.empty(0, np.int32)
+    if not path.is_file():
+        raise ModelFileError(f"{path}: is not a file, expected a corpus of the drafter suffix, or none yet")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"{path}: the corpus could not be read: {error.strerror}") from error
+    magic, version, checksum = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, b"")
+    if magic != _MAGIC:
+        raise ModelFileError(f"{path}: is no corpus of the drafter suffix; choose another name")
+    if version != _VERSION:
+        raise ModelFileError(
+            f"{path}: is a corpus of version {version}, expected {_VERSION}; remove it, or choose another name"
+        )
+    body = data[_HEAD.size :]
+    if checksum != _checksum(body):
+        raise ModelFileError(f"{path}: is a damaged corpus, its checksum is wrong; remove it, or choose another name")
+    if body[:_DIGEST_SIZE] != vocabulary:
+        raise ModelFileError(f"{path}: is a corpus of another vocabulary than this model's; choose another name")
+    return np.frombuffer(body, np.int32, offset=_DIGEST_SIZE)
+
+
+def _checksum(data: bytes) -> bytes:
+    from xxhash import xxh3_128_digest
+
+    return xxh3_128_digest(data)

@@ -1,0 +1,180 @@
+"""Corpora: bounds, files, and processes that share one."""
+
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+from damage import disk_is_full
+from toys import as_history
+
+from augury.drafters.ngram import text_corpus
+from augury.drafters.ngram.text_corpus import TextCorpus, vocabulary_digest
+from augury.errors import ModelFileError, OptionError
+
+VOCABULARY = vocabulary_digest(None, 100)
+
+
+def corpus_of(path, n_max=1024, vocabulary=VOCABULARY):
+    return TextCorpus(path, vocabulary, 4, n_max)
+
+
+def texts(corpus):
+    """The texts that a corpus holds."""
+    tokens = corpus.texts.tokens
+    return [part[1:].tolist() for part in np.split(tokens, np.flatnonzero(tokens < 0))[1:]]
+
+
+def saved(path, *learnt, **options):
+    corpus = corpus_of(path, **options)
+    for text in learnt:
+        corpus.learn(as_history(text))
+    corpus.close()
+    return corpus
+
+
+def test_what_was_saved_is_there_at_the_next_start(tmp_path):
+    path = tmp_path / "corpus"
+    saved(path, [1, 2, 3], [4])
+    saved(path)
+    saved(path, [5, 6])
+    assert texts(corpus_of(path)) == [[1, 2, 3], [4], [5, 6]]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_memory_and_file_are_bounded_and_the_newest_texts_stay(tmp_path):
+    path = tmp_path / "corpus"
+    corpus = corpus_of(path, n_max=1024)
+    for i in range(100):
+        corpus.learn(np.full(99, i, np.int32))
+        assert len(corpus.texts) <= 1024
+        corpus.close()
+        assert path.stat().st_size <= 4 * 1024 + 64
+    kept = texts(corpus_of(path))
+    assert [text[0] for text in kept] == list(range(90, 100)), "whole texts, the last ones"
+    assert texts(corpus_of(path, n_max=250))[-1] == kept[-1]
+    corpus.learn(np.zeros(5000, np.int32))
+    corpus.close()
+    assert len(texts(corpus_of(path))[-1]) == 512
+
+
+def test_a_long_run_is_saved_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_corpus, "_SAVED_EVERY", 10)
+    path = tmp_path / "corpus"
+    corpus = corpus_of(path)
+    corpus.learn(as_history([1] * 5))
+    assert not path.exists()
+    corpus.learn(as_history([2] * 5))
+    assert texts(corpus_of(path)) == [[1] * 5, [2] * 5]
+
+
+def test_a_process_adds_to_what_others_have_saved(tmp_path):
+    path = tmp_path / "corpus"
+    first, second = corpus_of(path), corpus_of(path)
+    first.learn(as_history([1]))
+    second.learn(as_history([2]))
+    first.close()
+    second.close()
+    first.learn(as_history([3]))
+    first.close()
+    assert texts(corpus_of(path)) == [[1], [2], [3]]
+
+
+def _save_often(path, token, n):
+    for _ in range(n):
+        saved(path, [token] * 3)
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path):
+    path, context = tmp_path / "corpus", multiprocessing.get_context("fork")
+    processes = [context.Process(target=_save_often, args=(path, token, 8)) for token in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert sorted(texts(corpus_of(path))) == sorted([token] * 3 for token in range(3) for _ in range(8))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]
+
+
+def _die_while_saving(path):
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    saved(path, [7, 7])
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "corpus"
+    saved(path, [1, 2])
+    process = multiprocessing.get_context("fork").Process(target=_die_while_saving, args=(path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert texts(corpus_of(path)) == [[1, 2]]
+    saved(path, [3])
+    assert texts(corpus_of(path)) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "damaged corpus, its checksum is wrong; remove it"),
+        (lambda data: data[:-4], "damaged corpus"),
+        (lambda data: data[:20], "no corpus of the drafter suffix"),
+        (lambda data: b"", "no corpus of the drafter suffix; choose another name"),
+        (lambda data: b"precious text" * 9, "no corpus of the drafter suffix"),
+        (lambda data: data[:8] + b"\2" + data[9:], "version 2, expected 1"),
+    ],
+)
+def test_what_is_no_corpus_is_refused_and_stays_as_it_is(tmp_path, change, expected, caplog):
+    path = tmp_path / "corpus"
+    running = saved(path, [1, 2, 3])
+    path.write_bytes(changed := change(path.read_bytes()))
+    with pytest.raises(ModelFileError, match=expected):
+        corpus_of(path)
+    running.learn(as_history([4]))
+    running.close()
+    assert "the corpus could not be saved" in caplog.text
+    assert path.read_bytes() == changed
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(tmp_path):
+    saved(tmp_path / "corpus", [1])
+    with pytest.raises(ModelFileError, match="corpus of another vocabulary than this model's; choose another name"):
+        corpus_of(tmp_path / "corpus", vocabulary=vocabulary_digest(None, 101))
+
+
+def test_vocabularies_are_told_apart_by_every_text():
+    class Texts(list):
+        n_vocab = property(len)
+        text = list.__getitem__
+
+    digests = [vocabulary_digest(None, 2), vocabulary_digest(None, 3)]
+    digests += [vocabulary_digest(Texts(each), 9) for each in (["a", "b"], ["ab"], ["a", "c"], ["b", "a"], ["a", "\udcff"])]
+    assert len(set(digests)) == len(digests)
+    assert vocabulary_digest(Texts(["a"]), 1) == vocabulary_digest(Texts(["a"]), 2), (
+        "a model may have rows beyond the vocabulary"
+    )
+
+
+def test_a_place_that_takes_no_file_is_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(OptionError, match="there is no folder"):
+        corpus_of(tmp_path / "none" / "corpus")
+    with pytest.raises(ModelFileError, match="is not a file"):
+        corpus_of(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OptionError, match="is not writable"):
+        corpus_of(tmp_path / "corpus")
+
+
+def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "corpus"
+    corpus = saved(path, [1])
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", disk_is_full)
+    corpus.learn(as_history([2]))
+    corpus.close()
+    assert "No space left" in caplog.text
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
