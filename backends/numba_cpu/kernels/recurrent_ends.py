@@ -127,7 +127,7 @@ def place_rows(record, state, thread, n_threads):
         else:
             for index in range(0, size, 16):
                 left = size - index
-                store_part(y + t * ldy + 4 * index, load_part(x + t * ldx + 4 * index, left), left)
+                store_part(y + 4 * index, load_part(x + 4 * index, left), left)
 
 
 @struct
