@@ -9,11 +9,9 @@ Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator
 
-from attrs import evolve, fields, frozen
+from attrs import frozen
 
 from augury.blocks.parts import (
     Activation,
@@ -27,6 +25,7 @@ from augury.blocks.parts import (
     SequenceState,
     Vector,
 )
+from augury.lowering.operation import Operation, Value
 
 __all__ = [
     "Activate",
@@ -50,83 +49,6 @@ __all__ = [
     "ScaleToLength",
     "Value",
 ]
-
-
-@frozen(eq=False)
-class Value:
-    """Rows of a pass, (n, width) float32, or the columns from `first` on of such rows, which are `whole`."""
-
-    width: int
-    whole: Value | None = None
-    first: int = 0
-
-    def split(self, *widths: int) -> tuple[Value, ...]:
-        """Its columns in parts of these widths, from the first one on."""
-        starts = [self.first + sum(widths[:i]) for i in range(len(widths))]
-        return tuple(Value(width, self.root, start) for width, start in zip(widths, starts, strict=True))
-
-    def overlaps(self, other: Value) -> bool:
-        """Whether both have a column."""
-        return self.root is other.root and self.first < other.first + other.width and other.first < self.first + self.width
-
-    @property
-    def root(self) -> Value:
-        """The rows that it is a part of, or itself."""
-        return self if self.whole is None else self.whole
-
-
-@frozen(eq=False)
-class Operation:
-    """A step of a block. Fields named `out` are the values that it makes; its other values are read.
-
-    Attributes:
-        kernels: By names of backends that do not know the operation, what computes it there, in the backend's own form.
-            `reference` and `numba-cpu` take a function of one row, to which the operation's fields are given in their order,
-            those of `out` last: values as rows (width,), to be read or, of `out`, to be filled; vectors as arrays of their
-            numbers; numbers as they are. Rows are float64 there, and float32 here, where numba compiles the function.
-    """
-
-    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    @property
-    def made(self) -> tuple[Value, ...]:
-        """The values that it makes."""
-        return tuple(_values(getattr(self, "out", ())))
-
-    @property
-    def read(self) -> tuple[Value, ...]:
-        """The values that it reads, parts of others as such."""
-        return tuple(value for operand in self.operands for value in _values(operand))
-
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        """What is given to a function of its `kernels`, before the rows that it makes."""
-        return tuple(getattr(self, each.name) for each in fields(type(self)) if each.name != "out")
-
-    def with_values(self, others: Mapping[Value, Value]) -> Self:
-        """The same operation, which reads other values in place of some."""
-        names = [each.name for each in fields(type(self)) if each.name != "out"]
-        read = {name: field for name, field in zip(names, self.operands, strict=True) if any(_values(field))}
-        return evolve(self, **{name: _replaced(field, others) for name, field in read.items()}) if others else self
-
-    def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """What it is given, how wide that is, and how wide it has to be."""
-        yield from ()
-
-    def kept(self) -> dict[int, SequenceState]:
-        """The states of sequences that it keeps, by their places in `Block.states`."""
-        return {}
-
-
-def _replaced(field: Any, others: Mapping[Value, Value]) -> Any:
-    return tuple(others.get(each, each) for each in field) if isinstance(field, tuple) else others.get(field, field)
-
-
-def _values(field: object) -> Iterator[Value]:
-    if isinstance(field, Value):
-        yield field
-    elif isinstance(field, tuple):
-        yield from (each for each in field if isinstance(each, Value))
 
 
 @frozen(eq=False)

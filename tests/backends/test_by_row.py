@@ -1,6 +1,6 @@
 """Operations that packages bring: what their functions are given, and when they are compiled again."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -39,7 +39,7 @@ class Weave(Operation):
     y: Value
     out: tuple[Value, ...]
 
-    kernels = {"reference": weave, "numba-cpu": weave}
+    kernels: ClassVar = {"reference": weave, "numba-cpu": weave}
 
 
 @attrs.frozen(eq=False)
@@ -48,7 +48,7 @@ class Named(Operation):
     name: Any
     out: Value
 
-    kernels = {"numba-cpu": weave}
+    kernels: ClassVar = {"numba-cpu": weave}
 
 
 @attrs.frozen
