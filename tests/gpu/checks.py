@@ -15,7 +15,6 @@ from oracles.cuda_products import ExpertProducts, PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.blocks import KNOWN
 from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
@@ -31,6 +30,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE, MATRIX_
 from augury.batch import Batch
 from augury.devices import Placement
 from augury.engine.engine import Engine
+from augury.errors import UnsupportedError
 from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 from augury.passes import ArrayPass
@@ -135,8 +135,10 @@ def architectures():
     for name in ORACLES:
         file = tiny_file(name)
         plan = plan_of(file, registry)
-        if (unknown := next(plan.for_context(64).unknown(KNOWN), None)) is not None:
-            left_out.append(f"{name}: {unknown}")
+        try:
+            NumbaCuda(NumbaCudaOptions()).state_spec(plan, ModelOptions(n_ctx=64))
+        except UnsupportedError as error:
+            left_out.append(f"{name}: {error}")
             continue
         tokens = expected(name)[0][:12]
         for types in pairs if name in ("llama-dense", "gemma3-dense") else pairs[:1]:
