@@ -11,7 +11,7 @@ from attrs import frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "Feed", "Step", "Tree", "check_batch"]
+__all__ = ["Batch", "Feed", "NextnFeed", "Step", "Tree", "check_batch"]
 
 _NO_DRAFT = Draft()
 
@@ -122,6 +122,18 @@ class Feed:
     def n_rows(self) -> int:
         """How many have logits."""
         return self.rows if isinstance(self.rows, int) else len(self.rows)
+
+
+@frozen(eq=False)
+class NextnFeed:
+    """One slot's share of a pass through a layer that predicts further tokens."""
+
+    slot: int
+    start: int  # the position of the first token
+    tokens: np.ndarray  # (m,) int32: the first `n_certain` are of the text, the others are drafted
+    hidden: np.ndarray  # (m, F) float32, what the layers before gave of the token before each; zeros for position 0
+    n_certain: int
+    n_rows: int = 1  # how many of the last ones have logits
 
 
 class Tree:

@@ -114,6 +114,10 @@ class Drafter(Plugin, ABC):
     """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no
     such features is refused when the engine is loaded."""
 
+    uses_nextn: ClassVar[bool] = False
+    """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_nextn`. These are loaded
+    if such a drafter is named; with `auto`, such a drafter is one to choose from where the file has them."""
+
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
         self.session = session

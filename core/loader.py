@@ -14,6 +14,7 @@ import attrs
 
 from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
+from augury.engine.nextn_states import NextnStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.files.models import resolve
@@ -212,6 +213,7 @@ class Loader:
         memory_options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
         implied: Mapping[str, Any] = _NO_OPTIONS,
         plan_name: str = "main",
+        wants_nextn: bool = False,
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
 
@@ -226,19 +228,23 @@ class Loader:
             memory_options: Options by memory manager.
             implied: Options of whichever manager it is, see `Drafter.memory_options`.
             plan_name: Which of the plans that the architecture offers of the file.
+            wants_nextn: Whether layers that predict further tokens are loaded, where there are such and the backend computes
+                them.
         """
 
         def make() -> EngineContext:
             file = self.open(reference)
             named = self._backend if backend is None else make_backend(self.registry, backend)
-            plan = plan_of(file, self.registry, plan_name)
+            whole = plan_of(file, self.registry, plan_name)
+            plan = whole.without_nextn()
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             device = place(self.registry, named, file, plan, wanted)
+            plan = whole if wants_nextn and device.computes_nextn else plan
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
-            kind = CheckedContext if purpose == "draft" else EngineContext
-            self.contexts.append(kind(model, make_manager(model.state_spec, model)))
+            kind, nextn = CheckedContext if purpose == "draft" else EngineContext, NextnStates(model) if plan.nextn else None
+            self.contexts.append(kind(model, make_manager(model.state_spec, nextn or model), nextn))
             self.backends.append(device)
             return self.contexts[-1]
 

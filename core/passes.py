@@ -13,7 +13,7 @@ from augury.errors import OptionError
 from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
-    from augury.batch import Feed
+    from augury.batch import Feed, NextnFeed
     from augury.memory_manager import Opened
 
 __all__ = ["ArrayPass", "Context", "Pass", "Target"]
@@ -231,17 +231,20 @@ class Context(ABC):
 
 
 class Target(ABC):
-    """The model that is drafted for, as far as its drafters may use it: passes through its first layers and its output.
+    """The model that is drafted for, as far as its drafters may use it: passes through some layers and an output.
 
-    A drafter may make such passes inside `draft`, for its own slot, and inside `draft_together`, for all slots that are asked
-    for. Nothing of them is kept. Only the thread that called the drafter may make them.
+    A drafter may make such passes inside `draft`, `feed`, `begin` and `teacher_forced`, for its own slot, and inside
+    `draft_together`, for all slots that are asked for. Only the thread that called the drafter may make them.
     """
 
     n_layers: int
+    nextn_features: tuple[str, ...] = ()
+    """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
+    whose file has such layers loads them for drafters with `uses_nextn`."""
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
-        """Compute the first `n_layers` layers and the output; the logits last until the next pass.
+        """Compute the first `n_layers` layers and the output; the logits last until the next pass, and nothing is kept.
 
         Args:
             written: By slot (m,) int32, all tokens that follow what the slot holds: the last of its history, which is not there
@@ -257,3 +260,31 @@ class Target(ABC):
             OptionError: The number of layers is out of range, or a token or a slot does not exist.
             CapacityError: The tokens do not fit into a slot.
         """
+
+    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
+        """Compute a layer that predicts further tokens, for several slots, and the output that belongs to it.
+
+        What is computed of certain tokens stays with the slot's text, wherever that goes. The next certain token overwrites
+        what was computed of drafted ones.
+
+        Args:
+            feeds: The shares, one for each slot.
+            layer: Which of these layers.
+            vocabulary: See `Batch.vocabulary`.
+
+        Returns:
+            Rows in the order of the feeds; the feature `nextn_given` is what the layer gives on for one token more.
+
+        Raises:
+            OptionError: There is no such layer, or a share does not fit.
+            CapacityError: A position does not fit into a slot.
+        """
+        raise OptionError(f"a pass through layer {layer} of those that predict further tokens; this target has none")
+
+    def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
+        """How many of the first tokens of `text` (t,) int32 such a layer has computed in a slot, wherever that came from."""
+        return 0
+
+    def nextn_given(self, layer: int = 0) -> str:
+        """The feature of such a layer's passes that is given on."""
+        return "output" if self.nextn_features[layer] == "output" else f"layer.{self.n_layers + layer}"

@@ -100,7 +100,7 @@ def write_hybrid(path, llama):
             if key.startswith("llama.") and not key.endswith("head_count_kv"):
                 add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
                 add(key.replace("llama.", "lfm2."), value)
-        writer.add_array("lfm2.attention.head_count_kv", [0, 1, 0])
+        writer.add_array("lfm2.attention.head_count_kv", [0, 1, 0, 1])
         writer.add_uint32("lfm2.shortconv.l_cache", 3)
         write_tiny_tokenizer(writer)
         for name, tensor in llama.tensors.items():
@@ -127,7 +127,7 @@ assert len(ON_BACKENDS) == len(BACKENDS_ARE_ASKED)
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "draft-mtp"])  # LFM2 has no layers for it
 def test_a_drafter_keeps_its_contracts_on_a_hybrid_model(name, hybrid):
     checked = subject(name, ("numba-cpu", "reference"), HYBRIDS)
     for check in ON_BACKENDS:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import itertools
 
+import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
 from drafter_specs import SPECS as DRAFTER_SPECS
+from oracles.drafts import agreeing
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
+from augury.drafters.model.model_drafter import ModelDrafter
 from augury.loader import plan_of
 from augury.types import CACHE_TYPES
 
@@ -49,7 +52,7 @@ LONGER = {  # ngram-mod learns by 32 tokens at a time, and of trees deep nodes a
 CASES = [
     (backend, drafter, *how, way)
     for backend in BACKENDS
-    for i, drafter in enumerate(sorted({*REGISTRY.drafters, *SPECS}))
+    for i, drafter in enumerate(sorted({*REGISTRY.drafters, *SPECS} - {"draft-mtp"}))  # the model has no layers for it
     for j, how in enumerate([(1, 1, 16), (1, 2, 6), (4, 2, 6)])
     for k, way in enumerate(WAYS)
     if backend != "reference" or (i + j + k) % 3 == 0  # which has no threads: any two of the values are enough
@@ -195,3 +198,61 @@ def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decod
     plain, _ = run(itertools.repeat({}), spec_type="none", threads=1, slots=3)
     assert drafted == plain
     assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
+
+
+NEXTN_CASES = [
+    (name, backend, memory, *how, way)
+    for i, (name, memory) in enumerate(
+        [("mtp-deepseek2", "auto"), ("mtp-qwen35", "auto"), ("mtp-qwen35", "checkpoints:use_checkpoints=on")]
+    )
+    for backend in ("numba-cpu", "reference")
+    for j, how in enumerate([(1, 1, 6), (1, 2, 2), (4, 2, 6)])
+    for k, way in enumerate(WAYS)
+    if backend != "reference" or (i + j + k) % 5 == 0
+]
+
+
+@functools.cache
+def plain_nextn(name, backend, n, way):
+    with Engine.load(agreeing(name), backend=backend, n_ctx=N_CTX, threads=1, spec_type="none", registry=REGISTRY) as engine:
+        return tokens_and_logprobs(answers(engine, n, way))
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), NEXTN_CASES)
+def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, backend, memory, slots, threads, draft_max, way):
+    how = {"slots": slots, "threads": threads, "draft_max": draft_max, "memory": memory, "n_ctx": N_CTX, "registry": REGISTRY}
+    with Engine.load(agreeing(name), backend=backend, spec_type="draft-mtp", spec_fixed=True, **how) as engine:
+        results = answers(engine, N_TOKENS[backend], way)
+    assert tokens_and_logprobs(results) == plain_nextn(name, backend, N_TOKENS[backend], way)
+    drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
+    assert accepted > 0 if way == "greedy" else drafted > accepted > 0, "the test must see right and wrong drafts"
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-deepseek4", "mtp-qwen35"])
+def test_so_do_their_trees(name, slots, way, monkeypatch):
+    def branching(drafter, ask):
+        request = ModelDrafter.request(drafter, ask)
+        return attrs.evolve(request, limit=min(2, request.limit), n_candidates=min(3, request.limit))
+
+    monkeypatch.setattr("augury.drafters.draft_mtp.DraftMtp.request", branching)
+    how = {"slots": slots, "threads": 1, "n_ctx": N_CTX, "registry": REGISTRY, "backend": "numba-cpu", "draft_max": 6}
+    with Engine.load(agreeing(name), spec_type="draft-mtp", spec_fixed=True, **how) as engine:
+        results = answers(engine, 60, way)
+    assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 60, way)
+    stats = [result.stats.drafters["draft-mtp"] for result in results]
+    assert sum(each.drafted for each in stats) > 2 * sum(each.used for each in stats), "no tree was verified"
+    assert sum(each.accepted for each in stats) > 0
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-qwen35"])
+def test_so_do_they_beside_lookups_whatever_the_planner_chooses(name, way):
+    with Engine.load(agreeing(name), slots=2, threads=1, n_ctx=N_CTX, registry=REGISTRY, backend="numba-cpu") as engine:
+        results = answers(engine, 100, way)
+    assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 100, way)
+    assert all("draft-mtp" in result.stats.drafters for result in results)

@@ -27,6 +27,7 @@ class Reference(Backend):
     """
 
     name = "reference"
+    computes_nextn = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a loaded plan will take."""

@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.batch import Batch, Feed
+from augury.batch import Batch, Feed, NextnFeed
+from augury.engine.nextn_states import NextnStates
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
@@ -26,12 +27,14 @@ class EngineContext(Context):
     Attributes:
         model: Whose passes.
         memory: Of its slots.
+        nextn: How far its layers that predict further tokens have come; None where it has none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
-    def __init__(self, model: Model, memory: MemoryManager) -> None:
+    def __init__(self, model: Model, memory: MemoryManager, nextn: NextnStates | None = None) -> None:
         self.model = model
         self.memory = memory
+        self.nextn = nextn
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
@@ -146,6 +149,30 @@ class EngineContext(Context):
             self._last_drafts[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
         return logits
 
+    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int, feature: str, vocabulary: np.ndarray | None = None) -> Pass:
+        """See `Target.forward_nextn`."""
+        assert self.nextn is not None
+        sizes = [len(feed.tokens) for feed in feeds]
+        ends, number = np.cumsum(sizes), self.info.n_layers + layer
+        batch = Batch(
+            np.concatenate([feed.tokens for feed in feeds]),
+            np.repeat(np.array([feed.slot for feed in feeds], np.int32), sizes),
+            np.concatenate(
+                [np.arange(feed.start, feed.start + n, dtype=np.int32) for feed, n in zip(feeds, sizes, strict=True)]
+            ),
+            np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
+            layers=(number, number + 1),
+            hidden=np.concatenate([feed.hidden for feed in feeds]),
+            features=(feature,),
+            vocabulary=vocabulary,
+        )
+        for feed in feeds:
+            self.nextn.forget(layer, feed.slot, feed.start)
+        passed = self.model.forward(batch)
+        for feed in feeds:
+            self.nextn.keep(layer, feed.slot, feed.start, feed.tokens[: feed.n_certain])
+        return passed
+
     def _forward_draft(
         self, feeds: Sequence[Feed], layers: tuple[int, int] | None, vocabulary: np.ndarray | None = None
     ) -> Pass:
@@ -235,22 +262,45 @@ class EngineTarget(Target):
 
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
+        self.nextn_features = context.info.nextn_features
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`."""
         if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
             raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
-        if self._context.is_busy:
-            raise OptionError(
-                "a pass through the target's layers while the target verifies a draft; a drafter that makes such "
-                "passes does not draft ahead"
-            )
+        self._check_idle()
         spec, info = self._context.spec, self._context.info
         written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
         if not written or not all(map(len, written.values())):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
+
+    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
+        """See `Target.forward_nextn`; `check_batch` sees that positions and hidden states fit."""
+        if not 0 <= layer < len(self.nextn_features):
+            return super().forward_nextn(feeds, layer, vocabulary)
+        self._check_idle()
+        spec, info = self._context.spec, self._context.info
+        feeds = [attrs.evolve(feed, tokens=_checked(feed.slot, feed.tokens, spec, info)) for feed in feeds]
+        slots = {feed.slot for feed in feeds if len(feed.tokens)}
+        if not feeds or len(slots) < len(feeds):
+            raise OptionError(
+                f"shares of {len(feeds)} slots, {len(slots)} with tokens; expected some tokens of each slot, once"
+            )
+        return self._context.forward_nextn(feeds, layer, self.nextn_given(layer), vocabulary)
+
+    def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
+        """See `Target.n_nextn_held`."""
+        nextn = self._context.nextn
+        return 0 if nextn is None else nextn.n_held(layer, slot, text)
+
+    def _check_idle(self) -> None:
+        if self._context.is_busy:
+            raise OptionError(
+                "a pass through the target's layers while the target verifies a draft; a drafter that makes such "
+                "passes does not draft ahead"
+            )
 
 
 def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.ndarray:

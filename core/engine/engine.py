@@ -33,7 +33,7 @@ from augury.loader import Loader, check_names, context_size, make_backend, plan_
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
-from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates
+from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates, uses_nextn
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trials
@@ -177,12 +177,10 @@ class Engine(Evaluations):
         check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
-        chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
+        choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options)
+        wants_nextn, chosen = uses_nextn(registry, choose(has_nextn=True)), choose()
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
-        chosen += serving_drafters(registry, chosen) if chosen else []
-        members = tuple(member for _, member in chosen)
-        speculation = Speculation(members, draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
         loader = Loader(registry, device, progress or Progress(), files)
         with loader.closed_on_failure() as made:
@@ -194,8 +192,19 @@ class Engine(Evaluations):
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
             context = loader.load(
-                model, options, purpose="target", memory=memory, memory_options=memory_options or {}, implied=implied
+                model,
+                options,
+                purpose="target",
+                memory=memory,
+                memory_options=memory_options or {},
+                implied=implied,
+                wants_nextn=wants_nextn,
             )
+            if context.info.nextn_features:
+                chosen = choose(has_nextn=True)
+            chosen += serving_drafters(registry, chosen) if chosen else []
+            members = tuple(member for _, member in chosen)
+            speculation = Speculation(members, draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,20 @@ from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs
 from augury.registry import Registry
 
-__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "serving_drafters", "speculative_params", "synthetic_rates"]
+__all__ = [
+    "VERIFY",
+    "Member",
+    "Speculation",
+    "choose_drafters",
+    "serving_drafters",
+    "speculative_params",
+    "synthetic_rates",
+    "uses_nextn",
+]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
+_A_MODEL, _NEXTN = "a draft model", "layers of the target that predict further tokens"  # what drafters need
 
 
 @frozen
@@ -45,6 +55,8 @@ def choose_drafters(
     spec_type: str | Iterable[str],
     draft_model: str | Path | None = None,
     spec_options: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    has_nextn: bool = False,
 ) -> list[tuple[type[Drafter], Member]]:
     """The chain of drafters that a user asked for, in its order; empty for none.
 
@@ -54,13 +66,20 @@ def choose_drafters(
             no text at all for the preferred drafters without a model and, where a draft model is given, the preferred one with.
         draft_model: For the first drafter of the chain that takes one.
         spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
+        has_nextn: Whether the target has layers that predict further tokens, for `auto`, which comes to the preferred drafter
+            with these as well.
 
     Raises:
         PluginError: There is no such drafter.
         OptionError: An option is unknown, out of range, or goes to a drafter that is not in use; a drafter occurs twice.
     """
     chain: dict[str, tuple[type[Drafter], dict[str, Any]]] = {}
-    for spec in _specs(registry, spec_type, is_model_given=draft_model is not None):
+    kinds = (
+        None,
+        *[_A_MODEL] * (draft_model is not None),
+        *[_NEXTN] * (has_nextn and any(drafter.uses_nextn for drafter in registry.drafters.values())),
+    )
+    for spec in _specs(registry, spec_type, kinds):
         drafter: type[Drafter] = registry.find("drafter", spec.name)
         if drafter.name in chain:
             raise OptionError(f"--spec-type names {drafter.name} twice; a chain has each drafter once")
@@ -96,6 +115,14 @@ def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], M
     ]
 
 
+def uses_nextn(registry: Registry, chosen: Sequence[tuple[type[Drafter], Member]]) -> bool:
+    """Whether one of some drafters, or one that it wraps, uses layers of the target that predict further tokens."""
+    inner = [getattr(member.options, "inner", "") for _, member in chosen]
+    specs = [spec for text in inner if text for spec in parse_specs(text) if spec.name not in ("auto", "none")]
+    wrapped = [registry.find("drafter", spec.name) for spec in specs]
+    return any(drafter.uses_nextn for drafter in (*(drafter for drafter, _ in chosen), *wrapped))
+
+
 def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, Any], model: str) -> bool:
     """Give a drafter, or the first that it wraps, a draft model, if it takes one and has none."""
     if _takes_model(drafter):
@@ -111,8 +138,8 @@ def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, An
     return False
 
 
-def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given: bool) -> list[Spec]:
-    """The drafters named, `none` and `auto` resolved."""
+def _specs(registry: Registry, spec_type: str | Iterable[str], kinds: Iterable[str | None]) -> list[Spec]:
+    """The drafters named, `none` and `auto` resolved, the latter to the preferred one that needs each of some things."""
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
         raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, or 'auto'")
@@ -123,16 +150,14 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
-        kinds = (False, True) if is_model_given else (False,)
-        chosen = (registry.choice("drafter", None, partial(_unsuitable, takes_model=each)) for each in kinds)
+        chosen = (registry.choice("drafter", None, partial(_unsuitable, need=each)) for each in kinds)
         return [spec for text in chosen for spec in parse_specs(text)]
     return specs
 
 
-def _unsuitable(drafter: type[Drafter], *, takes_model: bool) -> str | None:
-    if _takes_model(drafter) == takes_model:
-        return None
-    return "it takes no draft model" if takes_model else "it takes a draft model"
+def _unsuitable(drafter: type[Drafter], *, need: str | None) -> str | None:
+    needed = _A_MODEL if _takes_model(drafter) else _NEXTN if drafter.uses_nextn else None
+    return None if needed == need else f"it takes {needed or 'nothing'}"
 
 
 def _takes_model(drafter: type[Drafter]) -> bool:

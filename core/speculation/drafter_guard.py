@@ -147,9 +147,12 @@ class DrafterGuard:
         return tokens
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Give it what was computed of tokens that the text keeps."""
+        """Give it what was computed of tokens that the text keeps; with a prompt it begins."""
         self._call("feed", self.drafter.feed, start, tokens, features)
-        self.sequence.counter.took(self.name, self.seconds, "accept_s")
+        if self._has_begun:
+            self.sequence.counter.took(self.name, self.seconds, "accept_s")
+        else:
+            self._begun()
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -104,6 +104,7 @@ def write_tiny_model(
     output_norm: float = 1.0,
     tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
     keys: Mapping[str, int] = MappingProxyType({}),
+    has_nextn: bool = False,
 ) -> None:
     """Write a model with a byte-level vocabulary.
 
@@ -117,20 +118,25 @@ def write_tiny_model(
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
         tensors: Others, or in place of those of their names; float32 is stored.
         keys: Further metadata.
+        has_nextn: Whether a layer more predicts further tokens. It is often right, for the output is the model's.
     """
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
     kind = GGMLQuantizationType[weight_type]
     with gguf_file(path, architecture) as writer:
-        _SIZES.describe(writer)
+        sizes = evolve(_SIZES, n_layers=_SIZES.n_layers + has_nextn)
+        sizes.describe(writer)
+        if has_nextn:
+            writer.add_nextn_predict_layers(1)
         write_tiny_tokenizer(writer)
         writer.add_float32("augury.toy.errors", errors)
         for key, value in keys.items():
             writer.add_uint32(key, value)
         norm = {"output_norm.weight": np.full(N_EMBD, output_norm, np.float32)}
         others = {name: values.astype(np.float32) for name, values in tensors.items()}
-        for name, values in (_weights(seed) | norm | others).items():
+        nextn = _nextn(f"blk.{_SIZES.n_layers}.nextn") if has_nextn else {}
+        for name, values in (_weights(seed, sizes) | norm | nextn | others).items():
             if values.ndim == 1:
                 writer.add_tensor(name, values)
             else:
@@ -157,7 +163,13 @@ def _alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _weights(seed: int) -> dict[str, np.ndarray]:
+def _nextn(at: str) -> dict[str, np.ndarray]:
+    """What makes a layer predict further tokens: it sees what it is given of the token alone."""
+    norms = {f"{at}.{name}.weight": np.ones(N_EMBD, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    return norms | {f"{at}.eh_proj.weight": np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)}
+
+
+def _weights(seed: int, sizes: LlamaSizes) -> dict[str, np.ndarray]:
     shared, own = np.random.default_rng(7), np.random.default_rng([7, seed])
 
     def matrix(shape: tuple[int, ...], rng: np.random.Generator = own) -> np.ndarray:
@@ -169,7 +181,7 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
     successor = token - token % PERIOD + (token + 1) % PERIOD  # the vocabulary is a multiple of the period
     head = matrix((N_VOCAB, n_embd), shared) * np.float32(2)
     head[successor] += np.float32(_STUBBORNNESS) * embedding / np.float32(n_embd**0.5)
-    layers = {name: shape for name, shape in _SIZES.shapes.items() if name.startswith("blk.")}
+    layers = {name: shape for name, shape in sizes.shapes.items() if name.startswith("blk.")}
     return {"token_embd.weight": embedding, "output.weight": head} | {
         name: np.ones(shape, np.float32) if len(shape) == 1 else matrix(shape) for name, shape in layers.items()
     }

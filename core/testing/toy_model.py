@@ -25,6 +25,7 @@ class ToyModel(Model):
 
     Attributes:
         cells: (n_slots, n_ctx) int64, the tokens that were stored.
+        nextn_cells: The same of those that a layer was given which predicts further tokens.
         batches: The passes so far.
         on_forward: Called at the beginning of every pass.
         is_closed: Whether `close` was called.
@@ -57,7 +58,7 @@ class ToyModel(Model):
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
         self.options = ModelOptions(n_slots=n_slots, n_ctx=n_ctx)
         self.features = dict.fromkeys(["output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd)
-        self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
+        self.cells, self.nextn_cells = np.full((2, n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None
         self.is_closed = False
@@ -70,6 +71,8 @@ class ToyModel(Model):
         self._check(batch)
         self.batches.append(batch)
         self.on_forward()
+        if self._is_nextn(batch):
+            return self._nextn(batch)
         for slot, cell, position in batch.accepted if batch.accepted is not None else ():
             self.cells[slot, position] = self.cells[slot, cell]
         wanted, (_, n_layers) = set(batch.rows.tolist()), batch.layers or (0, None)
@@ -101,11 +104,42 @@ class ToyModel(Model):
         repeated = tokens[-self._period] if self._period is not None and is_long else None
         return self._logits(_bytes(tokens), repeated, n_layers)
 
+    def _is_nextn(self, batch: Batch) -> bool:
+        return batch.layers is not None and batch.layers[1] > self.info.n_layers
+
+    def _nextn(self, batch: Batch) -> Pass:
+        """A pass through a layer that predicts further tokens: it expects what a model with fewer layers does.
+
+        Raises:
+            AuguryError: A hidden state is not that of the token before.
+        """
+        assert batch.hidden is not None
+        rows, held, wanted = [], [], set(batch.rows.tolist())
+        columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
+        for i, (token, slot, position) in enumerate(columns):
+            self.nextn_cells[slot, position] = token
+            text = self.nextn_cells[slot, : position + 1]
+            before = self._feature(self._held(text[:-1])) if position else np.zeros(self.info.n_embd, np.float32)
+            if not np.array_equal(batch.hidden[i], before):
+                raise AuguryError(f"slot {slot}: the hidden state at position {position} is not that of the token before")
+            held.append(self._held(text))
+            if i in wanted:
+                rows.append(self.logits(text, n_layers=0))
+        return self._passed(batch, rows, held)
+
+    def _held(self, tokens: np.ndarray) -> bytes:
+        """All that is held of a text."""
+        return _bytes(tokens)
+
+    def _feature(self, held: bytes) -> np.ndarray:
+        """What it tells of a token of which this is held."""
+        return _normal(hashlib.sha256(held).digest()[18:26], self.info.n_embd).astype(np.float32)
+
     def _passed(self, batch: Batch, rows: Sequence[np.ndarray], held: Iterable[bytes]) -> Pass:
         """Rows of logits, and, where they are asked for, features of every token, of which this is held."""
         asked = held if batch.features else ()
-        features = [_normal(hashlib.sha256(each).digest()[18:26], self.info.n_embd) for each in asked]
-        told = {name: np.array(features, np.float32) for name in batch.features}
+        features = [self._feature(each) for each in asked]
+        told = {name: np.array(features, np.float32).reshape(-1, self.info.n_embd) for name in batch.features}
         return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), told)
 
     def _logits(self, held: bytes, repeated: int | None, n_layers: int | None) -> np.ndarray:
@@ -119,7 +153,10 @@ class ToyModel(Model):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
-        return [self.cells[slot, :n]]
+        return [self.cells[slot, :n], *self._nextn_memory(slot, n)]
+
+    def _nextn_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        return [self.nextn_cells[slot, :n]] if self.info.nextn_features else []
 
     def memory_table(self) -> Sequence[Allocation]:
         """See `Model.memory_table`."""
@@ -140,7 +177,7 @@ class ToyModel(Model):
         if self.is_closed:
             raise AuguryError("the toy model is closed")
         check_batch(batch, self.info.n_vocab, self.info, self.state_spec, self.features)
-        if batch.hidden is not None:
+        if batch.hidden is not None and not self._is_nextn(batch):
             raise UnsupportedError("the toy model computes tokens, not hidden states")
 
 

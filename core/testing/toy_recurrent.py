@@ -59,6 +59,8 @@ class ToyRecurrentModel(ToyModel):
             raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
         self.batches.append(batch)
         self.on_forward()
+        if self._is_nextn(batch):
+            return self._nextn(batch)
         self._begin(batch)
         rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
         held: list[Any] = []  # what there is after each token of the pass
@@ -86,10 +88,7 @@ class ToyRecurrentModel(ToyModel):
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64."""
-        held = self._nothing()
-        for token in tokens:
-            held = self._after(held, int(token))
-        return self._of(held, n_layers)
+        return self._of(self._follow(tokens), n_layers)
 
     def plain(self, prompt: Sequence[int], n: int, choose: Any = np.argmax) -> list[int]:
         """What plain decoding gives: n tokens after `prompt`."""
@@ -102,7 +101,7 @@ class ToyRecurrentModel(ToyModel):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
-        return [self.cells[slot, :n], self.state[slot], self.conv[slot]]
+        return [self.cells[slot, :n], *self._nextn_memory(slot, n), self.state[slot], self.conv[slot]]
 
     def memory_table(self) -> Sequence[Allocation]:
         """See `Model.memory_table`."""
@@ -118,6 +117,16 @@ class ToyRecurrentModel(ToyModel):
             self.state[slot], self.conv[slot], _ = self._after((self.state[slot], self.conv[slot], ()), token)
         for slot in set(batch.slots.tolist()):
             self.aside[slot] = {}
+
+    def _follow(self, tokens: np.ndarray) -> Any:
+        """What there is after a text."""
+        held = self._nothing()
+        for token in tokens:
+            held = self._after(held, int(token))
+        return held
+
+    def _held(self, tokens: np.ndarray) -> bytes:
+        return self._seen(self._follow(tokens))
 
     def _before(self, slot: int, position: int) -> Any:
         """What a slot holds when a pass over tokens from a position on begins."""

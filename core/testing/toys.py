@@ -37,7 +37,7 @@ __all__ = [
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
-_MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
+_MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_nextn": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
 _SURPRISES = 0.08  # share of the toy's tokens that do not repeat what came a period before
 
 
@@ -45,6 +45,7 @@ class ToyBackend(Backend):
     """Computes no plan, but a hash of every text: as exact as a real model about what its memory holds, and a lot faster."""
 
     name = "toy"
+    computes_nextn = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """See `Backend.state_spec`."""
@@ -143,7 +144,8 @@ class ToyConstraint(Constraint):
 class TinySource(Source):
     """Writes the tiny models when they are first wanted, for as long as the process lives.
 
-    `tiny:target` and `tiny:draft` have one vocabulary and are often of the same mind.
+    `tiny:target` and `tiny:draft` have one vocabulary and are often of the same mind. The target has a layer that predicts
+    further tokens.
     """
 
     name = "tiny"

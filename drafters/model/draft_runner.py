@@ -56,6 +56,50 @@ class WrittenDraft:
     candidates: list[list[tuple[int, float]]] = Factory(list)
     reach: float = 1.0
 
+    def add(
+        self, request: DraftRequest, logits: Pass, row: int, best: int, *, n_vocab: int, n_judged: int | None = None
+    ) -> bool:
+        """Write one token more, unless the model is too unsure of its best one, has none, or the target none like it.
+
+        Args:
+            request: What is wanted.
+            logits: Of a pass.
+            row: Of the place.
+            best: Its best token; below 0 where it has none.
+            n_vocab: A token from this on is never proposed.
+            n_judged: A token's probability is that among so many of the best; None: among all.
+
+        Returns:
+            Whether it was written.
+        """
+        if best < 0:
+            return False
+        ids, likely = np.array([best], np.int32), None
+        if request.n_candidates > 1 or n_judged is not None:
+            (ids,), (likely,) = logits.top_k(np.array([row], np.int32), n_judged or request.n_candidates)
+        is_judged = request.p_min > 0 or request.least_reach > 0 or request.n_candidates > 1
+        probabilities: list[float] = []
+        if is_judged or n_judged is not None or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            probabilities = _probabilities(logits, row, ids, None if n_judged is None else likely).tolist()
+            if probabilities and probabilities[0] < request.p_min:
+                return False
+        if request.sampler is not None:
+            text = np.concatenate([request.history, np.array(self.tokens, np.int32)])
+            if (drawn := request.sampler.draw(logits, row, text)) is None:
+                return False
+            self.tokens.append(drawn[0])
+            self.probabilities.append(drawn[1])
+        elif best >= n_vocab:
+            return False
+        else:
+            self.tokens.append(best)
+        self.confidence += probabilities[:1]
+        if request.n_candidates > 1:
+            likeliest = zip(ids.tolist()[: request.n_candidates], probabilities, strict=False)
+            self.candidates.append([each for each in likeliest if each[0] < n_vocab])
+        self.reach *= probabilities[0] if probabilities else 1.0
+        return True
+
 
 class DraftRunner:
     """A draft model that the drafters of all slots share.
@@ -152,7 +196,7 @@ class DraftRunner:
             for row, best in enumerate(logits.argmax().tolist()):
                 i = writing[row % len(writing)]
                 if i in still_writing:
-                    goes_on = self._write(requests[i], written[i], logits, row, best)
+                    goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self._n_vocab)
                     if not goes_on or len(written[i].tokens) == limits[i] or written[i].reach < requests[i].least_reach:
                         still_writing.remove(i)
             writing, feeds = [i for i in writing if i in still_writing], []
@@ -202,37 +246,6 @@ class DraftRunner:
             return np.full(n, -1, np.int32)
         self._cut(cached, start)
         return self._forward([(cached, text[cached.n : -1], None)], n_rows=n).argmax()
-
-    def _write(self, request: DraftRequest, written: WrittenDraft, logits: Pass, row: int, best: int) -> bool:
-        """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
-        if best < 0:
-            return False
-        ids = np.array([best], np.int32)
-        if request.n_candidates > 1:
-            (ids,), _ = logits.top_k(np.array([row], np.int32), request.n_candidates)
-        is_judged = request.p_min > 0 or request.least_reach > 0 or request.n_candidates > 1
-        if is_judged or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            probabilities = _probabilities(logits, row, ids).tolist()
-            if probabilities and probabilities[0] < request.p_min:
-                return False
-        else:
-            probabilities = []
-        if request.sampler is not None:
-            text = np.concatenate([request.history, np.array(written.tokens, np.int32)])
-            if (drawn := request.sampler.draw(logits, row, text)) is None:
-                return False
-            written.tokens.append(drawn[0])
-            written.probabilities.append(drawn[1])
-        elif best >= self._n_vocab:
-            return False
-        else:
-            written.tokens.append(best)
-        written.confidence += probabilities[:1]
-        if request.n_candidates > 1:
-            known = [each for each in zip(ids.tolist(), probabilities, strict=True) if each[0] < self._n_vocab]
-            written.candidates.append(known)
-        written.reach *= probabilities[0] if probabilities else 1.0
-        return True
 
     def _cached(self, slot: int, history: np.ndarray) -> CachedText:
         """The cached text of a slot of the target; where it has none, `history` is to be that."""
@@ -302,7 +315,11 @@ class DraftRunner:
         return logits
 
 
-def _probabilities(logits: Pass, row: int, ids: np.ndarray) -> np.ndarray:
-    """The probabilities (m,) of tokens (m,) int32 by the model's own distribution."""
+def _probabilities(logits: Pass, row: int, ids: np.ndarray, likely: np.ndarray | None) -> np.ndarray:
+    """The probabilities (m,) of tokens (m,) int32 by the model's own distribution, or among those of logits `likely` (m,)."""
+    if likely is not None:
+        weights = np.exp(likely.astype(np.float64) - likely[0])
+        shares: np.ndarray = weights / weights.sum()
+        return shares
     logarithms = logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row)
     return np.exp(np.minimum(logarithms, 0.0))  # above 0 by rounding alone

@@ -40,6 +40,7 @@ class Llama(Transformer):
     name = "llama"
     rotary = _ROPE
     experts = _EXPERTS
+    nextn_hidden = "output"
 
 
 class Mistral3(Transformer):

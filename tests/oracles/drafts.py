@@ -10,14 +10,21 @@ The data is in `tests/data/drafts`, whose README says what it means.
 from __future__ import annotations
 
 import functools
+import math
+import mmap
+import os
+import shutil
 from pathlib import Path
 
 import attrs
 import numpy as np
 from oracles import models
 
+from augury.files.header import read_header
+
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
+QUIET = ("attn_output.weight", "attn_output_b.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(NEXTN)))
 
 
@@ -36,6 +43,36 @@ class Run:
 def draft_file(name: str) -> Path:
     """The GGUF file of a tiny model that drafts."""
     return models.written_from_head(DATA / f"{name}.head")
+
+
+@functools.cache
+def agreeing(name: str) -> Path:
+    """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong."""
+    source, path = models.written_from_head(DATA / f"{name}.head"), models.folder() / f"{name}-agreeing.gguf"
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(source, part)
+        with part.open("r+b") as out, mmap.mmap(out.fileno(), 0) as mapped:
+            entries = {entry.name: entry for entry in read_header(part, mapped).entries}
+
+            def values(name: str) -> np.ndarray:
+                entry = entries[name]
+                return np.frombuffer(mapped, np.float32, math.prod(entry.shape), entry.start).reshape(entry.shape)
+
+            for each, entry in entries.items():
+                changed = None
+                if each.endswith(QUIET):
+                    changed = np.float32(0.15) * values(each)
+                elif each.endswith("nextn.eh_proj.weight"):
+                    changed = np.eye(*entry.shape, dtype=np.float32)  # what it is given of the token
+                elif each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
+                    changed = np.ones(entry.shape, np.float32)
+                elif each.endswith("nextn.shared_head_norm.weight"):
+                    changed = values("output_norm.weight").copy()
+                if changed is not None:
+                    mapped[entry.start : entry.start + changed.nbytes] = changed.tobytes()
+        part.replace(path)
+    return path
 
 
 @functools.cache

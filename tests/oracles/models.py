@@ -66,7 +66,7 @@ def tiny_model(name: str) -> Path:
         return DATA / f"{name}.gguf"
     if name in ORACLES:
         return written_from_head(DATA / f"{name}.head")
-    path = _folder() / f"{name}.gguf"
+    path = folder() / f"{name}.gguf"
     source, _, kind = name.rpartition("-")
     _written(path, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
     return path
@@ -74,7 +74,7 @@ def tiny_model(name: str) -> Path:
 
 def written_from_head(head: Path) -> Path:
     """The GGUF file of a header, with its weights."""
-    path = _folder() / f"{head.stem}.gguf"
+    path = folder() / f"{head.stem}.gguf"
     _written(path, functools.partial(_write_from_head, head))
     return path
 
@@ -94,7 +94,7 @@ def architecture_of(name: str) -> str:
 @functools.cache
 def file_for_plans(name: str) -> ModelFile:
     """A model of `ORACLES` whose matrices hold zeros, which takes no time to write: plans depend on metadata and shapes."""
-    path = _folder() / f"{name}.plan.gguf"
+    path = folder() / f"{name}.plan.gguf"
     _written(path, functools.partial(_write_from_head, DATA / f"{name}.head", most=4096))
     return ModelFile.open(path)
 
@@ -147,7 +147,7 @@ def with_layers(file: ModelFile, n_layers: int) -> ModelFile:
     return ModelFile(file.path, file.paths, file.n_bytes, metadata, tensors)
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """A folder that all processes of a test run share (see conftest.py), or else one that is removed with the process."""
     return Path(os.environ.get("TINY_MODELS") or _own_folder().name)
 

@@ -1,0 +1,64 @@
+"""How far layers that predict further tokens have come with the text of each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from augury.interfaces import Model
+from augury.slot_states import SlotStates
+
+__all__ = ["NextnStates"]
+
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse; the bits of the golden ratio are well mixed
+
+
+class NextnStates(SlotStates):
+    """The states of a model's slots, with a mark beside what such layers keep of a position: the digest of the text up to it.
+
+    Marks are copied, saved and restored with the rest. So a layer's states are known by the text that they were computed of,
+    however they came into a slot; those that were written over have other marks, or none.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.info, self.options, self._model = model.info, model.options, model
+        spec, n_layers = model.state_spec, len(model.info.nextn_features)
+        self._marks = np.zeros((n_layers, spec.n_slots, spec.n_ctx), np.uint64)
+        factors = np.full(spec.n_ctx, _FACTOR, np.uint64)
+        self._powers = np.multiply.accumulate(factors)
+        self._inverses = np.multiply.accumulate(np.full(spec.n_ctx, pow(_FACTOR, -1, 1 << 64), np.uint64))
+
+    @property
+    def identity(self) -> str:
+        """See `SlotStates.identity`."""
+        return f"{self._model.identity}, {len(self._marks)} layers that predict further tokens"
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `SlotStates.slot_memory`."""
+        return [*self._model.slot_memory(slot, n), *self._marks[:, slot, :n]]
+
+    def slot_written(self) -> None:
+        """See `SlotStates.slot_written`."""
+        self._model.slot_written()
+
+    def forget(self, layer: int, slot: int, start: int) -> None:
+        """A pass is to write over what a layer keeps from a position on."""
+        self._marks[layer, slot, start:] = 0
+
+    def keep(self, layer: int, slot: int, start: int, tokens: np.ndarray) -> None:
+        """A layer has computed the tokens (m,) int32 of a slot's text from a position on."""
+        before = self._marks[layer, slot, start - 1] if start else np.uint64(0)
+        if len(tokens) and (before or not start):
+            self._marks[layer, slot, start : start + len(tokens)] = self._digests(tokens, before)
+
+    def n_held(self, layer: int, slot: int, text: np.ndarray) -> int:
+        """How many of the first tokens of a text (t,) int32 a layer has computed in a slot."""
+        differs = self._digests(text, np.uint64(0)) != self._marks[layer, slot, : len(text)]
+        return int(differs.argmax()) if differs.any() else len(text)
+
+    def _digests(self, tokens: np.ndarray, before: np.uint64) -> np.ndarray:
+        """(m,) uint64: each is that before, times the factor, plus the token and 1."""
+        n = len(tokens)
+        sums: np.ndarray = np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * self._inverses[:n], dtype=np.uint64)
+        return (sums + before) * self._powers[:n]

@@ -1,0 +1,107 @@
+"""`draft-mtp`: the target's own layers that predict further tokens write ahead (multi-token prediction, NextN).
+
+Files of some models have them: layers that are trained to say, of what the model made of one token and of the token after it,
+which comes next. A pass through one of them takes a small part of a pass through the model. Their keys and values lie in the
+target's slots, and so does what they know of a prompt that is taken up again. Drafts branch by the tokens that were considered.
+
+Source: Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction" (arXiv 2404.19737); DeepSeek-AI
+2024, "DeepSeek-V3" (arXiv 2412.19437), section 2.2; llama.cpp's `draft-mtp`, whose drafts these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.drafters.model.model_drafter import ModelDrafter
+from augury.errors import UnsupportedError
+from augury.hookspecs import hookimpl
+from augury.options import option
+
+if TYPE_CHECKING:
+    from augury.drafters.model.nextn_runner import NextnRunner
+    from augury.interfaces import Drafter, Session
+
+__all__ = ["DraftMtp", "DraftMtpOptions"]
+
+
+@frozen
+class DraftMtpOptions:
+    """Options of `draft-mtp`."""
+
+    vocab: int | None = option(
+        None,
+        help="drafts are chosen among so many tokens, the first ones, and those that the text holds; 0: all; unless given a "
+        "quarter, 16384 at least",
+        ge=0,
+        aliases=("draft-vocab",),
+    )
+    p_min: float = option(
+        0.0,
+        help="a draft ends where the best token is less probable than this, among the ten best",
+        ge=0.0,
+        le=1.0,
+        aliases=("draft-p-min", "spec-draft-p-min"),
+        per_request=True,
+    )
+
+
+class DraftMtp(ModelDrafter):
+    """Lets the target's layers that predict further tokens write ahead."""
+
+    name = "draft-mtp"
+    aliases = ("mtp",)
+    options_class = DraftMtpOptions
+    uses_nextn = True
+    runner: NextnRunner
+
+    def __init__(self, options: DraftMtpOptions, session: Session) -> None:
+        super().__init__(options, session)
+        target, info = session.target, session.model
+        if not target.nextn_features:
+            raise UnsupportedError(
+                f"draft-mtp: {info.name} has no layers that predict further tokens, or they are not computed by its backend or "
+                "in its placement; leave draft-mtp out, or try --backend numba-cpu without -ngl"
+            )
+        self.features = (target.nextn_features[0],)
+
+        def make() -> NextnRunner:
+            from augury.drafters.model.draft_vocabulary import DraftVocabulary
+            from augury.drafters.model.nextn_runner import NextnRunner
+
+            vocabulary = DraftVocabulary(info.n_vocab, options.vocab)
+            return NextnRunner(target, session.options.n_ctx, vocabulary, n_vocab=info.n_vocab)
+
+        self.runner = session.shared((self.name, options.vocab), make)
+
+    def n_held(self, history: np.ndarray) -> int:
+        """As far as its layers have computed the text that the slot holds, or were told of it."""
+        return self.runner.n_held(self.session.slot, history)
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """Take note of hidden states; of many the layers compute what they keep of them."""
+        self.runner.feed(self.session.slot, start, tokens, features[self.features[0]])
+
+    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the target knows what is computed
+        """Compute what is left of the prompt."""
+        self.begin_sampling()
+        self.runner.begin(self.session.slot, history)
+
+    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray:
+        """What it would have drafted for the last tokens."""
+        return self.runner.teacher_forced(self.session.slot, history, n)
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `draft-mtp`."""
+    return [DraftMtp]
+
+
+@hookimpl(trylast=True)
+def augury_choose(kind: str, names: Sequence[str]) -> str | None:
+    """Recommend `draft-mtp`."""
+    return "draft-mtp" if kind == "drafter" and "draft-mtp" in names else None

@@ -1,0 +1,101 @@
+"""What drafters have in common that write ahead with a model: one runner for all slots, and an ask becomes its request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
+from augury.drafters.model.draft_sampler import DraftSampler
+from augury.drafters.model.draft_tree import branched
+from augury.interfaces import Ask, Drafter
+from augury.types import Draft
+
+__all__ = ["ModelDrafter"]
+
+_N_CANDIDATES = 4  # for each place, where a planner takes those that pay
+
+
+class Runner(Protocol):
+    """Writes ahead for all slots."""
+
+    n_model_vocab: int  # V of what writes
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
+        """Write ahead for several slots at once, in order."""
+
+    def end(self, slot: int) -> None:
+        """A slot's request is over; what is kept of its text may serve another."""
+
+
+class ModelDrafter(Drafter):
+    """Lets a model write ahead. Its options have a `p_min`, which a request may bring.
+
+    Attributes:
+        runner: Of the model.
+        sampler: Of a request whose drafts are drawn.
+    """
+
+    scope = "request"  # it learns nothing; what it caches outlives a request and changes no draft
+    is_costly = True
+    is_paced = True
+    runner: Runner
+    sampler: DraftSampler | None = None
+
+    def begin_sampling(self) -> None:
+        """Draw this request's drafts if they are verified by rejection."""
+        sampling, self.sampler = self.session.sampling, None
+        if self.session.verify == "rejection" and sampling.temperature > 0:
+            self.sampler = DraftSampler(sampling, n_drawn=self.runner.n_model_vocab, n_vocab=self.session.model.n_vocab)
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Write ahead for one slot."""
+        return self.made_of(self.runner.draft([self.request(Ask(self, history, limit))])[0], limit)
+
+    def end(self) -> None:
+        """Leave the cached text to other requests."""
+        self.runner.end(self.session.slot)
+
+    @classmethod
+    def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
+        """Write ahead for several slots; those that share a model share its passes."""
+        drafts = [Draft() for _ in asks]
+        indices: dict[Runner, list[int]] = {}
+        drafters, requests = [], []
+        for i, ask in enumerate(asks):
+            assert isinstance(ask.drafter, ModelDrafter)
+            indices.setdefault(ask.drafter.runner, []).append(i)
+            drafters.append(ask.drafter)
+            requests.append(ask.drafter.request(ask))
+        for runner, mine in indices.items():
+            for i, written in zip(mine, runner.draft([requests[i] for i in mine]), strict=True):
+                drafts[i] = drafters[i].made_of(written, asks[i].limit)
+        return drafts
+
+    def request(self, ask: Ask) -> DraftRequest:
+        """What the runner is asked for: a chain, and where a planner asks, the candidates for each place."""
+        depth, n_candidates, least_reach = ask.limit, 1, 0.0
+        if ask.pace is not None:
+            depth, n_candidates, least_reach = min(depth, ask.pace.depth), _N_CANDIDATES, ask.pace.least_reach
+        return DraftRequest(
+            self.session.slot,
+            ask.history,
+            depth,
+            self.options.p_min,  # read anew each time: a request may bring its own
+            min(n_candidates, ask.limit),  # of a tree of `limit` tokens no place has more
+            self.sampler,
+            ask.guess.tolist(),
+            least_reach,
+        )
+
+    def made_of(self, written: WrittenDraft, limit: int) -> Draft:
+        """The draft of what was written."""
+        if written.candidates:
+            return branched(written, limit, self.options.p_min)
+        return Draft(
+            written.tokens,
+            probabilities=np.stack(written.probabilities) if written.probabilities else None,
+            confidence=np.array(written.confidence, np.float32) if written.confidence else None,
+        )

@@ -1,0 +1,220 @@
+"""Writes ahead with the target's own layers that predict further tokens, for several slots at once.
+
+Such a layer computes, at position p, token p and what the target's layers made of token p - 1, `hidden`; its output predicts
+token p + 1. What it keeps of the text stays in the target's slots, so it is computed once::
+
+    text            the   cat   sat   on          "on" was sampled last, and is not in the target's memory
+    hidden           h0    h1    h2
+    is given        (the,0)(cat,h0)(sat,h1)(on,h2)          predicts the draft's first token, and makes h3'
+    then                                   (a,h3')          predicts the second
+
+A single layer is applied again and again. Of several each drafts one token, after it has computed the draft before that.
+
+Source: llama.cpp's driver of MTP (`common/speculative.cpp`), whose order and positions these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define
+
+from augury.batch import NextnFeed
+from augury.drafters.model.draft_runner import WrittenDraft
+
+if TYPE_CHECKING:
+    from augury.drafters.model.draft_runner import DraftRequest
+    from augury.drafters.model.draft_vocabulary import DraftVocabulary
+    from augury.passes import Pass, Target
+
+__all__ = ["NextnRunner"]
+
+_MOST_PENDING = 256  # tokens that are told and not computed; as a prompt goes on, so many at least are computed in one pass
+_KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wants fewer
+_N_JUDGED = 10  # tokens among which probabilities are, as with llama.cpp
+
+
+@define(eq=False)
+class HiddenText:
+    """A slot's text, as far as the target told of it, and the hidden states of its last tokens.
+
+    Attributes:
+        tokens: (n_ctx,) int32, of which the target told of the first `n`.
+        first: The first token whose hidden state is kept.
+        n_computed: By layer, how many of the first tokens it has computed; None: the target knows.
+    """
+
+    tokens: np.ndarray
+    rows: np.ndarray  # (c, F) float32, from `first` on
+    n: int = 0
+    first: int = 0
+    n_computed: list[int] | None = None
+
+    def add(self, start: int, tokens: np.ndarray, rows: np.ndarray) -> None:
+        """The target told of tokens (m,) from `start` on; what was told from there on was of another text."""
+        if not self.first <= start <= self.n:
+            self.first = start
+        end, kept = start + len(tokens), start - self.first
+        if kept + len(rows) > len(self.rows):
+            grown = np.empty((2 * (kept + len(rows)), rows.shape[1]), np.float32)
+            if kept:
+                grown[:kept] = self.rows[:kept]
+            self.rows = grown
+        self.rows[kept : kept + len(rows)] = rows
+        self.tokens[start:end], self.n = tokens, end
+
+    def forget(self, n_before: int) -> None:
+        """Keep hidden states from the token `n_before` on, where that makes much room."""
+        drop = n_before - self.first
+        if 2 * drop > len(self.rows):
+            self.rows[: self.n - n_before] = self.rows[drop : self.n - self.first].copy()
+            self.first = n_before
+
+    def before(self, start: int, end: int) -> np.ndarray:
+        """The hidden states (end - start, F) of the tokens before each from `start` to before `end`; zeros before the first."""
+        if start:
+            return self.rows[start - 1 - self.first : end - 1 - self.first]
+        return np.concatenate([np.zeros_like(self.rows[:1]), self.rows[: end - 1]])
+
+    def has_before(self, start: int) -> bool:
+        """Whether the hidden state of the token before `start` is there."""
+        return self.first < start or (self.first == start == 0)
+
+    def n_agreed(self, text: np.ndarray) -> int:
+        """How many of the first tokens of a text (t,) int32 the target told of."""
+        n = min(self.n, len(text))
+        differs = self.tokens[:n] != text[:n]
+        return int(differs.argmax()) if differs.any() else n
+
+
+class NextnRunner:
+    """The layers of a target, for the drafters of all slots.
+
+    Tokens that the target told of are computed when a draft needs that, or when there are many.
+    """
+
+    def __init__(self, target: Target, n_ctx: int, vocabulary: DraftVocabulary, *, n_vocab: int) -> None:
+        """Take over the layers.
+
+        Args:
+            target: Whose layers.
+            n_ctx: Positions of a slot.
+            vocabulary: Which tokens are drafted.
+            n_vocab: V of the target.
+        """
+        self.n_model_vocab = n_vocab
+        self._target = target
+        self._n_layers = len(target.nextn_features)
+        self._given = [target.nextn_given(layer) for layer in range(self._n_layers)]
+        self._vocabulary = vocabulary
+        self._n_ctx = n_ctx
+        self._texts: dict[int, HiddenText] = {}
+
+    def n_held(self, slot: int, history: np.ndarray) -> int:
+        """How many of the first tokens of a new text (h,) int32 the target need not tell of again."""
+        text = self._text(slot)
+        text.n = text.n_agreed(history)
+        text.first = min(text.first, text.n)
+        text.tokens[: len(history)], text.n_computed = history, None
+        n_computed = min(self._target.n_nextn_held(slot, history, layer) for layer in range(self._n_layers))
+        n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be told
+        return max(text.n, n_by_states) if text.has_before(n_computed) else n_by_states
+
+    def feed(self, slot: int, start: int, tokens: np.ndarray, hidden: np.ndarray) -> None:
+        """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
+        text = self._text(slot)
+        text.add(start, tokens, hidden)
+        if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
+            self._go_on(slot, text)
+
+    def begin(self, slot: int, history: np.ndarray) -> None:
+        """Compute what is left of a prompt."""
+        self._vocabulary.begin(slot, history)
+        self._go_on(slot, self._text(slot))
+
+    def end(self, slot: int) -> None:
+        """The request of a slot is over. What it told of may serve the next one."""
+        self._text(slot).n_computed = None
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
+        """Write ahead for several slots, a token of each with every pass.
+
+        Returns:
+            What was written for each request, in order; nothing where the target has not told of all tokens before.
+        """
+        written, limits = [WrittenDraft() for _ in requests], [0] * len(requests)
+        for i, request in enumerate(requests):
+            self._vocabulary.follow(request.slot, request.history)
+            text, n = self._text(request.slot), len(request.history)
+            if text.n == n - 1 and all(text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)):
+                limits[i] = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
+        writing = [i for i, limit in enumerate(limits) if limit > 0]
+        made: list[list[np.ndarray]] = [[] for _ in requests]  # (1, F) each, of what was written
+        step = 0
+        while writing:
+            layer = min(step, self._n_layers - 1)
+            feeds = [self._feed(requests[i], written[i].tokens, made[i], layer) for i in writing]
+            logits = self._forward(feeds, layer, is_draft=True)
+            ends = np.cumsum([len(feed.tokens) for feed in feeds])
+            given, going_on = logits.features(self._given[layer])[ends - 1], []
+            for row, (i, best) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
+                goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=_N_JUDGED)
+                made[i].append(given[row : row + 1])
+                if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
+                    going_on.append(i)
+            writing, step = going_on, step + 1
+        return written
+
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
+        """The best token in place of each of the last n of `history` (h,) int32, by the first layer.
+
+        Returns:
+            (n,) int32; -1 where the hidden states before are not kept.
+        """
+        text, end = self._text(slot), len(history) - 1
+        start = min(self._n_computed(slot, text)[0], end - n)
+        if text.n < end or start < 0 or not text.has_before(start):
+            return np.full(n, -1, np.int32)
+        feed = NextnFeed(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
+        return self._forward([feed], 0).argmax()
+
+    def _text(self, slot: int) -> HiddenText:
+        if slot not in self._texts:
+            self._texts[slot] = HiddenText(np.empty(self._n_ctx, np.int32), np.empty((0, 0), np.float32))
+        return self._texts[slot]
+
+    def _n_computed(self, slot: int, text: HiddenText) -> list[int]:
+        if text.n_computed is None:
+            told = text.tokens[: text.n]
+            text.n_computed = [self._target.n_nextn_held(slot, told, layer) for layer in range(self._n_layers)]
+        return text.n_computed
+
+    def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> NextnFeed:
+        """A slot's share of a step: the last token of the text and what is not computed before it, or what is drafted."""
+        text, history, n = self._text(request.slot), request.history, len(request.history)
+        start = min(self._n_computed(request.slot, text)[layer], n - 1)
+        tokens, hidden = history[start:], text.before(start, n)
+        if written and self._n_layers == 1:
+            return NextnFeed(request.slot, n + len(written) - 1, np.array(written[-1:], np.int32), made[-1], 0)
+        if written:
+            tokens, hidden = np.append(tokens, np.array(written, np.int32)), np.concatenate([hidden, *made])
+        return NextnFeed(request.slot, start, tokens, hidden, n - start)
+
+    def _go_on(self, slot: int, text: HiddenText) -> None:
+        """Let all layers compute what the target has told of."""
+        for layer, start in enumerate(self._n_computed(slot, text)):
+            if start < text.n and text.has_before(start):
+                tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)
+                self._forward([NextnFeed(slot, start, tokens, hidden, text.n - start, 0)], layer)
+
+    def _forward(self, feeds: Sequence[NextnFeed], layer: int, *, is_draft: bool = False) -> Pass:
+        """One pass; what was computed of certain tokens counts from then on."""
+        logits = self._target.forward_nextn(feeds, layer, self._vocabulary.tokens if is_draft else None)
+        for feed in feeds:
+            text = self._text(feed.slot)
+            if feed.n_certain and text.n_computed is not None:
+                text.n_computed[layer] = feed.start + feed.n_certain
+                text.forget(max(min(text.n_computed) - 1 - _KEPT, 0))
+        return logits

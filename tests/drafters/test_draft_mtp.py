@@ -1,0 +1,332 @@
+"""`draft-mtp`: drafts of the target's own layers, told round by round; and what is computed of a text is computed once."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import numpy as np
+import pytest
+from oracles.drafts import NEXTN, agreeing, draft_file, runs
+from oracles.models import altered, nmse, tiny_model
+
+from augury import Engine, Registry
+from augury.batch import Batch
+from augury.drafters.draft_mtp import DraftMtp, augury_drafters
+from augury.drafters.model.draft_runner import DraftRequest
+from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.drafters.model.nextn_runner import NextnRunner
+from augury.engine.context import EngineTarget
+from augury.errors import OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import Loader, make_backend
+from augury.testing.toys import TINY_TARGET, registry_with_toys
+from augury.types import Draft, ModelOptions
+
+REGISTRY = Registry.discover()
+BACKENDS = ("numba-cpu", "reference")
+N_CTX, N_VOCAB = 256, 128
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+class Told:
+    """A target whose slots are told of texts, and the runner that is told with them."""
+
+    def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32"):
+        self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
+        path = draft_file(name)
+        self.loader._files[str(path)] = ModelFile.open(path) if change is None else change(ModelFile.open(path))
+        options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
+        self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
+        self.target = EngineTarget(self.context)
+        self.runner = NextnRunner(self.target, N_CTX, DraftVocabulary(N_VOCAB, 0), n_vocab=N_VOCAB)
+        self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
+        forward = self.target.forward_nextn
+
+        def counted(feeds, layer=0, vocabulary=None):
+            self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
+            self.passed = forward(feeds, layer, vocabulary)
+            return self.passed
+
+        self.target.forward_nextn = counted
+
+    def open(self, slot=0):
+        assert self.context.open(np.zeros(1, np.int32), may_reuse=False, slot=slot).slot == slot
+
+    def tell(self, tokens, draft=(), n_accepted=0, slot=0):
+        """Compute tokens and a draft, of which the first are accepted."""
+        start = N_CTX - self.context.room(slot)
+        tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
+        feed = self.context.feed(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
+        name = self.target.nextn_features[0]
+        hidden = self.context.forward([feed], (name,)).features(name).copy()
+        self.context.commit(feed, path)
+        kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
+        self.runner.feed(slot, start, kept, hidden[: len(kept)])
+
+    def request(self, text, k, slot=0, **more):
+        return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
+
+    def draft(self, text, k, **more):
+        return self.runner.draft([self.request(text, k, **more)])[0].tokens
+
+
+def replayed(told, run, cuts=()):
+    """The drafts of all rounds, and the logits of each one's last token."""
+    text, wrong = run.text, (run.text + 1) % N_VOCAB
+    told.open()
+    first = int(run.last[0])
+    for start, end in itertools.pairwise([0, *cuts, first]):
+        told.tell(text[start:end])
+    told.runner.begin(0, text[: first + 1])
+    for last, following in itertools.pairwise([*run.last.tolist(), None]):
+        drafts = told.draft(text[: last + 1], run.k)
+        yield drafts, told.passed.rows()[-1].copy()
+        if following is not None:
+            n = following - last - 1
+            told.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
+
+
+@pytest.mark.parametrize(("backend", "name"), list(zip(itertools.cycle(BACKENDS), NEXTN, strict=False)))
+def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
+    for run in runs(name):
+        found, logits = zip(*replayed(Told(name, backend), run), strict=True)
+        assert list(found) == run.drafts.tolist()
+        assert max(map(nmse, logits, run.logits)) < (3e-7 if name == "mtp-qwen3next" else 1e-9)  # see test_nextn
+
+
+@pytest.mark.parametrize("name", ["mtp-glm4moe", "mtp-qwen35"])
+def test_logits_of_drafts_do_not_depend_on_how_the_prompt_was_cut(name):
+    run = runs(name)[1]
+    whole, cut = (list(replayed(Told(name), run, cuts)) for cuts in ((), (1, 2, 9, 20)))
+    for (tokens, logits), (others, other_logits) in zip(whole, cut, strict=True):
+        assert tokens == others
+        assert np.array_equal(logits, other_logits)
+
+
+def test_slots_are_drafted_for_together_with_the_same_bits():
+    told, texts = Told("mtp-glm4moe", n_slots=3), [runs("mtp-glm4moe")[0].text[i : i + 12 + i] for i in range(3)]
+    for slot, text in enumerate(texts):
+        told.open(slot)
+        told.tell(text[:-1], slot=slot)
+    alone = [told.runner.draft([told.request(text, 4, slot)])[0] for slot, text in enumerate(texts)]
+    told.passes.clear()
+
+    together = told.runner.draft([told.request(text, 4 - slot, slot) for slot, text in enumerate(texts)])
+
+    assert [each.tokens for each in together] == [each.tokens[: 4 - slot] for slot, each in enumerate(alone)]
+    assert [each.confidence for each in together] == [each.confidence[: 4 - slot] for slot, each in enumerate(alone)]
+    assert [n for _, n in told.passes] == [3, 3, 2, 1]  # all was computed but for each one's last token
+
+
+def test_each_token_of_a_text_is_computed_once():
+    told, run = Told("mtp-qwen35"), runs("mtp-qwen35")[0]
+    told.open()
+    for start in range(0, 60, 20):
+        told.tell(run.text[start : start + 20])
+    assert not told.passes, "hidden states wait until a draft needs them"
+    told.runner.begin(0, run.text[:61])
+    told.draft(run.text[:61], 3)
+    told.tell(run.text[60:61], run.text[61:63], 2)
+    told.draft(run.text[:64], 2)
+    assert told.passes == [(0, 60), (0, 1), (0, 1), (0, 1), (0, 3), (0, 1)]
+
+
+def test_a_long_prompt_is_computed_as_it_goes_on(monkeypatch):
+    monkeypatch.setattr("augury.drafters.model.nextn_runner._MOST_PENDING", 64)
+    told, tokens = Told("mtp-deepseek2"), np.arange(250, dtype=np.int32) % N_VOCAB
+    told.open()
+    for start in range(0, 250, 50):
+        told.tell(tokens[start : start + 50])
+    assert told.passes == [(0, 100), (0, 100)]
+    told.runner.begin(0, tokens)
+    assert told.passes == [(0, 100), (0, 100), (0, 50)]
+
+
+@pytest.mark.parametrize("name", ["mtp-qwen35", "mtp-deepseek4"])
+def test_confidence_is_among_the_ten_best_and_ends_drafts(name):
+    told, text = Told(name), runs(name)[0].text[:20]
+    told.open()
+    told.tell(text[:-1])
+    (written,) = told.runner.draft([told.request(text, 4, n_candidates=3)])
+
+    passed = Told(name)
+    passed.open()
+    passed.tell(text[:-1])
+    passed.draft(text, 1)
+    best = np.sort(passed.passed.rows()[-1].astype(np.float64))[::-1][:10]
+    expected = np.exp(best - best[0]) / np.exp(best - best[0]).sum()
+    assert written.confidence[0] == pytest.approx(expected[0], rel=1e-5)
+    assert [p for _, p in written.candidates[0]] == pytest.approx(expected[:3], rel=1e-5)
+    n_sure = next((i for i, p in enumerate(written.confidence) if p < written.confidence[0] + 1e-6), 4)
+    request = attrs.evolve(told.request(text, 4), p_min=written.confidence[0] + 1e-6)
+    assert told.runner.draft([request])[0].tokens == written.tokens[:n_sure]
+
+
+def test_teacher_forcing_says_what_would_have_been_drafted():
+    told, text, found = Told("mtp-hy_v3"), runs("mtp-hy_v3")[0].text[:50], []
+    told.open()
+    told.tell(text[:33])
+    for n in range(33, 49):
+        found += told.draft(text[: n + 1], 1)
+        told.tell(text[n : n + 1])
+
+    assert told.runner.teacher_forced(0, text, 16).tolist() == found
+    late = Told("mtp-hy_v3")
+    late.open()
+    late.tell(text[:49])
+    assert late.runner.teacher_forced(0, text, 16).tolist() == found
+
+
+def test_hidden_states_of_long_ago_are_given_up():
+    told, tokens = Told("mtp-hy_v3"), np.arange(240, dtype=np.int32) % N_VOCAB
+    told.open()
+    for n in range(0, 239, 30):
+        told.tell(tokens[n : min(n + 30, 239)])
+        told.draft(tokens[: min(n + 30, 239) + 1], 1)
+    assert len(told.runner._text(0).rows) < 200
+    assert told.runner.teacher_forced(0, tokens, 16).min() >= 0
+    assert told.runner.teacher_forced(0, tokens, 239).tolist() == [-1] * 239
+
+
+# Several layers
+
+
+def with_two(file):
+    """The same file with a second layer that predicts further tokens, which is another one."""
+    n = int(file.metadata[f"{file.architecture}.block_count"])
+    own = {name: tensor for name, tensor in file.tensors.items() if name.startswith(f"blk.{n - 1}.")}
+    arrays = {
+        name.replace(f"blk.{n - 1}.", f"blk.{n}."): np.flip(tensor.data.view(np.float32).reshape(tensor.shape), axis=0)
+        for name, tensor in own.items()
+    }
+    keys = {f"{file.architecture}.block_count": n + 1, f"{file.architecture}.nextn_predict_layers": 2}
+    more = {key: np.append(each, each[-1:]) for key, each in file.metadata.items() if np.size(each) == n and np.ndim(each) == 1}
+    return altered(file, metadata=more | keys, arrays=arrays)
+
+
+def test_of_several_layers_each_drafts_a_token_after_the_draft_before():
+    told, text = Told("mtp-glm4moe", change=with_two), runs("mtp-glm4moe")[0].text[:20]
+    told.open()
+    told.tell(text[:-1])
+    assert told.target.nextn_features == ("output", "output")
+    found = told.draft(text, 5)
+
+    fresh = Told("mtp-glm4moe", change=with_two)
+    fresh.open()
+    fresh.tell(text[:-1])
+    hidden = fresh.runner._text(0).before(0, len(text)).copy()
+
+    def computed(layer, tokens, hidden):  # all of it, with nothing kept
+        rows, given = np.array([len(tokens) - 1], np.int32), np.ascontiguousarray(hidden)
+        how = {"rows": rows, "layers": (2 + layer, 3 + layer), "hidden": given, "features": ("output",)}
+        passed = fresh.context.model.forward(Batch.chain(tokens, **how))
+        return int(passed.argmax()[0]), passed.features("output")[-1:].copy()
+
+    first, made = computed(0, text, hidden)
+    second, _ = computed(1, np.append(text, first), np.concatenate([hidden, made]))
+    assert found == [first, second]  # and no third layer
+    told.tell(text[-1:], [first], 1)
+    again = told.draft(np.array([*text, first, 7]), 2)
+    assert len(again) == 2
+    assert told.passes[-1] == (1, 3)  # the text's last two tokens, and the draft's first
+
+
+# In an engine
+
+
+PROMPT = [7, 8, 9, 30, 31] * 8
+
+
+def drafted(result):
+    return [piece.n_drafted for piece in result.pieces], result.stats.draft_lengths, result.tokens
+
+
+@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-qwen35"])
+def test_a_text_that_is_taken_up_again_is_drafted_for_as_if_it_were_new(name, tmp_path):
+    how = {"spec_type": "draft-mtp", "spec_fixed": True, "draft_max": 3, "backend": "numba-cpu"}
+    with Engine.load(agreeing(name), n_ctx=192, threads=1, slots=2, registry=REGISTRY, **how) as engine:
+        first = engine.generate(PROMPT, max_tokens=24, **GREEDY)
+        longer = [*PROMPT, *first.tokens[:10]]
+        second = engine.generate(longer, max_tokens=24, slot=first.stats.slot, **GREEDY)
+        engine.save_slot(first.stats.slot, tmp_path / "slot")
+        several = engine.generate(longer, n=2, max_tokens=24, **GREEDY)
+    with Engine.load(agreeing(name), n_ctx=192, threads=1, registry=REGISTRY, **how) as engine:
+        fresh = engine.generate(longer, max_tokens=24, **GREEDY)
+        engine.erase_slot(0)
+        engine.load_slot(0, tmp_path / "slot")
+        restored = engine.generate(longer, max_tokens=24, **GREEDY)
+    assert second.stats.n_reused > 20
+    assert restored.stats.n_reused > 20
+    for result in (second, *several, restored):
+        assert drafted(result) == drafted(fresh)
+    assert fresh.stats.n_accepted > 0
+
+
+def test_requests_without_it_in_between_leave_no_holes():
+    how = {"spec_type": "draft-mtp", "spec_fixed": True, "draft_max": 3, "backend": "numba-cpu", "slots": 1}
+    with Engine.load(agreeing("mtp-deepseek2"), n_ctx=192, threads=1, registry=REGISTRY, **how) as engine:
+        plain = engine.generate(PROMPT, max_tokens=24, speculative=False, **GREEDY)
+        longer = [*PROMPT, *plain.tokens[:10]]
+        after = engine.generate(longer, max_tokens=24, **GREEDY)
+        engine.erase_slot(0)
+        fresh = engine.generate(longer, max_tokens=24, **GREEDY)
+    assert drafted(after) == drafted(fresh)
+    assert after.tokens[:14] == plain.tokens[10:]
+
+
+def test_statistics_tell_what_it_does_with_a_prompt():
+    with Engine.load(agreeing("mtp-deepseek2"), n_ctx=192, threads=1, spec_type="draft-mtp", registry=REGISTRY) as engine:
+        stats = engine.generate([*range(100)], max_tokens=2, **GREEDY).stats
+    assert stats.drafters["draft-mtp"].begin_s > 0
+    assert stats.timings.prompt_s > stats.drafters["draft-mtp"].begin_s
+
+
+def test_auto_uses_the_layers_that_a_file_has():
+    for path, chain in ((agreeing("mtp-qwen35"), "suffix;recycle;draft-mtp"), (tiny_model("llama-dense"), "suffix;recycle")):
+        with Engine.load(path, n_ctx=64, threads=1, backend="reference", registry=REGISTRY) as engine:
+            assert engine.config["spec_type"] == chain
+
+
+def test_layers_take_memory_only_where_they_are_used():
+    n_bytes = {}
+    for spec in ("none", "ngram-simple", "mtp", "recurrent-checkpoint(draft-mtp)"):
+        with Engine.load(agreeing("mtp-deepseek2"), n_ctx=64, threads=1, spec_type=spec, registry=REGISTRY) as engine:
+            n_bytes[spec] = sum(line.n_bytes for line in engine.memory_table() if "weights" in line.purpose)
+    assert n_bytes["none"] == n_bytes["ngram-simple"] < n_bytes["mtp"]
+    assert n_bytes["recurrent-checkpoint(draft-mtp)"] == n_bytes["mtp"]
+
+
+@pytest.mark.parametrize(("path", "backend"), [(tiny_model("llama-dense"), "reference")])
+def test_a_target_without_such_layers_is_refused(path, backend):
+    with pytest.raises(UnsupportedError, match="no layers that predict further tokens"):
+        Engine.load(path, n_ctx=64, threads=1, backend=backend, spec_type="draft-mtp", registry=REGISTRY)
+
+
+def test_passes_that_do_not_fit_are_refused():
+    told = Told("mtp-qwen35")
+    told.open()
+    good = told.request([1, 2], 1)
+    told.tell([1])
+    told.runner.draft([good])
+    (feed,) = [told.runner._feed(good, [], [], 0)]
+    for changes, message in (
+        ({"tokens": np.array([999], np.int32)}, "tokens"),
+        ({"slot": 5}, "slot 5"),
+        ({"hidden": feed.hidden[:, 1:]}, "hidden states"),
+        ({"tokens": feed.tokens[:0], "hidden": feed.hidden[:0]}, "some tokens of each slot"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            told.target.forward_nextn([attrs.evolve(feed, **changes)])
+    with pytest.raises(OptionError, match="layer 1 of those"):
+        told.target.forward_nextn([feed], 1)
+    with pytest.raises(OptionError, match="some tokens of each slot, once"):
+        told.target.forward_nextn([feed, feed])
+
+
+def test_it_is_offered_and_drafts_on_the_tiny_model():
+    assert augury_drafters() == [DraftMtp]
+    registry = registry_with_toys()
+    with Engine.load(TINY_TARGET, backend="toy", spec_type="draft-mtp", n_ctx=64, registry=registry) as engine:
+        assert engine.info.nextn_features == ("output",)
