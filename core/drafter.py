@@ -96,11 +96,12 @@ class Drafter(Plugin, ABC):
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
 
     drafts_ahead: bool = False
-    """Whether `draft_together` takes asks with a `guess`. Such a drafter may be asked while the target, on a device of its own,
-    verifies a draft: for what follows if all of it is accepted, and for the target's next token before that. If the text goes
-    on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked
-    at before every such ask. Whoever makes passes of the `target` says no, for it is busy then, and so does whoever draws its
-    drafts at random, for others would be drawn without such asks."""
+    """Whether `draft_together` takes asks with a `guess`. One that costs nothing is then asked in the same round what follows
+    the likeliest path that others propose. A costly one may be asked while the target, on a device of its own, verifies a
+    draft: for what follows its likeliest path, and for the target's next token before that. If the text goes on that way the
+    rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked at before every
+    such ask. Whoever makes passes of the `target` says no, for it is busy then, and so does whoever draws its drafts at random,
+    for others would be drawn without such asks."""
 
     is_paced: bool = False
     """Whether `draft_together` heeds `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average; one

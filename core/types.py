@@ -277,7 +277,7 @@ class Timings:
 
 @frozen
 class DrafterStats:
-    """What one drafter did in one request. Positions count from 0; in a tree they are depths."""
+    """What one drafter did in one request. Positions count from 0, the first token of its own; in a tree they are depths."""
 
     calls: int = 0  # of draft
     drafts: int = 0  # calls that proposed something

@@ -107,6 +107,7 @@ class Suffix(Drafter):
     options_class = SuffixOptions
     evidence_chances: Sequence[float] = (*_CHANCES, *_BRANCH_CHANCES)
     is_paced = True
+    drafts_ahead = True
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -163,13 +164,13 @@ class Suffix(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         self._learn(ask.history)
-        found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
-        if self._corpus is not None:
-            texts = self._corpus.texts
-            found.append(
-                self._found(ask, texts.matches(self._texts.ending), texts.tokens, len(_CHANCES) + len(_BRANCH_CHANCES))
-            )
-            found.sort(key=lambda each: -each.length)
+        with self._texts.guessed(ask.guess):
+            found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
+            if self._corpus is not None:
+                texts = self._corpus.texts
+                first_ground = len(_CHANCES) + len(_BRANCH_CHANCES)
+                found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_ground))
+                found.sort(key=lambda each: -each.length)
         if ask.pace is None or len(found[0].tokens) >= ask.limit:
             return Draft(found[0].tokens, evidence=found[0].evidence)
         return _branched(found, ask.limit)

@@ -1,4 +1,4 @@
-"""Drafts made ahead: while a pass verifies drafts on a device of its own, drafters write on as if all of them were accepted.
+"""Drafts made ahead: while a pass verifies drafts on a device of its own, drafters write on after the likeliest path of each.
 
 The target's own token after a draft is guessed as well. If the text goes on that way, what follows is the next draft, and took
 no time. Otherwise it is thrown away, and a drafter cuts back its state as after any rejection.
@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from augury.interfaces import Ask
-from augury.speculation.drafter_guard import draft_together_ahead
+from augury.speculation.drafter_guard import draft_for_all
 from augury.speculation.drafts import AheadDraft, Choice, RequestDrafter
 from augury.speculation.planner import DraftPlanner
 from augury.types import Draft
@@ -33,17 +33,17 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, be
     Returns:
         The seconds that it took; 0 where nobody was asked.
     """
-    able = [(choice, drafter, choice.draft.trunk()[0].tokens) for choice in choices if (drafter := _able(choice)) is not None]
+    able = [(choice, drafter, choice.path()) for choice in choices if (drafter := _able(choice)) is not None]
     lengths = planner.n_ahead(choices, able, n_beside, begun_s) if able else ()
     asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
-    for (choice, drafter, guess), n in zip(able, lengths, strict=True):
+    for (choice, drafter, path), n in zip(able, lengths, strict=True):
         if n:
-            ask = Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, guess)
+            ask = drafter.guard.ask(1 + n, guess=choice.proposals.tree.part(path).tokens)
             asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
     seconds = 0.0
     for asked in asks.values():
         guards = [drafter.guard for _, drafter, _ in asked]
-        drafts = draft_together_ahead(guards, [ask for *_, ask in asked])
+        drafts = draft_for_all(guards, [ask for *_, ask in asked])
         for (choice, drafter, ask), draft in zip(asked, drafts, strict=True):
             seconds += (took_s := drafter.guard.seconds)
             if len(draft):
@@ -62,7 +62,7 @@ def _able(choice: Choice) -> RequestDrafter | None:
     # what is drawn would be other tokens, of which others are accepted
     if choice.proposals.sequence.speculation.verify != "match":
         return None
-    asked = (drafter for drafter in choice.proposals.of if drafter.guard.drafts_ahead)
+    asked = (drafter for drafter in choice.proposals.of if drafter.profile.is_costly and drafter.guard.drafts_ahead)
     return next(asked, None)
 
 

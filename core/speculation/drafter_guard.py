@@ -20,7 +20,7 @@ from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.types import Draft, Verdict, read_only
 
-__all__ = ["DrafterGuard", "draft_for_all", "draft_together_ahead", "misfit", "warn"]
+__all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
@@ -28,6 +28,7 @@ _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # 
 _ROUNDING = 1e-5  # of float32 probabilities: so much above 1 they may be
 _THROUGH = object()  # with the steps of `begin`
 _NO_DRAFT = Draft()
+_NO_GUESS = _NO_DRAFT.tokens
 
 
 def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
@@ -113,12 +114,14 @@ class DrafterGuard:
         self.sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
-    def ask(self, limit: int, pace: Pace | None = None) -> Ask:
+    def ask(self, limit: int, pace: Pace | None = None, guess: np.ndarray = _NO_GUESS) -> Ask:
         """What it is asked for a draft of at most `limit` tokens with."""
-        return Ask(self.drafter, self.history, limit, pace=pace)
+        return Ask(self.drafter, self.history, limit, guess, pace)
 
     def draft(self, ask: Ask) -> Draft:
-        """What it drafts alone, at most `ask.limit` tokens."""
+        """What it drafts alone, at most `ask.limit` tokens; nothing after a guess, which `draft_together` alone knows."""
+        if len(ask.guess):
+            return _NO_DRAFT
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
         draft: Draft = self._call(
             "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=_NO_DRAFT
@@ -218,18 +221,13 @@ def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
     """What a drafter drafts for several slots, together where it can."""
     drafts: dict[int, Draft] = {}
     if together := [i for i, each in enumerate(guards) if not each.is_asked_alone]:
-        found = _together([guards[i] for i in together], [asks[i] for i in together], DrafterGuard.draft)
+        found = _together([guards[i] for i in together], [asks[i] for i in together])
         drafts = dict(zip(together, found, strict=True))
     return [drafts[i] if i in drafts else each.draft(ask) for i, (each, ask) in enumerate(zip(guards, asks, strict=True))]
 
 
-def draft_together_ahead(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
-    """What a drafter drafts for several slots after guesses. Where it fails, it gets no more of them."""
-    return _together(guards, asks, lambda *_: _NO_DRAFT)
-
-
-def _together(guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[DrafterGuard, Ask], Draft]) -> list[Draft]:
-    """What a drafter drafts for several slots together; where it fails, what each has `instead`."""
+def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+    """What a drafter drafts for several slots together; where it fails, what it drafts slot by slot."""
     start = perf_counter()
     try:
         drafts = _answers(guards, asks)
@@ -237,7 +235,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[
         for each in guards:
             each.took(_TOGETHER, perf_counter() - start, len(guards))
             each.is_asked_alone = True
-        drafts = [instead(each, ask) for each, ask in zip(guards, asks, strict=True)]
+        drafts = [each.draft(ask) for each, ask in zip(guards, asks, strict=True)]
         if not any(each.is_left_out for each in guards):
             guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.sequence.id for each in guards))
         return drafts

@@ -223,12 +223,28 @@ class Drafting:
             self._forbid(slots)
         if not any(len(slot.tree) for slot in slots):
             return {slot: Choice(slot, probed=probed.get(slot)) for slot in slots}
+        self._extend(planner, slots, n_beside)
         nodes = planner.choose(slots, n_beside)
         choices = {
             slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
         }
         planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / len(slots))
         return choices
+
+    def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_beside: int) -> None:
+        """Ask lookups what follows the likeliest path, where its end is others' and that promises to pay."""
+        paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
+        asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
+        for slot, drafter, path in planner.extensions(slots, n_beside):
+            if not slot.sequence.speculation.synthetic and drafter.guard.drafts_ahead:
+                paths[slot, drafter] = path
+                limit = slot.limit - len(path)
+                pace = Pace(limit) if drafter.profile.is_paced else None
+                asks.append((slot, drafter, drafter.guard.ask(limit, pace, slot.tree.part(path).tokens)))
+        if asks:
+            for slot, drafter, draft in self._ask(asks):
+                slot.extend(drafter, draft, paths[slot, drafter][-1])
+            self._forbid([slot for slot, _ in paths])
 
     def _forbid(self, slots: Items[SlotProposals]) -> None:
         """Leave out what constraints forbid."""
@@ -311,13 +327,13 @@ class Drafting:
             guard, proposal = drafter.guard, proposals.of.get(drafter)
             n_offered, path = (0, []) if proposal is None else proposal.verified(choice.nodes, outcome.path)
             if proposal is not None and n_offered:
-                depth = proposal.depth(set(choice.nodes))
+                depth = proposal.depth(choice)
                 sequence.counter.verified(guard.name, n_offered, len(path), depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:
                 continue
             if self._planner is not None:
                 truth = emitted if proposal is None else sequence.truth(proposal.draft, outcome.n_emitted).tolist()
-                drafter.score(proposal, truth, proposals.tree.chances)
+                drafter.score(proposals, truth)
             if outcome.is_stopped:  # what follows was not rejected
                 n_offered = len(path)
             top: tuple[np.ndarray, ...] = ()

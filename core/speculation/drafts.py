@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence as Items
+from collections.abc import Iterator, Sequence as Items
+from itertools import takewhile
 
 import numpy as np
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Pace
 from augury.speculation.chances import TYPICAL, Agreement, Chances
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
@@ -18,6 +19,7 @@ from augury.types import Draft
 __all__ = [
     "AheadDraft",
     "Choice",
+    "CostlyAsk",
     "DrafterProfile",
     "LossBudget",
     "Outcome",
@@ -108,40 +110,34 @@ class RequestDrafter:
         self.gain += _LEARN_GAIN * (n_tokens - self.gain)
         self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
-    def score(self, proposal: Proposal | None, emitted: Items[int], forbidden: Items[float] = ()) -> None:
-        """Learn from what a round emitted.
-
-        Args:
-            proposal: What it proposed, used or not; None where it was not asked.
-            emitted: The tokens.
-            forbidden: By node of the slot's tree, 0 of one that a constraint forbids: it is no trial.
-        """
+    def score(self, slot: SlotProposals, emitted: Items[int]) -> None:
+        """Learn from the tokens that a round emitted by its proposal, used or not. What a constraint forbids is no trial."""
         self.n_missed += len(emitted)
         self.n_right = 0
-        if proposal is None or not len(proposal.draft):
+        proposal, tree = slot.of.get(self), slot.tree
+        if proposal is None or not len(proposal.nodes):
             self.run = 0  # what it finds next is another stretch
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        tokens, node = proposal.draft.tokens.tolist(), -1
-        children: dict[int, list[int]] = {}  # by place in the draft, -1 for the history
-        for i, parent in enumerate(proposal.draft.above.tolist()):
-            children.setdefault(parent, []).append(i)
+        tried: dict[int, list[tuple[int, int]]] = {}  # by parent: nodes and grounds
+        for node, ground in zip(proposal.nodes, proposal.grounds, strict=True):
+            if tree.chances[node]:
+                tried.setdefault(tree.parents[node], []).append((node, ground))
+        at = -1
         for token in emitted:
-            tried = [i for i in children.get(node, ()) if not forbidden or forbidden[proposal.nodes[i]]]
-            if not tried:
-                break
-            right = [i for i in tried if tokens[i] == token]
-            for ground, i in ((proposal.grounds[i], i) for i in tried):
+            mine, right = tried.get(at, ()), tree.child(at, token)
+            for node, ground in mine:
                 if ground != TYPICAL:
-                    self.chances.see(ground, is_right=tokens[i] == token)
-            self.chances.see(TYPICAL, is_right=tokens[tried[0]] == token)
-            if not right:
-                self.run = 0
+                    self.chances.see(ground, is_right=node == right)
+            if mine:
+                self.chances.see(TYPICAL, is_right=mine[0][0] == right)
+                is_right = any(node == right for node, _ in mine)
+                self.run = self.run + 1 if is_right else 0
+                self.n_right += is_right
+            if right is None:
                 break
-            node = right[0]
-            self.run += 1
-            self.n_right += 1
+            at = right
 
 
 @define(eq=False)
@@ -179,11 +175,22 @@ class AheadDraft:
 
 
 @frozen(eq=False)
+class CostlyAsk:
+    """What a costly drafter is asked for."""
+
+    slot: SlotProposals
+    drafter: RequestDrafter
+    k: int = 0  # tokens one after another; 0: what it would have drafted for the last tokens of the text
+    pace: Pace | None = None  # of one that ends drafts itself where they no longer pay
+    is_probe: bool = False  # not because it promises more, but to see whether it does
+
+
+@frozen(eq=False)
 class Proposal:
     """What one drafter proposes."""
 
-    draft: Draft  # k tokens
-    nodes: Items[int]  # (k,) of the slot's tree; -1 of what is left out
+    draft: Draft  # what follows the history
+    nodes: Items[int]  # (k,) of the slot's tree, of what follows others' tokens as well; -1 of what is left out
     grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
@@ -198,11 +205,11 @@ class Proposal:
         own = [self.nodes.index(node) for node in path if node in self.nodes]
         return len(set(self.nodes).intersection(nodes)), own
 
-    def depth(self, nodes: Collection[int]) -> int:
-        """How many of its tokens can be accepted at most, if these nodes are verified."""
-        depths = [0]  # of the history, then of each token; those after one that is left out do not matter
-        for node, parent in zip(self.nodes, self.draft.above.tolist(), strict=True):
-            depths.append(depths[parent + 1] + 1 if node in nodes else 0)
+    def depth(self, choice: Choice) -> int:
+        """How many of its tokens can be accepted at most."""
+        depths = [0]  # of the history, then of each node
+        for node, parent in zip(choice.nodes, choice.draft.above.tolist(), strict=True):
+            depths.append(depths[parent + 1] + (node in self.nodes))
         return max(depths)
 
 
@@ -232,6 +239,13 @@ class SlotProposals:
         grounds = drafter.chances.grounds(draft, drafter.run)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds))
         self.of[drafter] = Proposal(draft, nodes, grounds, is_ahead)
+        self._reach = None
+
+    def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
+        """Merge what a drafter that has a proposal drafts after a node of the tree, too."""
+        before, grounds = self.of[drafter], drafter.chances.grounds(draft, 0)
+        nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds), node)
+        self.of[drafter] = evolve(before, nodes=[*before.nodes, *nodes], grounds=[*before.grounds, *grounds])
         self._reach = None
 
     def forbid(self, nodes: Items[int]) -> None:
@@ -273,6 +287,11 @@ class Choice:
     def names(self) -> list[str]:
         """(k,) the first drafter of each token."""
         return [self.proposals.tree.proposers[node][0].profile.name for node in self.nodes]
+
+    def path(self) -> list[int]:
+        """The nodes of the likeliest path, as far as it is verified."""
+        chosen, path = set(self.nodes), self.proposals.tree.best_path(self.proposals.reach())
+        return list(takewhile(chosen.__contains__, path))
 
 
 @frozen(eq=False)

@@ -72,23 +72,24 @@ class JointTree(Generic[Proposer]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, proposer: Proposer, draft: Draft, chances: Items[float]) -> list[int]:
+    def add(self, proposer: Proposer, draft: Draft, chances: Items[float], after: int = -1) -> list[int]:
         """Merge a proposal into it.
 
         Args:
             proposer: Whose.
             draft: k tokens.
             chances: (k,), that each is right where its parent is.
+            after: The node that the draft follows, -1: the history.
 
         Returns:
             The nodes (k,) of its tokens.
         """
         parents = None if draft.parents is None else draft.parents.tolist()
         nodes: list[int] = []
-        at = -1
+        at = after
         for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
-                at = nodes[parents[i]] if parents[i] >= 0 else -1
+                at = nodes[parents[i]] if parents[i] >= 0 else after
             node = self._nodes.setdefault((at, token), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
@@ -105,6 +106,10 @@ class JointTree(Generic[Proposer]):
             nodes.append(node)
             at = node
         return nodes
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The node of a token after a node, or after the history, -1; None where nobody proposed it."""
+        return self._nodes.get((parent, token))
 
     def forbid(self, nodes: Items[int]) -> None:
         """No node but these, which are rising, can be right."""

@@ -18,23 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
-import numpy as np
 from attrs import evolve, frozen
 
 from augury.interfaces import Pace
 from augury.speculation.best_nodes import PassCurve, best_nodes
 from augury.speculation.chances import TYPICAL, Agreement, survival
 from augury.speculation.costs import PassCosts
-from augury.speculation.drafts import (
-    Choice,
-    DrafterProfile,
-    LossBudget,
-    Outcome,
-    RequestDrafter,
-    SlotProposals,
-)
+from augury.speculation.drafts import Choice, CostlyAsk, DrafterProfile, LossBudget, Outcome, RequestDrafter, SlotProposals
 
-__all__ = ["N_TEACHER_FORCED", "CostlyAsk", "DraftPlanner"]
+__all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
 N_TEACHER_FORCED = 16
 """How many tokens of the text a costly drafter guesses by teacher forcing."""
@@ -68,17 +60,6 @@ _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
-
-
-@frozen(eq=False)
-class CostlyAsk:
-    """What a costly drafter is asked for."""
-
-    slot: SlotProposals
-    drafter: RequestDrafter
-    k: int = 0  # tokens one after another; 0: what it would have drafted for the last tokens of the text
-    pace: Pace | None = None  # of one that ends drafts itself where they no longer pay
-    is_probe: bool = False  # not because it promises more, but to see whether it does
 
 
 @frozen(eq=False)
@@ -224,6 +205,27 @@ class DraftPlanner:
         """Whether it has to be asked by teacher forcing before it drafts again."""
         return drafter.profile.can_be_teacher_forced and drafter.n_missed > _FAR_BEHIND
 
+    def extensions(
+        self, slots: Sequence[SlotProposals], n_beside: int = 0
+    ) -> list[tuple[SlotProposals, RequestDrafter, list[int]]]:
+        """Which lookups to ask what follows a path of nodes: the likeliest, where others propose its last one.
+
+        It pays where a token more is likely enough to be worth its time in the pass and that of asking.
+        """
+        curve, found = self._curve(slots, n_beside), []
+        for slot in slots:
+            path = slot.tree.best_path(slot.reach())
+            if not 0 < len(path) < slot.limit:
+                continue
+            worth_s, token_s = slot.reach()[path[-1]] * self.plain_s, curve.extra_s(1, len(path))
+            for drafter in slot.of:
+                profile = drafter.profile
+                if profile.is_costly or profile.is_certain or drafter in slot.tree.proposers[path[-1]]:
+                    continue
+                if worth_s * drafter.chances.typical >= token_s + profile.cost.per_ask + self.overhead_s:
+                    found.append((slot, drafter, path))
+        return found
+
     def choose(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[list[int]]:
         """Choose the nodes (k,) of each slot's tree that are verified, rising.
 
@@ -260,7 +262,7 @@ class DraftPlanner:
     def n_ahead(
         self,
         choices: Sequence[Choice],
-        able: Sequence[tuple[Choice, RequestDrafter, np.ndarray]],
+        able: Sequence[tuple[Choice, RequestDrafter, Sequence[int]]],
         n_beside: int,
         begun_s: float,
     ) -> list[int]:
@@ -268,8 +270,8 @@ class DraftPlanner:
 
         Args:
             choices: Of the slots that decode.
-            able: Those of them for which a drafter can draft ahead, that drafter, and the tokens of the draft that are guessed
-                to be accepted. They share the time.
+            able: Those of them for which a drafter can draft ahead, that drafter, and the nodes that are guessed to be
+                accepted. They share the time.
             n_beside: Other tokens in the pass.
             begun_s: Seconds of the pass that are over.
 
@@ -280,8 +282,8 @@ class DraftPlanner:
         depth = sum(each.proposals.n_context for each in choices) / len(choices)
         left_s = (self.costs.seconds(n, depth) - begun_s) / len(able)
         found = []
-        for choice, drafter, guess in able:
-            k, cost = len(guess), drafter.profile.cost
+        for choice, drafter, path in able:
+            k, cost = len(path), drafter.profile.cost
             chances = survival(drafter.chances.typical, k + 1 + choice.proposals.limit)[k + 1 :]
             n_wanted = sum(chance >= _LIKELY for chance in chances)
             found.append(next((j for j in range(n_wanted, 0, -1) if cost.seconds(1 + j, 0) <= left_s), 0))

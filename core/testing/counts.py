@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
 
+import numpy as np
+
 from augury.types import DrafterStats, Result, Summary
 
 __all__ = ["miscounts"]
@@ -55,7 +57,8 @@ def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
     n_drafts = sum(k > 0 for k in stats.draft_lengths)
     yield "drafts that were verified are used ones", _is_shared(n_drafts, (each.used for each in drafters))
     by_position = list(zip_longest(stats.accepted_by_position, *(each.accepted_by_position for each in drafters), fillvalue=0))
-    yield "accepted_by_position is that of some drafter", all(_is_shared(n, own) for n, *own in by_position)
+    up_to = np.cumsum(by_position, axis=0).tolist()  # a drafter's own count from the first token that it proposed
+    yield "accepted_by_position is that of some drafter", all(_is_shared(n, own) for n, *own in up_to)
     yield "n_accepted == sum(accepted_by_position)", stats.n_accepted == sum(stats.accepted_by_position)
 
 

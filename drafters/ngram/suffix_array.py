@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -78,6 +79,24 @@ class SuffixArray:
     def ending(self) -> tuple[bytes, int]:
         """The end of the current text: a context, and of how many tokens."""
         return self._key, min(self._n - self._start, self._depth)
+
+    @contextmanager
+    def guessed(self, tokens: np.ndarray) -> Iterator[None]:
+        """Let (t,) int32 tokens be the current text's next ones, until the context is left."""
+        n, key, places = self._n, self._key, []
+        if len(tokens):
+            self._append(tokens)
+        for position, token in enumerate(tokens.tolist(), n):
+            entry = self._key + position.to_bytes(4)
+            places.append(entry)
+            insort(self._recent, entry)
+            self._key = (token + 1).to_bytes(4) + self._key[:-4]
+        try:
+            yield
+        finally:
+            for entry in places:
+                del self._recent[bisect_left(self._recent, entry)]
+            self._n, self._key = n, key
 
     def matches(self, ending: tuple[bytes, int] | None = None) -> list[tuple[int, int]]:
         """Where else texts read as the current one does at its end now, as far as half of what agrees longest.

@@ -159,7 +159,7 @@ class Scenario:
             path = _path(choice.draft, position)
             outcome = Outcome(path, len(path) + 1)
             for drafter in request.every:
-                drafter.score(slot.of.get(drafter), range(position, position + outcome.n_emitted))
+                drafter.score(slot, range(position, position + outcome.n_emitted))
             pass_s = self.costs[1 + len(nodes)]
             ahead = self._draft_ahead(planner, choice, sources, position, pass_s) if overlaps and nodes else (None, None, 0)
             seconds += pass_s + sum(drafter.spent_s for drafter in request.every)
@@ -173,7 +173,7 @@ class Scenario:
         drafter = next((each for each in choice.proposals.of if each.profile.is_costly), None)
         if drafter is None:
             return None, None, 0
-        (n,) = planner.n_ahead([choice], [(choice, drafter, choice.draft.trunk()[0].tokens)], 0, 0.0)
+        (n,) = planner.n_ahead([choice], [(choice, drafter, choice.path())], 0, 0.0)
         if not n:
             return None, None, 0
         source, after = sources[drafter], position + len(choice.draft)

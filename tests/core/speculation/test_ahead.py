@@ -11,7 +11,7 @@ from toys import planner_of, toy_engine
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.errors import OptionError
-from augury.interfaces import Drafter
+from augury.interfaces import Ask, Drafter
 from augury.passes import ArrayPass
 from augury.speculation import ahead
 from augury.speculation.chances import TYPICAL
@@ -246,7 +246,7 @@ def choices_of(planner, *lengths, limit=8):
     choices = []
     for k in lengths:
         slot = slot_of(request_of(planner), {0: k} if k else {}, limit=limit)
-        choices.append((choice_of(slot, range(k)), slot.drafters.every[0], np.arange(k)))
+        choices.append((choice_of(slot, range(k)), slot.drafters.every[0], range(k)))
     return choices
 
 
@@ -285,18 +285,28 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
     assert n_ahead(made, choices, choices) == [4, 2, 0]
 
 
-def test_of_a_draft_that_branches_the_first_path_is_taken_for_accepted(monkeypatch):
-    made, asked = knowing(0.001, n_right=0), []
-    monkeypatch.setattr(ahead, "draft_together_ahead", lambda guards, asks: asked.extend(asks) or [Draft() for _ in asks])
-    for parents in (None, [-1, 0, 0], [-1, -1, 0], [-1, -1, 1]):
-        slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents)}, limit=8)
-        slot.sequence = SimpleNamespace(speculation=Speculation())
-        guard = SimpleNamespace(drafts_ahead=True, drafter=None, history=np.zeros(1, np.int32), seconds=0.0)
-        slot.drafters.every[0].guard = guard
-        ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)
-    assert [ask.guess.tolist() for ask in asked] == [[1, 2, 3], [1, 2], [1, 3], [1]]
+@pytest.mark.parametrize(
+    ("parents", "confidence", "guess", "n"),
     # as likely as what follows that path: of a model 0.65 to the fifth power is enough, to the sixth it is not
-    assert [ask.limit - 1 for ask in asked] == [1, 2, 2, 3]
+    [
+        (None, None, [1, 2, 3], 1),
+        ([-1, 0, 0], None, [1, 2], 2),
+        ([-1, -1, 0], None, [1, 3], 2),
+        ([-1, -1, 1], None, [1], 3),
+        ([-1, -1, 1], [0.1, 0.8, 0.9], [2, 3], 2),  # the likeliest path is not the first
+        ([-1, -1, 1], [0.8, 0.1, 0.9], [1], 3),  # nor the deepest
+    ],
+)
+def test_of_a_draft_that_branches_the_likeliest_path_is_taken_for_accepted(parents, confidence, guess, n, monkeypatch):
+    made, asked = knowing(0.001, n_right=0), []
+    monkeypatch.setattr(ahead, "draft_for_all", lambda guards, asks: asked.extend(asks) or [Draft() for _ in asks])
+    slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents, confidence=confidence)}, limit=8)
+    slot.sequence = SimpleNamespace(speculation=Speculation())
+    guard = SimpleNamespace(drafts_ahead=True, seconds=0.0, ask=lambda limit, guess: Ask(None, None, limit, guess))
+    slot.drafters.every[0].guard = guard
+    ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)
+    assert [ask.guess.tolist() for ask in asked] == [guess]
+    assert [ask.limit - 1 for ask in asked] == [n]
 
 
 def test_one_whose_draft_was_made_ahead_is_not_asked_again():

@@ -25,7 +25,7 @@ def drafter_of(evidence=(), **facts):
 def score(drafter, draft, emitted):
     slot = SlotProposals(None, None, 99, 0)
     slot.add(drafter, draft if isinstance(draft, Draft) else Draft(draft))
-    drafter.score(slot.of[drafter], emitted, slot.tree.chances)
+    drafter.score(slot, emitted)
     return drafter.n_right
 
 
@@ -47,7 +47,7 @@ def test_the_run_counts_right_tokens_in_a_row():
     assert score(drafter, [5, 6, 9, 9], [5, 6, 7]) == 2
     assert drafter.run == 0
     score(drafter, [1], [1])
-    drafter.score(None, [1])
+    drafter.score(SlotProposals(None, None, 99, 0), [1])
     assert drafter.run == 0, "what it finds next is another stretch"
 
 
@@ -63,7 +63,7 @@ def test_a_request_keeps_what_each_drafter_had_right_and_since_when_it_was_not_a
     for proposed in ([7, 8, 9], [1], [7]):  # two right, none, one
         score(asked, proposed, [7, 8])
         score(silent, [], [7, 8])
-        unasked.score(None, [7, 8])
+        unasked.score(SlotProposals(None, None, 99, 0), [7, 8])
     assert [each.n_missed for each in (asked, silent, unasked)] == [6, 6, 6]  # whoever asks takes that back
     assert [each.n_right for each in (asked, silent, unasked)] == [1, 0, 0]
 
@@ -138,11 +138,11 @@ def test_what_is_forbidden_is_no_trial():
     slot = SlotProposals(None, None, 99, 0)
     slot.add(drafter, Draft([7, 8, 9], [-1, -1, 1]))
     slot.forbid([1, 2])
-    drafter.score(slot.of[drafter], [7], slot.tree.chances)
+    drafter.score(slot, [7])
     assert drafter.chances.typical == pytest.approx((4 * 0.65 * 4 / 5) / 5), "token 8 was wrong, which all requests know"
     before = drafter.chances.typical
     slot.forbid([])
-    drafter.score(slot.of[drafter], [7], slot.tree.chances)
+    drafter.score(slot, [7])
     assert drafter.chances.typical == before
 
 

@@ -151,9 +151,9 @@ def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
 def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, n_verified, monkeypatch):
     seen, score = [], RequestDrafter.score
 
-    def scored(self, proposal, emitted, forbidden=()):
-        score(self, proposal, emitted, forbidden)
-        if proposal is not None and len(proposal.draft):
+    def scored(self, slot, emitted):
+        score(self, slot, emitted)
+        if (proposal := slot.of.get(self)) is not None and len(proposal.draft):
             seen.append(self.n_right / min(len(proposal.draft), len(emitted)))
 
     monkeypatch.setattr(RequestDrafter, "score", scored)

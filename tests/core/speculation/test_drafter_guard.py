@@ -13,7 +13,8 @@ from toys import ScriptedDrafter, planner_of, toy_engine
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import CostlyAsk, DraftPlanner
+from augury.speculation.drafts import CostlyAsk
+from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 

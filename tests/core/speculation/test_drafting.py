@@ -12,7 +12,8 @@ from augury.engine.sequence import Sequence
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.planner import N_TEACHER_FORCED, CostlyAsk, DraftPlanner
+from augury.speculation.drafts import CostlyAsk
+from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -472,6 +473,44 @@ def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_le
     assert stats["costly"].calls == len(asked) <= stats["cheap"].calls
     assert stats["costly"].calls >= stats["costly"].used > 0
     assert len([event for event in cheap.events if event[0] == "draft"]) == stats["cheap"].calls
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lookups_extend_what_a_model_proposes(way):
+    guesses = []
+
+    class Lookup(ScriptedDrafter):
+        """Knows what follows a guess, and nothing else."""
+
+        name = "lookup"
+        drafts_ahead = True
+
+        @classmethod
+        def draft_together(cls, asks):
+            guesses.extend(ask.guess.tolist() for ask in asks)
+            texts = [[*ask.history.tolist(), *ask.guess.tolist()] for ask in asks]
+            return [
+                Draft(ask.drafter.model.plain(text, 2) if len(ask.guess) else ()) for ask, text in zip(asks, texts, strict=True)
+            ]
+
+    class Extending(DraftPlanner):
+        def asks(self, slots, n_beside=0):
+            return [CostlyAsk(slot, slot.drafters.every[1], min(2, slot.limit)) for slot in slots]
+
+        def choose(self, slots, n_beside=0):
+            return [list(range(min(len(slot.tree), slot.limit))) for slot in slots]
+
+    drafter = [Lookup, named("model", [(2, 0), (1, 1)], is_costly=True)]
+    planner = planner_of(PassCosts([PassTime(n, 0, 1.0) for n in (1, 64)], 64), False, True, kind=Extending)
+    with toy_engine(drafter=drafter, planner=planner, n_max=8) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=40, **way)
+    with toy_engine() as engine:
+        assert result.tokens == engine.generate([1, 2, 3], max_tokens=40, **way).tokens
+    assert [len(guess) for guess in guesses[:2]] == [0, 2]
+    lookup, model = result.stats.drafters["lookup"], result.stats.drafters["model"]
+    assert lookup.drafted > 0
+    if way is GREEDY:
+        assert lookup.accepted > model.accepted / 2, "two tokens after every second draft of the model"
 
 
 @pytest.mark.sample(0)

@@ -1,5 +1,6 @@
 import pytest
 
+from augury.speculation.chances import Chances
 from augury.speculation.drafts import Choice, DrafterProfile, LossBudget, RequestDrafter, SlotProposals
 from augury.types import Draft
 
@@ -57,13 +58,41 @@ def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places(
     assert choice.names == ["d0", "d0", "d1"]
     found = [proposal.verified(choice.nodes, [0, 1]) for proposal in slot.of.values()]
     assert found == [(2, [0, 1]), (3, [1, 3]), (1, [0]), (0, [])]
-    assert [proposal.depth(choice.nodes) for proposal in slot.of.values()] == [2, 2, 1, 0]
+    assert [proposal.depth(choice) for proposal in slot.of.values()] == [2, 2, 1, 0]
 
 
 def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
     tree = Draft([5, 6, 7, 8], [-1, -1, 1, 1], confidence=[0.3, 0.6, 0.2, 0.7])
     assert [chance > 0 for chance in slot_of(tree, may_branch=False).reach()] == [False, True, False, True]
     assert all(slot_of(tree).reach())
+
+
+def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right():
+    lookup = RequestDrafter(DrafterProfile("lookup", chances=Chances([0.5, 0.5, 0.5])), None)
+    slot = slot_of(Draft([5, 6]))
+    slot.add(lookup, Draft([7, 8], evidence=[0, 0]))
+    slot.extend(lookup, Draft([9, 4], evidence=[1, 2]), 1)
+    assert paths_of(slot) == [[5], [5, 6], [7], [7, 8], [5, 6, 9], [5, 6, 9, 4]]
+    choice = Choice(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
+    assert choice.path() == [0, 1, 4, 5]
+    assert slot.of[lookup].verified(choice.nodes, [0, 1, 3]) == (3, [2])
+    assert slot.of[lookup].depth(choice) == 2
+    for emitted, n_right, seen in (
+        ([7, 8], 2, [2, 0, 0]),
+        ([3], 0, [3, 0, 0]),
+        ([5, 1], 0, [4, 0, 0]),
+        ([5, 6, 9, 4, 1], 2, [5, 1, 1]),
+        ([5, 6, 9, 3], 1, [6, 2, 2]),
+    ):
+        lookup.score(slot, emitted)
+        assert lookup.n_right == n_right
+        assert [round(n) for _, n, _ in lookup.profile.chances.table] == seen
+    assert [round(n) for *_, n in lookup.profile.chances.table] == [2, 2, 1]
+
+
+def paths_of(slot):
+    """The tokens to each node of a slot's tree."""
+    return [[slot.tree.tokens[each] for each in slot.tree.ancestry([node])] for node in range(len(slot.tree))]
 
 
 def test_what_is_forbidden_reaches_nothing():
@@ -84,7 +113,7 @@ def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
     drafter = RequestDrafter(DrafterProfile("d", is_costly=True), None)
     slot = SlotProposals(None, None, 9, 100)
     slot.add(drafter, Draft([5, 6, 7], [-1, 0, -1], confidence=[0.6, 0.5, 0.3]))
-    drafter.score(slot.of[drafter], [7])
+    drafter.score(slot, [7])
     assert drafter.chances.typical < 0.65 < drafter.chances.surest
-    drafter.score(slot.of[drafter], [5, 6])
+    drafter.score(slot, [5, 6])
     assert drafter.n_right == 2

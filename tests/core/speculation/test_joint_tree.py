@@ -37,6 +37,23 @@ def test_a_tree_has_each_path_of_its_proposals_once_with_all_who_proposed_it(pro
     assert list(zip(tree.chances, tree.proposers, strict=True)) == list(expected.values())
 
 
+@given(drafts(), drafts(), st.data())
+def test_what_follows_a_node_is_merged_after_it(first, second, data):
+    tree = JointTree()
+    tree.add("first", *first)
+    after = data.draw(st.sampled_from(range(-1, len(tree))))
+    nodes = tree.add("second", *second, after)
+    every, before = paths_of(tree.tokens, tree.parents), ()
+    if after >= 0:
+        before = every[after]
+    own = paths_of(second[0].tokens.tolist(), second[0].above.tolist())
+    assert [every[node] for node in nodes] == [(*before, *path) for path in own]
+    assert len(set(every)) == len(every)
+    for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+        assert tree.child(parent, token) == node
+    assert tree.child(-1, 9) is None
+
+
 @given(st.lists(drafts(), max_size=4))
 def test_no_node_is_likelier_than_its_parent_and_siblings_share_its_chance(proposals):
     tree = JointTree()

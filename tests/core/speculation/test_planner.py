@@ -157,7 +157,7 @@ def test_a_model_that_missed_much_is_teacher_forced_beside_the_draft_of_another(
     model = request.every[1]
     for n_missed, k in ((24, 1), (25, 0)):
         planner.observe_teacher_forced(model, [True] * 16, 0.001)  # it was right, and may be tried at once
-        model.score(None, [0] * n_missed)
+        model.score(slot_of(request), [0] * n_missed)
         for _ in range(200):
             planner.observe_round([plain_round(request)], DEPTH, 0, FAST[1])
         model.profile.budget.book(1.0)
@@ -172,7 +172,7 @@ def test_in_a_round_one_slot_is_teacher_forced():
     requests = [request_of(planner) for _ in range(4)]
     planner.profiles[0].budget.book(8.0)
     for request in requests:
-        request.every[0].score(None, [0] * 30)
+        request.every[0].score(slot_of(request), [0] * 30)
     for _ in range(8):
         planner.observe_round([plain_round(request) for request in requests], DEPTH, 0, FAST[4])
     assert [ask.k for ask in planner.asks([slot_of(request) for request in requests])] == [0]
@@ -220,7 +220,7 @@ def sure(planner, n_slots=1, chance=0.95):
         def see(k, n_right, drafter=drafter, request=request):
             slot = slot_of(request)
             slot.add(drafter, Draft([1] * k))
-            drafter.score(slot.of[drafter], [1] * n_right + [0] * (n_right < k))
+            drafter.score(slot, [1] * n_right + [0] * (n_right < k))
 
         for _ in range(300):
             see(8, min(int(rng.geometric(1 - chance)), 8))
@@ -311,6 +311,32 @@ def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
     assert ask.k > 3
 
 
+@pytest.mark.parametrize(
+    ("confidence", "per_ask_s", "limit", "path"),
+    [
+        ([0.9, 0.8], 1e-4, 16, [0, 1]),
+        ([0.9, 0.05], 1e-4, 16, None),  # too unlikely for what a token takes
+        ([0.9, 0.8], 1e-2, 16, None),  # asking takes longer than it gives
+        ([0.9, 0.8], 1e-4, 2, None),  # there is no room
+    ],
+)
+def test_a_lookup_is_asked_what_follows_others_where_that_pays(confidence, per_ask_s, limit, path):
+    planner = planner_of(costs_of({1: 0.020, 8: 0.027}), False, True)
+    request = request_of(planner)
+    lookup, model = request.every
+    for _ in range(9):
+        planner.observe_draft(lookup, 1, per_ask_s)
+    slot = slot_of(request, {0: Draft([])}, limit=limit)
+    assert planner.extensions([slot]) == [], "nothing is proposed"
+    slot.add(model, Draft([5, 6], confidence=confidence))
+    assert planner.extensions([slot]) == ([] if path is None else [(slot, lookup, path)])
+    slot.add(lookup, Draft([5, 6]))
+    assert planner.extensions([slot]) == [], "it said what follows its own"
+    without = slot_of(request, limit=limit)
+    without.add(model, Draft([5, 6], confidence=confidence))
+    assert planner.extensions([without]) == [], "it is not asked in this round"
+
+
 def test_a_first_slow_call_makes_no_drafter_costly():
     planner = planner_of(costs_of({1: 0.018, 8: 0.028}), False)
     (drafter,) = request_of(planner).every
@@ -356,7 +382,7 @@ def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
         choice = choice_of(slot, nodes)
         path = range(min(n_right, len(nodes)) if choice.draft.parents is None else 0)
         for drafter in request.every:
-            drafter.score(slot.of.get(drafter), [*choice.draft.tokens.tolist()[: len(path)], 0])
+            drafter.score(slot, [*choice.draft.tokens.tolist()[: len(path)], 0])
         planner.observe_round([(choice, outcome_of(len(path)))], DEPTH, 0, pass_s)
 
 

@@ -124,7 +124,7 @@ def test_what_was_right_and_not_verified_makes_up_for_losses():
     request.budget.seconds = -8.0
     slot = slot_of(request, {0: 3, 1: Draft([9, 9])})
     for drafter in request.every:
-        drafter.score(slot.of[drafter], [1000, 1001, 5])
+        drafter.score(slot, [1000, 1001, 5])
     planner.observe_round([(choice_of(slot, []), outcome_of(0))], DEPTH, 0, 2.0)
     assert request.budget.seconds == pytest.approx(-8.0 + 0.005 * 2.0 + 2 * 2.0)
 
@@ -315,7 +315,7 @@ def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong
     assert chosen(planner, slot_of(request, {0: 8})) == [8]
     slot = slot_of(request, {0: 8})
     for _ in range(20):
-        certain.score(slot.of[certain], [6])
+        certain.score(slot, [6])
     assert chosen(planner, slot_of(request, {0: 8})) < [8]
     certain.gain = -1.0
     planner.observe_draft(certain, 8, 1.0)

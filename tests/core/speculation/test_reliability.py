@@ -89,7 +89,7 @@ def play(n_pages=4, plant=lambda planner: None):
             verdict = Verdict(0, 0, len(emitted), is_used=False, top_after=after, top_ids=best[after], top_logits=best[after])
             slot.tree.teach(planner.agreement, emitted)
             for known, drafter in zip(request.every, drafters, strict=True):
-                known.score(slot.of[known], emitted)
+                known.score(slot, emitted)
                 drafter.accept(text[: at + 1], verdict)
             planner.observe_round([(choice, outcome)], at, 0, COSTS[0].seconds)
     return np.array(found, float), np.array(tried, float)
