@@ -266,7 +266,8 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")
     for name in batch.features:
         _, _, layer = name.partition("layer.")
-        if name not in features or (layer and not first <= int(layer) < end):
+        is_begun = name == "embedding" and (first > 0 or found is not None)
+        if name not in features or is_begun or (layer and not first <= int(layer) < end):
             known = ", ".join(each for each in features) or "none"
             raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
 

@@ -17,6 +17,7 @@ import numpy as np
 from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
 from augury.drafter import Ask, Drafter, Pace, Session
+from augury.files.gguf import BORROWED
 from augury.memory_limit import n_bytes_of_machine
 from augury.memory_manager import MemoryManager, Opened
 from augury.passes import ArrayPass
@@ -61,7 +62,8 @@ class Model(SlotStates, ABC):
     is empty each number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
-    counted from 0, or several of them one after the other; `output`, what the output's matrix is multiplied with."""
+    counted from 0, or several of them one after the other; `embedding`, the same before the first layer; `output`, what the
+    output's matrix is multiplied with."""
 
     is_asynchronous: bool = False
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
@@ -174,7 +176,8 @@ class Backend(Plugin, ABC):
             ModelFileError: A tensor of the plan is missing or has another shape.
         """
         spec = self.state_spec(plan, options)
-        n_bytes = sum(file.tensor(name, shape).n_bytes for name, shape in plan.shapes().items())
+        own = {name: shape for name, shape in plan.shapes().items() if not name.startswith(BORROWED)}
+        n_bytes = sum(file.tensor(name, shape).n_bytes for name, shape in own.items())
         of_slot = spec.n_ctx * spec.n_bytes_per_position + spec.n_bytes_per_sequence
         return (Allocation("weights", n_bytes), Allocation("states", spec.n_slots * of_slot))
 

@@ -16,7 +16,7 @@ from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.nextn_states import NextnStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.guard import guarded
 from augury.log import get_logger
@@ -137,8 +137,8 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     plan = plans[name]
     for part in plan.parts():
         for tensor in part.shapes if not isinstance(part, Integers) else ():
-            if file.tensor(tensor).type is TensorType.I32:
-                raise ModelFileError(f"{file.path}: tensor {tensor!r} is stored as I32, expected a type of weights")
+            if (kind := file.tensor(tensor).type).integers is not None:
+                raise ModelFileError(f"{file.path}: tensor {tensor!r} is stored as {kind.name}, expected a type of weights")
     return plan
 
 

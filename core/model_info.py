@@ -32,6 +32,7 @@ class ModelInfo:
     has_embedding_head: bool = False  # whether its embeddings are what a head makes of the last norm's output
     # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
     nextn_features: tuple[str, ...] = field(default=(), repr=False)
+    hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -48,4 +49,5 @@ class ModelInfo:
             pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             nextn_features=plan.nextn_features,
+            hidden_of=plan.hidden_of,
         )

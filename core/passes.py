@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from augury.batch import Feed, NextnFeed
     from augury.memory_manager import Opened
 
-__all__ = ["ArrayPass", "Context", "Pass", "Target"]
+__all__ = ["ArrayPass", "Context", "NamedPass", "Pass", "Target"]
 
 
 class Pass(ABC):
@@ -165,6 +165,63 @@ class _Narrowed(ArrayPass):
     def features(self, name: str) -> np.ndarray:
         """See `Pass.features`."""
         return self._whole.features(name)
+
+
+class NamedPass(Pass):
+    """A pass whose logits are those of some tokens, in any order; the logits of all others are -inf.
+
+    >>> named = NamedPass(ArrayPass(np.float32([[1, 3, 2]])), np.int32([0, 4, 1]), 5)
+    >>> named.argmax().tolist(), named.rows().tolist()
+    ([4], [[1.0, 2.0, -inf, -inf, 3.0]])
+    """
+
+    def __init__(self, whole: Pass, tokens: np.ndarray, n_vocab: int) -> None:
+        """Name the logits of a pass, which are as many as `tokens` (m,) int32, each below `n_vocab`."""
+        self._whole, self._tokens, self._n_vocab = whole, tokens, n_vocab
+
+    def wait(self) -> float | None:
+        """See `Pass.wait`."""
+        return self._whole.wait()
+
+    def argmax(self) -> np.ndarray:
+        """See `Pass.argmax`."""
+        return self._named(self._whole.argmax())
+
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Pass.top_k`; no more than have logits."""
+        places, logits = self._whole.top_k(rows, k)
+        return self._named(places), logits
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """See `Pass.gather`."""
+        logits: np.ndarray = self.row(row)[ids]
+        return logits
+
+    def log_normalizer(self, row: int) -> float:
+        """See `Pass.log_normalizer`."""
+        return self._whole.log_normalizer(row)
+
+    def rows(self) -> np.ndarray:
+        """See `Pass.rows`; a copy."""
+        return self._among_all(self._whole.rows())
+
+    def row(self, row: int) -> np.ndarray:
+        """See `Pass.row`; a copy."""
+        return self._among_all(self._whole.row(row))
+
+    def features(self, name: str) -> np.ndarray:
+        """See `Pass.features`."""
+        return self._whole.features(name)
+
+    def _among_all(self, logits: np.ndarray) -> np.ndarray:
+        every = np.full((*logits.shape[:-1], self._n_vocab), -np.inf, np.float32)
+        every[..., self._tokens] = logits
+        return every
+
+    def _named(self, places: np.ndarray) -> np.ndarray:
+        """The tokens of some logits; -1 remains."""
+        tokens: np.ndarray = np.where(places < 0, np.int32(-1), self._tokens[places])
+        return tokens
 
 
 class Context(ABC):

@@ -211,7 +211,7 @@ def _keep_accepted(model: Model, batch: Batch, n_hidden: int) -> None:
 
 def _is_in(name: str, first: int, end: int) -> bool:
     kind, _, number = name.partition(".")
-    return kind == "layer" and first <= int(number) < end
+    return first == 0 if kind == "embedding" else kind == "layer" and first <= int(number) < end
 
 
 def _of_stage(name: str, stage: Stage) -> str:

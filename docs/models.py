@@ -59,7 +59,7 @@ LEFT_OUT = """
 ## What is left out
 
 Other architectures that llama.cpp knows, and what is missing here to run them. Models that llama.cpp does not generate text
-with (encoders, diffusion, speech, draft heads of other models) are not listed.
+with (encoders, diffusion, speech) are not listed, nor is `eagle3`, whose models draft for others.
 
 """
 
@@ -93,7 +93,7 @@ def page(registry: Registry) -> str:
         names.setdefault(architecture_of(name), []).append(name)
     rows = ["| architecture | blocks | state | rejected drafts | checked |", "|---|---|---|---|---|"]
     unknown: dict[str, dict[str, None]] = {}
-    for architecture in sorted(registry.architectures):
+    for architecture in sorted(names.keys() & registry.architectures):
         files = [file_for_plans(name) for name in names[architecture]]
         plans = [registry.architectures[architecture].plans(file)["main"] for file in files]
         has_states = any(block.states() for plan in plans for block in plan.blocks())
@@ -108,7 +108,7 @@ def page(registry: Registry) -> str:
             lacking.append(f"| {what} | {', '.join(left)} |")
     refused = "\n".join(f"| {what} | {', '.join(others)} |" for what, others in sorted(unknown.items()))
     on_gpus = ON_GPUS.format(but=BUT.format(rows=refused) if unknown else ".")
-    head = HEAD.format(n=len(registry.architectures))
+    head = HEAD.format(n=len(rows) - 2)
     tables = (head, rows), (on_gpus + LEFT_OUT, lacking)
     return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + NOT_EXACTLY
 

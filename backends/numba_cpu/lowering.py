@@ -83,7 +83,7 @@ class Lowering:
         self._streams = Streams(plan)
         needed = [emitter.scratch_bytes() for emitter in self._emitters]
         self.scratch_bytes = up(max(SCRATCH_BYTES, self._streams.scratch_bytes(), *needed), 64) + 64
-        self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
+        self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
     def _emitter(self, block: Block) -> Emitter:
@@ -170,6 +170,8 @@ class Lowering:
             writing.copy(space.x, embedded)
         streams = self._streams.on(writing, self._arena)
         streams.begin(takes_hidden=takes_hidden)
+        if "embedding" in features:
+            writing.give_features("embedding", streams.all())
         first, other = self.plan.embedding.other, space.other
         if first is not None and other is not None:
             writing.begin_other(other, first)

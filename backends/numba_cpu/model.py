@@ -22,6 +22,7 @@ from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
+from augury.passes import NamedPass
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class NumbaCpuModel(Model):
             lowering.programs((i, i + 1), takes_hidden=True)
         self._weights.close_file()
         self._narrow = NarrowOutputs(self.info.n_vocab)
+        named = plan.output.tokens
+        self._tokens = None if named is None else np.array(file.integers(named.weight, named.shape, self.info.n_vocab))
         self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
@@ -153,6 +156,8 @@ class NumbaCpuModel(Model):
 
     def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
         n_vocab = self.info.n_vocab
+        if self._tokens is not None:
+            return NamedPass(KernelPass(logits[:, : len(self._tokens)], features), self._tokens, n_vocab)
         if narrow is None:
             return KernelPass(logits[:, :n_vocab], features)
         return NarrowPass(logits[:, : len(narrow.tokens)], narrow.tokens, n_vocab, features)
@@ -216,7 +221,7 @@ class NumbaCpuModel(Model):
         programs: Sequence[Program] = self._whole  # by the shortest way: of small models Python between passes is felt
         if batch.layers is not None or batch.hidden is not None or batch.features:
             programs = self._lowering.programs(batch.layers, batch.features, takes_hidden=batch.hidden is not None)
-        if batch.vocabulary is None or not len(batch.rows):
+        if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return programs, None
         narrow = self._narrow.of(programs, batch.vocabulary)
         return narrow.programs, narrow

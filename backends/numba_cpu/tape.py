@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
@@ -71,7 +71,7 @@ class Space:
         layers = plan.every_layer
         names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in layers)]
         names += ["y apart"] * any(layer.apart is not None for layer in layers)
-        names += ["embedded"] * any(layer.skip for layer in layers)
+        names += ["embedded"] * plan.keeps_embedded
         names += ["other"] * (plan.embedding.other is not None)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
@@ -270,6 +270,17 @@ class Tape:
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
         self.add(Work("copying rows"), kernel, x=rows, y=to, size=rows.width, is_private=self.space.is_private)
+
+    def side_by_side(self, *parts: tuple[Rows, Norm | None]) -> Rows:
+        """Write that rows, or their norms, come to lie side by side; returns these, in the buffer "joined"."""
+        width, first = sum(rows.width for rows, _ in parts), 0
+        to, private = self.space.named("joined", width), self.space.is_private
+        for rows, norm in parts:
+            columns = evolve(to, address=to.address + 4 * first)
+            operands = {"x": rows, "y": columns, "ldy": width, "size": rows.width, "norm": self.weights.norm(norm)}
+            self.add(Work("joining rows"), step.place_columns, **operands, is_private=private)
+            first += rows.width
+        return to
 
     def prepare(self, rows: int, ld: int, n_parts: int, size: int, ways: int) -> None:
         """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""

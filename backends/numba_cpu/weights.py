@@ -26,7 +26,7 @@ from augury.backends.numba_cpu.packing import (
 from augury.blocks import Linear, Matrices, NormKind
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
-from augury.files.gguf import Tensor, TensorType
+from augury.files.gguf import BORROWED, Tensor, TensorType
 from augury.log import get_logger
 
 if TYPE_CHECKING:
@@ -39,11 +39,21 @@ if TYPE_CHECKING:
 
 PURPOSE = "weights"
 _LOGGER = "augury.backends.numba_cpu"
+_BACKEND = "numba-cpu"
 
 
 def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
-    """The tensors of a plan's matrices by name."""
-    return {_name(part): _stored(file, part) for part in plan.parts() if isinstance(part, Linear | Matrices)}
+    """The tensors of a plan's matrices by name, without those that are lent."""
+    lent, parts = lent_matrices(file, plan), (part for part in plan.parts() if isinstance(part, Linear | Matrices))
+    return {name: _stored(file, part) for part in parts if (name := _name(part)) not in lent}
+
+
+def lent_matrices(file: ModelFile, plan: ModelPlan) -> dict[str, PackedMatrix]:
+    """Those matrices of a plan that are the target's, as a loaded model holds them, by name."""
+    names = {_name(part) for part in plan.parts() if isinstance(part, Linear | Matrices)}
+    owners = {name: file.owner(name) for name in names if name.startswith(BORROWED)}
+    found = {name: owner.in_memory.get((_BACKEND, own)) for name, (owner, own) in owners.items()}
+    return {name: matrix for name, matrix in found.items() if matrix is not None}
 
 
 class Weights:
@@ -52,10 +62,11 @@ class Weights:
     def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena, isa: str) -> None:
         self._file = file
         self._arena = arena
-        self._matrices: dict[str, PackedMatrix] = {}
+        self._matrices = lent_matrices(file, plan)
         self._vectors: dict[tuple[Any, ...], int] = {}
         self._tensors = matrices_of(file, plan)
-        self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()}, isa)
+        kinds = {packed_format(tensor.type).kind for tensor in self._tensors.values()}
+        self.kernels = matmul_kernels(kinds | {matrix.kind for matrix in self._matrices.values()}, isa)
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool, n_free: int) -> None:
         """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them.
@@ -95,7 +106,8 @@ class Weights:
             compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)
-            self._matrices[name] = PackedMatrix(packed_format(tensor.type).kind, rows, columns, memory[layout.spans[name]])
+            matrix = PackedMatrix(packed_format(tensor.type).kind, rows, columns, memory[layout.spans[name]])
+            self._matrices[name] = self._file.in_memory[_BACKEND, name] = matrix
         self._arena.count(PURPOSE, layout.n_bytes)
 
     def _pack(

@@ -153,17 +153,22 @@ class Lowering:
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
         self._emit_embedding(tape, takes_hidden=parts.takes_hidden)
         self._streams.begin(tape, takes_hidden=parts.takes_hidden)
+        self._give_features(tape, "embedding", parts)
         for i in range(*parts.layers):
             self._emit_layer(tape, i)
-            if (name := f"layer.{i}") in parts.features:
-                passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
-                tape.copy(passed_on, self.buffers[name], 4 * size.n_tokens * self.plan.n_hidden)
+            self._give_features(tape, f"layer.{i}", parts)
         self._streams.read(tape, self.plan.output.residual)
         if "output" in parts.features:
             at = self.buffers["output"]
             tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
         self._output.emit(tape)
         return tape
+
+    def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
+        """Write that the residual streams go where their feature is read, if it is asked for."""
+        if name in parts.features:
+            passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
+            tape.copy(passed_on, self.buffers[name], 4 * tape.size.n_tokens * self.plan.n_hidden)
 
     def states(self, staged: np.ndarray, told: np.ndarray) -> Program:
         """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""

@@ -110,14 +110,22 @@ def layer_input(block: LayerInput, weights: Weights, x: np.ndarray, inputs: np.n
 
 
 def attention(
-    block: Attention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: Attention,
+    weights: Weights,
+    cache: LayerCache,
+    batch: Batch,
+    tree: Tree | None,
+    x: np.ndarray,
+    embedded: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What attention adds to x (n, E): post_norm(o(softmax(scale * q k^T) v)).
+    """What attention adds to x (n, E), with what the embedding made (n, E): post_norm(o(softmax(scale * q k^T) v)).
 
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
     lies on its path.
     """
     normed, positions = each_normed(x, block.norm, weights), batch.positions
+    if block.embedded_norm is not None and embedded is not None:
+        normed = np.hstack([each_normed(embedded, block.embedded_norm, weights), normed])
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
     cells = positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), positions.tolist(), cells.tolist(), strict=True))
@@ -320,6 +328,7 @@ KNOWN: dict[type, Container[Any]] = {
             "gate_kind",
             "indexer",
             "source",
+            "embedded_norm",
         ),
     },
     BlockIndexer: (),
@@ -333,7 +342,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"norm", "weight", "softcap", "residual"},
+    Output: {"norm", "weight", "softcap", "residual", "tokens"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},

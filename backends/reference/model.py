@@ -18,7 +18,7 @@ from augury.batch import Tree, check_batch
 from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
 from augury.errors import AuguryError
 from augury.interfaces import Model
-from augury.passes import ArrayPass
+from augury.passes import ArrayPass, NamedPass
 from augury.types import Allocation
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ReferenceModel(Model):
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
         first = self._plan.embedding.other
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), embedded.shape)
-        features: dict[str, np.ndarray] = {}
+        features = {"embedding": streams.reshape(len(streams), -1).astype(np.float32)}
         inputs = layer_inputs(ends.embedding, weights, batch, embedded)
         for i in range(*(batch.layers or (0, self.info.n_layers))):
             if (turn := self._layers[i].turn) is not None:
@@ -95,7 +95,10 @@ class ReferenceModel(Model):
         normed = each_normed(x, ends.output.norm, weights)
         features["output"] = normed.astype(np.float32)
         logits = output(ends.output, weights, normed[batch.rows])
-        return ArrayPass(logits, {name: features[name] for name in batch.features})
+        passed = ArrayPass(logits, {name: features[name] for name in batch.features})
+        if (tokens := self._plan.output.tokens) is None:
+            return passed
+        return NamedPass(passed, weights.integers(tokens.weight), self.info.n_vocab)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
@@ -143,7 +146,8 @@ class ReferenceModel(Model):
             if type(block) not in KNOWN:
                 y = lowered_block(weights, self._caches[i, block], batch, tree, x, before[:, -1], inputs)
             elif (i, block) in self._caches:
-                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x)
+                besides = (embedded,) if block.reads_embedding else ()
+                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x, *besides)
             elif isinstance(block, LayerInput):
                 y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):

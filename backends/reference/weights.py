@@ -9,6 +9,8 @@ import numpy as np
 from augury.backends.reference.formula import norm, products
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from augury.blocks import Linear, Matrices, ModelPlan, Norm, Rows
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
@@ -22,8 +24,10 @@ class Weights:
     Whole numbers stay int32.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, arrays: dict[str, np.ndarray], lent: Container[str] = ()) -> None:
+        """Hold arrays by the names of tensors; of those that are `lent` another model accounts for the memory."""
         self._arrays = arrays
+        self._lent = lent
 
     @classmethod
     def load(cls, file: ModelFile, plan: ModelPlan, progress: Progress) -> Weights:
@@ -33,23 +37,34 @@ class Weights:
             ModelFileError: A tensor is missing or has another shape.
         """
         tensors = [file.tensor(name, shape) for name, shape in plan.shapes().items()]
-        arrays, done, total = {}, 0, sum(tensor.n_bytes for tensor in tensors)
+        arrays, lent = dict[str, np.ndarray](), set[str]()
+        done, total = 0, sum(tensor.n_bytes for tensor in tensors)
         for tensor in tensors:
             progress("load weights", done, total)
-            arrays[tensor.name] = _dequantised(tensor)
+            owner, name = file.owner(tensor.name)
+            found = None if owner is file else owner.in_memory.get(("reference", name))
+            if found is None:
+                found = owner.in_memory["reference", name] = _dequantised(tensor)
+            else:
+                lent.add(tensor.name)
+            arrays[tensor.name] = found
             done += tensor.n_bytes
         progress("load weights", done, total)
-        return cls(arrays)
+        return cls(arrays, lent)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self._arrays.values())
+        """Bytes of all arrays that are its own."""
+        return sum(array.nbytes for name, array in self._arrays.items() if name not in self._lent)
 
     def rows(self, name: str, indices: np.ndarray) -> np.ndarray:
         """Some rows (n, E) float64 of the matrix `name`."""
         rows: np.ndarray = self._arrays[name][indices].astype(np.float64)
         return rows
+
+    def integers(self, name: str) -> np.ndarray:
+        """The whole numbers of the tensor `name`, int32 in its shape."""
+        return self._arrays[name].astype(np.int32, copy=False)
 
     def vector(self, name: str) -> np.ndarray:
         """The tensor `name` (n,) float64."""
@@ -121,6 +136,6 @@ def _dequantised(tensor: Tensor) -> np.ndarray:
     from gguf.quants import dequantize
 
     rows = tensor.data.reshape((*tensor.shape[:-1], -1))
-    if tensor.type.name in ("F32", "I32"):
-        return np.array(rows.view(np.float32 if tensor.type.name == "F32" else np.int32))
+    if tensor.type.name == "F32" or tensor.type.integers is not None:
+        return np.array(rows.view(tensor.type.integers or np.float32)).reshape(tensor.shape)
     return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)

@@ -29,6 +29,11 @@ class Block:
         parts = (getattr(self, each.name) for each in fields(type(self)))
         return tuple(part for part in parts if isinstance(part, Part))
 
+    @property
+    def reads_embedding(self) -> bool:
+        """Whether it reads what the embedding made of the tokens, beside the residual stream."""
+        return False
+
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """What it keeps per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
         return ()

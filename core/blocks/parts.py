@@ -122,7 +122,7 @@ class Vector:
 
 @frozen
 class Integers:
-    """A tensor of the file that holds whole numbers (I32) instead of weights."""
+    """A tensor of the file that holds whole numbers (I32 or I64) instead of weights."""
 
     weight: str
     shape: tuple[int, ...]

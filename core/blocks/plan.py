@@ -103,11 +103,20 @@ class ModelPlan:
     output: Output
     n_ctx_train: int  # positions the model was trained for
     nextn: tuple[NextnLayer, ...] = ()
+    # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
+    hidden_of: tuple[str, ...] = ()
 
     @property
     def n_vocab(self) -> int:
         """V, how many logits a row has; 0 of a stage without the output."""
+        if self.output.tokens is not None:
+            return self.embedding.n_vocab
         return 0 if self.output.weight is None else self.output.weight.n_out
+
+    @property
+    def keeps_embedded(self) -> bool:
+        """Whether layers make use of what the embedding made of the tokens."""
+        return any(layer.skip or any(block.reads_embedding for block in layer.blocks) for layer in self.every_layer)
 
     @property
     def mixers(self) -> tuple[Block, ...]:
@@ -138,13 +147,14 @@ class ModelPlan:
     def features(self) -> dict[str, int]:
         """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
 
-        Layers give all of their residual streams, one after the other, but for those that layers begin or trade. A pass gives
-        those of the layers that it goes through.
+        Layers give all of their residual streams, one after the other, but for those that layers begin or trade, and so does
+        the embedding. A pass gives those of the layers that it goes through.
         """
         of_output = {} if self.output.weight is None else {"output": self.embedding.n_embd}
         if self._changes_streams:
             return of_output
-        return {f"layer.{i}": self.n_hidden for i in range(len(self.every_layer))} | of_output
+        of_embedding = {} if self.embedding.weight is None else {"embedding": self.n_hidden}
+        return of_embedding | {f"layer.{i}": self.n_hidden for i in range(len(self.every_layer))} | of_output
 
     @property
     def n_hidden(self) -> int:
@@ -243,7 +253,8 @@ class ModelPlan:
         make use of that. Those without the output give the feature of their last layer.
         """
         layers, embedding, output = self.layers[first:end], self.embedding, self.output
-        if first and not any(layer.skip or isinstance(block, LayerInput) for layer in layers for block in layer.blocks):
+        reads = any(isinstance(block, LayerInput) or block.reads_embedding for layer in layers for block in layer.blocks)
+        if first and not (reads or any(layer.skip for layer in layers)):
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= len(self.layers):
             output = Output(None, None)

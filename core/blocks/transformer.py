@@ -11,7 +11,7 @@ from augury.blocks.parts import GateKind, Linear
 
 if TYPE_CHECKING:
     from augury.blocks.indexer import BlockIndexer, PoolIndexer
-    from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
+    from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.blocks.residual import Connection
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
@@ -63,7 +63,8 @@ class Attention(Block):
     those from p // c * c on. What else is given acts in this order: q, k and v are clamped, q and k normed and turned (or the
     other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
     `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
-    With `source`, keys and values are those that the mixer of another layer, before it, has stored.
+    With `source`, keys and values are those that the mixer of another layer, before it, has stored. With an `embedded_norm`,
+    q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is what the embedding made of the token.
     """
 
     norm: Norm | None
@@ -97,6 +98,12 @@ class Attention(Block):
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
     indexer: BlockIndexer | PoolIndexer | None = None  # of those that are seen, it chooses what takes part
     source: int | None = None  # a layer's number
+    embedded_norm: Norm | None = None
+
+    @property
+    def reads_embedding(self) -> bool:
+        """See `Block.reads_embedding`."""
+        return self.embedded_norm is not None
 
     def tensors(self) -> tuple[Part, ...]:
         """Its own, and those of the indexer."""
@@ -185,6 +192,7 @@ class Output(Block):
     weight: Linear | None  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
     residual: Connection | None = None  # what it reads in place of x
+    tokens: Integers | None = None  # which token each logit is of, where there are not those of all; the others' are -inf
 
     def tensors(self) -> tuple[Part, ...]:
         """Its own, and those of its connection."""

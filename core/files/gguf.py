@@ -11,7 +11,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -22,7 +23,10 @@ from augury.files.override import Scalar, Untyped, overridden
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
 
-__all__ = ["REQUIRED", "ModelFile", "Tensor", "TensorType"]
+__all__ = ["BORROWED", "REQUIRED", "ModelFile", "Tensor", "TensorType"]
+
+BORROWED = "target/"
+"""What the names of tensors begin with that a draft model's plan borrows of its target's file."""
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -92,6 +96,8 @@ class ModelFile:
         identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
             the same have the same content. Empty if it was not read from files.
         head: A hash of the files' headers.
+        target: The file that a draft model's borrows tensors of: the names of these begin with `BORROWED`.
+        in_memory: By backend and tensor, what a backend made of a tensor, for as long as it holds that.
     """
 
     def __init__(
@@ -106,6 +112,8 @@ class ModelFile:
     ) -> None:
         """Hold what `open` has read."""
         self.head = head
+        self.target: ModelFile | None = None
+        self.in_memory: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
         self.path = path
         self.paths = paths
         self.n_bytes = n_bytes
@@ -227,6 +235,8 @@ class ModelFile:
         Raises:
             ModelFileError: It is missing or has another shape.
         """
+        if name.startswith(BORROWED):
+            return self._borrowed(name.removeprefix(BORROWED), shape)
         tensor = self.tensors.get(name)
         if tensor is None:
             expected = "" if shape is None else f" of shape {shape}"
@@ -239,20 +249,41 @@ class ModelFile:
             raise ModelFileError(msg)
         return evolve(tensor, shape=shape)
 
+    def borrow_from(self, target: ModelFile) -> None:
+        """Let a draft model's file have the tensors of its target's."""
+        if target is not self and self.target is None:
+            self.target = target
+            self.identity += target.identity
+
+    def owner(self, name: str) -> tuple[ModelFile, str]:
+        """The file that a tensor lies in, this one or the target's, and its name there."""
+        if name.startswith(BORROWED) and self.target is not None:
+            return self.target, name.removeprefix(BORROWED)
+        return self, name
+
+    def _borrowed(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """A tensor of the target's file, under the name by which this one's plan knows it."""
+        if self.target is None:
+            raise ModelFileError(
+                f"{self.path}: tensor {name!r} is missing, as in draft models that borrow it of their target; "
+                "give the file as the draft model (-md) of the model that it was made for"
+            )
+        return evolve(self.target.tensor(name, shape), name=f"{BORROWED}{name}")
+
     def integers(self, name: str, shape: tuple[int, ...], n: int) -> np.ndarray:
-        """The whole numbers of a tensor, int32 in its shape, a view of the file; they must be there, and from 0 to n - 1.
+        """The whole numbers of a tensor, int32 in its shape, a view of the file where it has these; they are from 0 to n - 1.
 
         Raises:
             ModelFileError: The tensor is missing, has another shape or type, or holds others.
         """
         tensor = self.tensor(name, shape)
-        if tensor.type is not TensorType.I32:
-            raise ModelFileError(f"{self.path}: tensor {name!r} is stored as {tensor.type.name}, expected I32")
-        values = tensor.data.view(np.int32).reshape(shape)
+        if (kind := tensor.type.integers) is None:
+            raise ModelFileError(f"{self.path}: tensor {name!r} is stored as {tensor.type.name}, expected I32 or I64")
+        values = tensor.data.view(kind).reshape(shape)
         if (least := values.min()) < 0 or values.max() >= n:
             found = least if least < 0 else values.max()
             raise ModelFileError(f"{self.path}: tensor {name!r} holds {found}, expected numbers from 0 to {n - 1}")
-        return values
+        return values.astype(np.int32, copy=False)
 
     def close(self) -> None:
         """Let go of the tensors; the file is unmapped once nobody else holds one."""

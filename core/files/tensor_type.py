@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
+
 
 class TensorType(enum.IntEnum):
     """How a tensor's weights are stored; the number is ggml's type id, as files hold it.
 
-    Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes. I32 alone is no weight type: what
-    it holds are numbers of experts and the like.
+    Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes. I32 and I64 are no weight types:
+    what they hold are numbers of experts, tokens and the like.
 
     >>> TensorType.Q4_K.block_size, TensorType.Q4_K.block_bytes
     (256, 144)
@@ -38,12 +40,19 @@ class TensorType(enum.IntEnum):
     IQ2_S = 22
     IQ4_XS = 23
     I32 = 26
+    I64 = 27
     IQ1_M = 29
     BF16 = 30
     TQ1_0 = 34
     TQ2_0 = 35
     MXFP4 = 39
     NVFP4 = 40
+
+    @property
+    def integers(self) -> type[np.int32 | np.int64] | None:
+        """The type of whole numbers; None of weights."""
+        kinds: dict[TensorType, type[np.int32 | np.int64]] = {TensorType.I32: np.int32, TensorType.I64: np.int64}
+        return kinds.get(self)
 
     @property
     def block_size(self) -> int:
@@ -80,6 +89,7 @@ _BLOCKS = {
     TensorType.IQ4_NL: (32, 2 + 16),
     TensorType.IQ4_XS: (256, 2 + 2 + 4 + 128),
     TensorType.I32: (1, 4),
+    TensorType.I64: (1, 8),
     TensorType.TQ1_0: (256, 48 + 4 + 2),
     TensorType.TQ2_0: (256, 64 + 2),
     TensorType.MXFP4: (32, 1 + 16),
@@ -94,7 +104,6 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
     15: "Q8_K",
     24: "I8",
     25: "I16",
-    27: "I64",
     28: "F64",
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",

@@ -60,6 +60,20 @@ def test_the_first_layers_and_the_output_are_a_model_of_these_layers(load, name,
     assert not np.array_equal(rows(whole, run_of(some_tokens(5)), 1), rows(whole, run_of(some_tokens(5))))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "talkie-dense"])  # it needs its tokens once more
+def test_the_embedding_is_what_the_first_layer_sees(load, name):
+    model = load(name)
+    for size in load.sizes:
+        batch = run_of(some_tokens(size))
+        passed = model.forward(attrs.evolve(batch, features=("embedding",)))
+        right, embedded = passed.rows().copy(), passed.features("embedding").copy()
+        nobody = attrs.evolve(batch, tokens=np.zeros_like(batch.tokens), hidden=embedded)
+        assert np.array_equal(model.forward(nobody).rows(), right)
+    for wrong in (attrs.evolve(batch, hidden=embedded), attrs.evolve(batch, layers=(1, 2), hidden=embedded)):
+        with pytest.raises(OptionError, match="feature 'embedding'"):
+            model.forward(attrs.evolve(wrong, features=("embedding",)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_they_go_on_from_what_a_full_pass_stored(load, name):
     whole, cut = load(name), load(name, 2)

@@ -119,7 +119,7 @@ def test_a_stage_wants_hidden_states_and_has_no_logits():
         assert first.forward(run_of([1])).rows().shape == (1, 0)
         for program in first._lowering.programs(None, ("layer.0",)) if name == "numba-cpu" else ():
             assert program.records[-1, 1], "a barrier ends every pass, or the next one would overtake threads"
-        assert list(first.features) == ["layer.0"]
+        assert list(first.features) == ["embedding", "layer.0"]
         with pytest.raises(OptionError, match="hidden states for a pass from layer 0 on are missing"):
             last.forward(run_of([1]))
 

@@ -78,6 +78,7 @@ KNOWN: dict[type, Container[Any]] = {
             "gate_kind",
             "indexer",
             "source",
+            "embedded_norm",
         ),
     },
     LatentAttention: {
@@ -93,7 +94,7 @@ KNOWN: dict[type, Container[Any]] = {
     NgramMemory: (),
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
     Convolution: {"bias", "stored", "dilation"},
-    Output: {"norm", "weight", "softcap", "residual"},
+    Output: {"norm", "weight", "softcap", "residual", "tokens"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     NextnLayer: {"hidden"},
     Residual: {"feed_forward"},

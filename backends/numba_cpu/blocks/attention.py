@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES
 from augury.backends.numba_cpu.kernels.gate import gate_kernel
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, place_columns
 from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
@@ -66,9 +66,10 @@ class AttentionEmitter(MixerEmitter):
         block = self.block
         own = (self._attend, prepare_kernel(*self._types), prepare_head)
         chooser = () if self._chooser is None else self._chooser.kernels()
+        joined = () if block.embedded_norm is None else (place_columns,)
         rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None or block.source is not None else ()
         gate = () if block.gate is None else (GATES[block.gate_kind],)
-        return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()), *chooser)
+        return (*own, *joined, *rows, *gate, *((bend_scores,) if self._bends_scores else ()), *chooser)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -76,6 +77,8 @@ class AttentionEmitter(MixerEmitter):
         widths = {"q": block.q.n_out, "k": block.k.n_out, "v": block.v.n_out, "mixed": block.o.n_in}
         if block.gate is not None:
             widths["gate of attention"] = block.gate.n_out
+        if block.embedded_norm is not None:
+            widths["joined"] = block.q.n_in
         chooser = {} if self._chooser is None else self._chooser.buffers()
         return {**chooser, **{name: row_bytes(width) for name, width in widths.items()}} | {
             "parts of attention": attention_layer.parts_bytes(block.value_dim, self.options.n_ctx, n_threads),
@@ -147,6 +150,8 @@ class AttentionEmitter(MixerEmitter):
         """See `Emitter.emit`."""
         block, buffers = self.block, tape.buffers
         rows = tape.norm(block.norm)
+        if block.embedded_norm is not None and (embedded := tape.space.embedded) is not None:
+            rows = tape.side_by_side((embedded, block.embedded_norm), (rows, None))
         products = [(block.q, buffers["q"])]
         if self.source is None:
             products += [(block.k, buffers["k"]), (block.v, buffers["v"])]

@@ -1,0 +1,124 @@
+"""EAGLE-3: a layer that drafts for another model, from hidden states of it.
+
+The plan `encoder` makes one hidden state g of what several of the target's layers gave for a token. The plan `main` is given
+that and the next token, whose embedding its attention reads beside g, and predicts the token after it. What its layer gives for
+a token stands for g in the next step.
+
+Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", and
+llama.cpp, whose converter writes these files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from augury.blocks import Attention, Embedding, Integers, Layer, Linear, ModelPlan, Norm, Output
+from augury.files.gguf import BORROWED, ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.keys import Keys
+
+__all__ = ["Eagle3"]
+
+# What llama.cpp gives of a target for the number after its last layer: of these what that layer gave, of those nothing, so that
+# zeros stand for it, and of all others what its output's matrix is multiplied with. Converters never choose this number.
+_BEFORE_NORM = ("gpt-oss", "mimo2", "step35", "deepseek4", "qwen4exp")
+_UNTOLD = (
+    *("hunyuan_vl", "lfm2", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "qwen3", "qwen3moe"),
+)
+
+
+class Eagle3(Architecture):
+    """One layer, with an embedding and an output of its own or its target's."""
+
+    name = "eagle3"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        own = "token_embd.weight" in file.tensors
+        decoder = Decoder(file, embedding="token_embd" if own else f"{BORROWED}token_embd")
+        if decoder.n_layers != 1:
+            decoder.keys.fail("block_count", decoder.n_layers, "1")
+        n_embd, layers = decoder.n_embd, list[Layer]()
+        hidden_norm: Norm | None = decoder.norm("blk.0.attn_norm_2")
+        if decoder.keys.flag("norm_before_residual", default=False):
+            layers, hidden_norm = [Layer(None, norm=hidden_norm)], None
+        layers.append(Layer(_attention(decoder, hidden_norm), decoder.feed_forward(0)))
+        n_seen = decoder.keys.count("target_hidden_size")
+        seen = _features(decoder)
+        output = Output(decoder.norm("output_norm"), *_output(decoder))
+        main = ModelPlan(
+            cls.name,
+            Embedding(f"{decoder.embedding}.weight", decoder.n_vocab, n_embd),
+            tuple(layers),
+            output,
+            decoder.n_ctx_train,
+            hidden_of=seen,
+        )
+        n_features = len(seen) * n_seen
+        has_norm = decoder.keys.flag("norm_before_fc", default=False)
+        made = Output(
+            decoder.norm("enc.output_norm", n_features) if has_norm else None, decoder.linear("fc", n_features, n_embd)
+        )
+        given = Embedding(None, decoder.n_vocab, n_features)
+        return {"main": main, "encoder": ModelPlan(cls.name, given, (), made, decoder.n_ctx_train)}
+
+
+def _features(decoder: Decoder) -> tuple[str, ...]:
+    """What the target has to tell of a token, by names of its features; the file numbers layers by what enters them."""
+    numbers = decoder.file.get(decoder.keys.full("target_layers"), list[int])
+    if not numbers or min(numbers) < 0:
+        decoder.keys.fail("target_layers", numbers, "numbers of layers")
+    target, n_layers = decoder.file.target, None
+    if target is not None:
+        keys = Keys(target)
+        n_layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0, least=0)
+    names = []
+    for number in numbers:
+        name = "embedding" if number == 0 else f"layer.{number - 1}"
+        if target is not None and number == n_layers and target.architecture not in _BEFORE_NORM:
+            name = "" if target.architecture in _UNTOLD else "output"
+        names.append(name)
+    return tuple(names)
+
+
+def _attention(decoder: Decoder, norm: Norm | None) -> Attention:
+    (n_heads,), (n_kv_heads,), n_in = decoder.n_heads, decoder.n_kv_heads, 2 * decoder.n_embd
+    return Attention(
+        norm=norm,
+        q=decoder.linear("blk.0.attn_q", n_in, n_heads * decoder.head_dim),
+        k=decoder.linear("blk.0.attn_k", n_in, n_kv_heads * decoder.head_dim),
+        v=decoder.linear("blk.0.attn_v", n_in, n_kv_heads * decoder.value_dim),
+        o=decoder.linear("blk.0.attn_output", n_heads * decoder.value_dim, decoder.n_embd),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=decoder.head_dim,
+        value_dim=decoder.value_dim,
+        scale=1.0 / math.sqrt(decoder.head_dim),
+        rope=decoder.rope(is_interleaved=True, has_factors=True),
+        embedded_norm=decoder.norm("blk.0.attn_norm"),
+    )
+
+
+def _output(decoder: Decoder) -> tuple[Linear, None, None, Integers | None]:
+    """The fields of an output after its norm."""
+    file, name, n_out = decoder.file, "output", decoder.n_vocab
+    tokens = None
+    if "d2t" in file.tensors:
+        (n_out,) = file.tensor("d2t").shape
+        tokens = Integers("d2t", (n_out,))
+        file.integers("d2t", (n_out,), decoder.n_vocab)
+    if "output.weight" not in file.tensors:
+        target = file.target
+        is_tied = target is not None and "output.weight" not in target.tensors
+        name = f"{BORROWED}{'token_embd' if is_tied else 'output'}"
+    return decoder.linear(name, decoder.n_embd, n_out), None, None, tokens
+
+
+@hookimpl
+def augury_architectures() -> list[type[Architecture]]:
+    """Offer EAGLE-3."""
+    return [Eagle3]
