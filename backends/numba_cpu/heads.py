@@ -5,55 +5,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
 
 from augury.backends.numba_cpu.kernels.head import HeadSteps
 from augury.backends.numba_cpu.kernels.struct import table
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Norm, Rope, Temperature
+    from augury.blocks import Preparation, Rope, Temperature
 
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 TABLES = "rope tables"
 
 
-@frozen
-class Ways:
-    """What is done to heads, in this order, or with the rope before the norm."""
-
-    clamp: float | None = None
-    norm: Norm | None = None
-    rope: Rope | None = None
-    temperature: Temperature | None = None
-    is_rope_first: bool = False
-
-    def place(self, weights: Weights, arena: Arena, n_ctx: int) -> int:
-        """The address of the record; 0 if nothing is done."""
-        if all(each is None for each in (self.clamp, self.norm, self.rope, self.temperature)):
-            return 0
-        turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
-        if (rope := self.rope) is not None:
-            turns = arena.shared(turns_key(rope), lambda: _turns(rope, n_ctx), TABLES)
-            n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
-        factors = 0
-        if (temperature := self.temperature) is not None:
-            factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
-        ways = HeadSteps(
-            limit=self.clamp or 0.0,
-            norm=weights.norm(self.norm),
-            turns=turns,
-            n_pairs=n_pairs,
-            is_interleaved=is_interleaved,
-            is_turned_first=self.is_rope_first,
-            factors=factors,
-            offset=offset,
-        )
-        return arena.shared(ways, lambda: table([ways]), "scratch")
+def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) -> int:
+    """The address of what kernels know of what is done to heads; 0 if nothing is."""
+    if steps.is_nothing:
+        return 0
+    turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
+    if (rope := steps.rope) is not None:
+        turns = arena.shared(_turns_key(rope), lambda: _turns(rope, n_ctx), TABLES)
+        n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
+    factors = 0
+    if (temperature := steps.temperature) is not None:
+        factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
+    written = HeadSteps(
+        limit=steps.clamp or 0.0,
+        norm=weights.norm(steps.norm),
+        turns=turns,
+        n_pairs=n_pairs,
+        is_interleaved=is_interleaved,
+        is_turned_first=steps.is_rope_first,
+        factors=factors,
+        offset=offset,
+    )
+    return arena.shared(written, lambda: table([written]), "scratch")
 
 
-def turns_key(rope: Rope) -> tuple[object, ...]:
+def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
+    """Bytes of a rope's table: of every position's turns float64 exist for a moment, beside the float32 that stay."""
+    return {} if rope is None else {_turns_key(rope): n_ctx * len(rope.frequencies) * 8 * 5}
+
+
+def _turns_key(rope: Rope) -> tuple[object, ...]:
     """What a rope's table depends on, beside the number of positions."""
     return ("turns", rope.frequencies.tobytes(), rope.magnitude)
 

@@ -12,22 +12,24 @@ import numpy as np
 from attrs import evolve, frozen
 
 from augury.backends.numba_cpu import kernel_pass, tape
-from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
-from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
+from augury.backends.numba_cpu.blocks import EMITTERS
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cpu.cache import to_move
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import Rows, Space, Tape, row_bytes
-from augury.blocks import Attention
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.backends.numba_cpu.blocks.emitter import Emitter
+    from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.residual import TapeStreams
     from augury.backends.numba_cpu.tape import Program
@@ -58,15 +60,13 @@ class Lowering:
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         self.plan = plan = plan.for_context(options.n_ctx)
-        plan.check_blocks(KNOWN)
         self.options = options
+        self._sources: list[Sequence[Cache]] = []  # what mixers keep, layer by layer
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
-        self._layers = [[self._emitter(each) for each in layer.blocks] for layer in plan.layers]
-        for layer, emitters in zip(plan.layers, self._layers, strict=True):
-            if isinstance(layer.mixer, Attention) and (source := layer.mixer.source) is not None:
-                reader, kept = emitters[0], self._layers[source][0]
-                assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
-                reader.source = kept
+        self._layers: list[list[Emitter]] = []
+        for layer in plan.layers:
+            self._layers.append([self._emitter(each) for each in layer.blocks])
+            self._sources.append(self._layers[-1][0].caches if layer.mixer is not None else ())
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._moving = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]  # what is accepted
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
@@ -74,7 +74,8 @@ class Lowering:
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
             self._emitters += [ends.embedding, ends.input, *blocks, ends.output]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
-        n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
+        self._caches = [cache for mixer in self._mixers for cache in mixer.caches]
+        n_bytes = sum(cache.bytes_per_position for cache in self._caches)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
         self._recurrent = [each for each in self._mixers if isinstance(each, RecurrentEmitter) and each.bytes_per_sequence()]
         if self._recurrent:
@@ -90,7 +91,7 @@ class Lowering:
         """What writes a block's records: a class of its own, or the emitters of its operations."""
         if type(block) in EMITTERS:
             return EMITTERS[type(block)](block, self.options)
-        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd)
+        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd, self._sources)
 
     @property
     def state_bytes(self) -> int:
@@ -114,14 +115,7 @@ class Lowering:
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for emitter in self._emitters:
             emitter.place(weights, buffers, arena)
-        kinds = {type(mixer): mixer for mixer in self._moving}
-        self._states = [
-            (
-                mixer,
-                np.array([each.layer for each in self._moving if type(each) is kind and each.bytes_per_position()], np.int64),
-            )
-            for kind, mixer in kinds.items()
-        ]
+        self._to_move = to_move(cache for mixer in self._moving for cache in mixer.caches)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
 
@@ -144,11 +138,13 @@ class Lowering:
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
-        records = [record for mixer, layers in self._states if (record := mixer.moving(layers, moves))]
-        rows = np.zeros((len(records), team.RECORD_BYTES // 8), np.int64)
-        for row, record in zip(rows, records, strict=True):
-            row[: len(record)] = record
-        return rows
+        # kernels are compiled when they are first used: most models never move anything
+        of_moves = {"moves": moves.ctypes.data, "n_moves": len(moves)}
+        records = [
+            team.record_of(kernel, caches=caches.ctypes.data, n_caches=len(caches), **of_moves)
+            for kernel, caches in self._to_move
+        ]
+        return np.array(records, np.int64).reshape(-1, team.RECORD_BYTES // 8)
 
     def states(self) -> Program:
         """The tape that brings all states of sequences up to date, for a pass over no tokens."""

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
-from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
+from augury.blocks import AllStreams, AttentionResidual, Connection, GatedHyperConnection, HyperConnection, StreamMean
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import Connection, Layer, Linear, ModelPlan, Norm
+    from augury.blocks import Layer, Linear, ModelPlan, Norm
 
 __all__ = ["Streams"]
 
@@ -43,6 +43,8 @@ class Streams:
         self._n_banks = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
         for layer in plan.every_layer:
             _check(layer, self._n)
+        for name in (type(each).__name__ for each in self._connections if not isinstance(each, Connection)):
+            raise UnsupportedError(f"residual streams are read by {name}, which backend numba-cpu does not; use another one")
 
     def kernels(self) -> Sequence[Any]:
         """The kernels of connections."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
+from augury.backends.numba_cpu.heads import place_steps
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
+from augury.backends.numba_cpu.kernels.head import NOT_KEPT, HeadPart, prepare_head, prepare_heads
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
-from augury.backends.numba_cpu.kernels.team import RECORD_BYTES, record_of
+from augury.backends.numba_cpu.kernels.team import RECORD_BYTES, StridedRows, record_of
 from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
-from augury.blocks import Turn
+from augury.blocks import Preparation, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -271,21 +272,17 @@ class Tape:
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
         self.add(Work("copying rows"), kernel, x=rows, y=to, size=rows.width, is_private=self.space.is_private)
 
-    def side_by_side(self, *parts: tuple[Rows, Norm | None]) -> Rows:
-        """Write that rows, or their norms, come to lie side by side; returns these, in the buffer "joined"."""
-        width, first = sum(rows.width for rows, _ in parts), 0
-        to, private = self.space.named("joined", width), self.space.is_private
-        for rows, norm in parts:
-            columns = evolve(to, address=to.address + 4 * first)
-            operands = {"x": rows, "y": columns, "ldy": width, "size": rows.width, "norm": self.weights.norm(norm)}
-            self.add(Work("joining rows"), step.place_columns, **operands, is_private=private)
-            first += rows.width
-        return to
-
-    def prepare(self, rows: int, ld: int, n_parts: int, size: int, ways: int) -> None:
-        """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""
-        to = {"x": rows, "stride": 4 * ld, "n_parts": n_parts, "size": size}
-        self.add(Work("norm"), prepare_rows, prepare_head=address(prepare_head), **to, ways=ways)
+    def norm_parts(self, x: Rows, norm: Norm) -> None:
+        """Write that rows in whole panels are normed in place, in parts as large as the norm."""
+        part = HeadPart(
+            x=StridedRows(address=x.address, stride=up(x.width, step.PANEL_ROWS)),
+            n_heads=x.width // norm.size,
+            size=norm.size,
+            steps=place_steps(Preparation(norm=norm), self.weights, self._arena, 0),
+            **NOT_KEPT,
+        )
+        parts = self._arena.keep(table([part]), "scratch")
+        self.add(Work("norm"), prepare_heads, prepare_head=address(prepare_head), parts=parts, n_heads=part.n_heads)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.mixers import CACHES, KNOWN
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
@@ -36,8 +37,8 @@ class Reference(Backend):
         for block in plan.blocks():
             if type(block) not in KNOWN:
                 check_operations(block, plan.embedding.n_embd)
-        mixers = [mixer for mixer in plan.mixers if type(mixer) in CACHES]
-        n_bytes = sum(CACHES[type(mixer)].bytes_per_position(mixer, options) for mixer in mixers)
+        kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
+        n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())
         if not n_floats:
             return StateSpec(options.n_slots, options.n_ctx, n_bytes)

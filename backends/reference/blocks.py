@@ -49,12 +49,14 @@ from augury.blocks import (
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
+    from augury.lowering import Choose
 
 __all__ = [
     "CACHES",
     "KNOWN",
     "MIXERS",
     "STATELESS",
+    "chosen_positions",
     "embed",
     "layer_input",
     "layer_inputs",
@@ -159,7 +161,7 @@ def attention(
             is_chosen = np.isin(np.arange(position + 1) // size, [*blocks, (position + 1) // size])
             chosen = np.broadcast_to(is_chosen, (block.n_kv_heads, position + 1))
         elif indexer is not None:
-            chosen = _chosen(indexer, compared[1][token], compared_seen[0][0], first)
+            chosen = chosen_positions(indexer, compared[1][token], compared_seen[0][0], first)
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
@@ -183,8 +185,8 @@ def _compared(
     return made
 
 
-def _chosen(indexer: BlockIndexer, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
-    """What takes part (G, T) of what is seen, with keys (T, D_i) from position `first` on."""
+def chosen_positions(indexer: BlockIndexer | Choose, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
+    """What takes part (G, T) of what is seen, with queries (G, D_i), and keys (T, D_i) from position `first` on."""
     blocks = np.arange(first, first + len(keys)) // indexer.size
     chosen = np.empty((len(queries), len(keys)), bool)
     for group, query in enumerate(queries):

@@ -12,7 +12,7 @@ from augury.errors import CapacityError
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
-    from augury.blocks import Attention, LatentAttention
+    from augury.blocks import Block
     from augury.types import ModelOptions
 
 
@@ -74,7 +74,7 @@ class LayerCache:
 
     def __init__(
         self,
-        layer: Attention | LatentAttention,
+        layer: Block,
         options: ModelOptions,
         weights: Weights,  # noqa: ARG002 - as states that need some
     ) -> None:
@@ -86,7 +86,7 @@ class LayerCache:
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
 
     @staticmethod
-    def bytes_per_position(layer: Attention | LatentAttention, options: ModelOptions) -> int:
+    def bytes_per_position(layer: Block, options: ModelOptions) -> int:
         """Bytes of one position of one slot."""
         return sum(n * _row_bytes(size, getattr(options, kind, kind)) for kind, n, size in layer.cached())
 
@@ -97,9 +97,17 @@ class LayerCache:
 
     def store(self, slot: int, cell: int, *rows: np.ndarray | None) -> None:
         """Keep the rows of one token, (G, D) and so on, as far as they are given."""
-        for part, row in zip(self._parts, rows, strict=True):
+        for i, row in enumerate(rows):
             if row is not None:
-                part.store(slot, cell, row)
+                self.store_part(i, slot, cell, row)
+
+    def store_part(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
+        """Keep one of the rows of one token."""
+        self._parts[part].store(slot, cell, row)
+
+    def seen_part(self, part: int, slot: int, cells: slice | np.ndarray) -> np.ndarray:
+        """Rows (G, t, D), float64, of t cells."""
+        return self._parts[part].read(slot, cells)
 
     def begin(self, batch: Batch) -> None:
         """Copy what accepted cells hold to their positions, one after the other."""

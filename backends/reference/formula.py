@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.blocks import Attention, Rope
+    from augury.lowering import Attend
 
 __all__ = ["activate", "attend", "choose_experts", "gated", "norm", "products", "rotate", "sigmoid", "softcap", "softmax"]
 
@@ -78,7 +79,7 @@ def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.nda
 
 
 def attend(
-    block: Attention,
+    block: Attention | Attend,
     queries: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,

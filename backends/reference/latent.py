@@ -10,7 +10,7 @@ import numpy as np
 from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
-from augury.backends.reference.pooling import best_blocks, chosen_cells, kept_to_pool, pooled_row
+from augury.backends.reference.pooling import best_blocks, best_of, chosen_cells, kept_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
 from augury.blocks import Indexer, LatentAttention, PoolIndexer
 
@@ -125,13 +125,9 @@ def _choose(
     seen: np.ndarray,
 ) -> np.ndarray:
     """The cells that a token attends to, of those that it sees, whose keys are (t, D_i)."""
-    if len(seen) <= indexer.n_chosen:
-        return seen
     queries = rotate(weights.product(indexer.q, asking[None]).reshape(-1, indexer.k.n_out), position, indexer.rope)
     shares = weights.product(indexer.weights, normed[None])[0]
-    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
-    best = np.argsort(-np.asarray(scores), kind="stable")[: indexer.n_chosen]
-    return seen[np.sort(best)]
+    return seen[best_of(queries, shares, keys, indexer.n_chosen)]
 
 
 CACHES: dict[type, Any] = {LatentAttention: LatentCache}

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, nextn_streams, output
-from augury.backends.reference.cache import SharedCache
+from augury.backends.reference.cache import LayerCache, SharedCache
 from augury.backends.reference.latent import share_choices
+from augury.backends.reference.lowered import Choice, LoweredBlock, Run
 from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
-from augury.backends.reference.operations import LoweredStates, lowered_block, lowered_streams
+from augury.backends.reference.operations import lowered_block, lowered_streams
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
@@ -44,7 +45,7 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
-        lowered = partial(LoweredStates, n_embd=plan.embedding.n_embd)
+        lowered = partial(LoweredBlock, n_embd=plan.embedding.n_embd)
         self._caches: dict[tuple[int, Block], Any] = {
             (i, block): CACHES.get(type(block), lowered)(block, options, weights)
             for i, layer in enumerate(plan.every_layer)
@@ -52,9 +53,10 @@ class ReferenceModel(Model):
             if type(block) in CACHES or type(block) not in KNOWN
         }
         for i, mixer in self._caches:
-            if isinstance(mixer, Attention) and mixer.source is not None:
-                self._caches[i, mixer] = SharedCache(self._caches[mixer.source, plan.layers[mixer.source].mixers[0]])
+            if type(mixer) is Attention and mixer.source is not None:
+                self._caches[i, mixer] = SharedCache(self._cache_of(mixer.source))
         share_choices(self._caches.values())
+        self._chosen: list[Choice] = []
         self.options = options
 
     def forward(self, batch: Batch) -> Pass:
@@ -75,9 +77,9 @@ class ReferenceModel(Model):
             if type(nextn.input) in KNOWN:
                 begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
-                begun = lowered_streams(
-                    weights, LoweredStates(nextn.input, self.options, weights, embedded.shape[1]), batch, embedded
-                )
+                block = LoweredBlock(nextn.input, self.options, weights, embedded.shape[1])
+                none = np.empty((len(embedded), 0))
+                begun = lowered_streams(self._run(block, weights, batch, None, embedded, embedded, embedded, none))
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
@@ -144,7 +146,7 @@ class ReferenceModel(Model):
             connection = layer.connection(block)
             x = read(connection, weights, before if is_first else streams)
             if type(block) not in KNOWN:
-                y = lowered_block(weights, self._caches[i, block], batch, tree, x, before[:, -1], inputs)
+                y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
                 besides = (embedded,) if block.reads_embedding else ()
                 y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x, *besides)
@@ -159,6 +161,27 @@ class ReferenceModel(Model):
         if layer.skip:
             x = x + layer.skip * embedded
         return np.concatenate([streams[:, :-1], each_normed(x, layer.norm, weights)[:, None]], axis=1)
+
+    def _run(
+        self,
+        block: LoweredBlock,
+        weights: Weights,
+        batch: Batch,
+        tree: Tree | None,
+        x: np.ndarray,
+        before: np.ndarray,
+        embedded: np.ndarray,
+        inputs: np.ndarray,
+    ) -> Run:
+        """A block in a pass, of x (n, E), which was `before` at the beginning of its layer."""
+        sources = {layer: self._cache_of(layer) for layer in block.sources}
+        rows = {block.x: x, block.before: before, block.embedded: embedded}
+        return Run(weights, block, batch, tree, inputs, np.zeros_like(x), rows, sources, self._chosen)
+
+    def _cache_of(self, layer: int) -> LayerCache:
+        """What a layer's mixer keeps of positions."""
+        cache = self._caches[layer, self._layers[layer].mixers[0]]
+        return cache.cache if isinstance(cache, LoweredBlock) else cache
 
     def _open(self) -> Weights:
         if self._weights is None:

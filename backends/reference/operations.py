@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import field, frozen
 
 from augury.backends.reference.blocks import routes, sum_of_experts
 from augury.backends.reference.formula import activate, gated, sigmoid
+from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import (
-    LayerStates,
-    advance_heads,
     convolved,
     of_length_one,
     recurred,
-    shift,
     silu,
     softplus,
 )
@@ -49,27 +45,11 @@ from augury.lowering import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
+    from augury.backends.reference.lowered import Run
     from augury.blocks import Block
     from augury.lowering import Operation
-    from augury.types import ModelOptions
 
-__all__ = ["LoweredStates", "check_operations", "lowered_block", "lowered_streams"]
-
-
-class LoweredStates(LayerStates):
-    """A block's operations, and what they keep of slots' sequences."""
-
-    def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
-        build = block.lowered(n_embd)
-        self.x, self.before, self.operations = build.x, build.before, build.operations
-        advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
-        for each in self.operations:
-            if isinstance(each, Recur):
-                a = None if each.a is None else weights.vector(each.a.weight).T
-                advances[each.state] = partial(advance_heads, each.heads, a)
-        self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
+__all__ = ["check_operations", "lowered_block", "lowered_streams"]
 
 
 def check_operations(block: Block, n_embd: int) -> None:
@@ -87,67 +67,33 @@ def check_operations(block: Block, n_embd: int) -> None:
             )
 
 
-def lowered_block(
-    weights: Weights,
-    states: LoweredStates,
-    batch: Batch,
-    tree: Tree | None,
-    x: np.ndarray,
-    before: np.ndarray,
-    inputs: np.ndarray,
-) -> np.ndarray:
-    """What a block's operations add to x (n, E), which was `before` at the beginning of its layer.
-
-    `inputs` is what the embedding made for layers, (n, layers, P).
-    """
-    run = _Run(weights, states, batch, tree, inputs, np.zeros_like(x), {states.x: x, states.before: before})
-    for each in states.operations:
+def lowered_block(run: Run) -> np.ndarray:
+    """What a block's operations add to x, (n, E)."""
+    for each in run.block.operations:
         _OPERATIONS.get(type(each), _by_row)(run, each)
     return run.added
 
 
-def lowered_streams(weights: Weights, states: LoweredStates, batch: Batch, embedded: np.ndarray) -> np.ndarray:
+def lowered_streams(run: Run) -> np.ndarray:
     """What residual streams (n, S, E) begin as by a block's operations, whose x is what the embedding made of the tokens."""
-    run = _Run(weights, states, batch, None, np.empty((len(embedded), 0)), np.zeros_like(embedded), {states.x: embedded})
-    for each in states.operations:
-        _OPERATIONS[type(each)](run, each)
+    lowered_block(run)
     return np.stack(run.begun, axis=1)
 
 
-@frozen(eq=False)
-class _Run:
-    """One block in one pass: arrays (n, width) float64 by value."""
-
-    weights: Weights
-    states: LoweredStates
-    batch: Batch
-    tree: Tree | None
-    inputs: np.ndarray
-    added: np.ndarray
-    arrays: dict[Value, np.ndarray]
-    routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
-    begun: list[np.ndarray] = field(factory=list)  # what residual streams become
-
-    def get(self, value: Value) -> np.ndarray:
-        """The rows of a value."""
-        array = self.arrays[value.root]
-        return array if value.whole is None else array[:, value.first : value.first + value.width]
-
-
-def _normalize(run: _Run, each: Normalize) -> None:
+def _normalize(run: Run, each: Normalize) -> None:
     run.arrays[each.out] = each_normed(run.get(each.x), each.norm, run.weights)
 
 
-def _multiply(run: _Run, each: Multiply) -> None:
+def _multiply(run: Run, each: Multiply) -> None:
     for linear, out in zip(each.linears, each.out, strict=True):
         run.arrays[out] = run.weights.product(linear, run.get(each.x))
 
 
-def _add(run: _Run, each: Add) -> None:
+def _add(run: Run, each: Add) -> None:
     np.add(run.added, each_normed(run.get(each.y), each.norm, run.weights), out=run.added)
 
 
-def _activate(run: _Run, each: Activate) -> None:
+def _activate(run: Run, each: Activate) -> None:
     x, limit = run.get(each.x), math.inf if each.limit is None else each.limit
     if not each.limits_activated:
         x = np.minimum(x, limit)
@@ -162,15 +108,15 @@ def _activate(run: _Run, each: Activate) -> None:
     run.arrays[each.out] = y if each.divisors is None else y / run.weights.vector(each.divisors.weight)
 
 
-def _route(run: _Run, each: Route) -> None:
+def _route(run: Run, each: Route) -> None:
     run.routes[each.out] = routes(each.router, run.weights, run.batch, run.get(each.logits))
 
 
-def _feed_experts(run: _Run, each: FeedExperts) -> None:
+def _feed_experts(run: Run, each: FeedExperts) -> None:
     run.arrays[each.out] = sum_of_experts(each.experts, run.weights, run.get(each.x), *run.routes[each.routes])
 
 
-def _add_weighed(run: _Run, each: AddWeighed) -> None:
+def _add_weighed(run: Run, each: AddWeighed) -> None:
     other = run.get(each.other)
     if each.gate is not None and each.x is not None:
         gate = run.weights.vector(each.gate.weight)
@@ -178,29 +124,30 @@ def _add_weighed(run: _Run, each: AddWeighed) -> None:
     run.arrays[each.out] = run.get(each.y) + other
 
 
-def _read_input(run: _Run, each: ReadInput) -> None:
+def _read_input(run: Run, each: ReadInput) -> None:
     run.arrays[each.out] = run.inputs[:, each.index]
 
 
-def _read_hidden(run: _Run, each: ReadHidden) -> None:
+def _read_hidden(run: Run, each: ReadHidden) -> None:
     assert run.batch.hidden is not None
     run.arrays[each.out] = run.batch.hidden.astype(np.float64)
 
 
-def _join(run: _Run, each: Join) -> None:
+def _join(run: Run, each: Join) -> None:
     run.arrays[each.out] = np.hstack([run.get(value) for value in each.x])
 
 
-def _begin(run: _Run, each: Begin) -> None:
+def _begin(run: Run, each: Begin) -> None:
     run.begun.extend(run.get(value) for value in each.y)
 
 
-def _constant(run: _Run, each: Constant) -> None:
+def _constant(run: Run, each: Constant) -> None:
     run.arrays[each.out] = np.tile(each.numbers, (len(run.added), 1))
 
 
-def _gate(run: _Run, each: Gate) -> None:
+def _gate(run: Run, each: Gate) -> None:
     y, gates = run.get(each.y), _activated(run.get(each.gates), each.activation)
+    gates = np.repeat(gates, y.shape[1] // gates.shape[1], axis=1)
     if each.skip is not None:
         values = y if each.values is None else run.get(each.values)
         skip = run.weights.vector(each.skip.weight).reshape(-1)
@@ -217,23 +164,23 @@ def _activated(x: np.ndarray, activation: Activation | GateKind) -> np.ndarray:
     return sigmoid(x) if activation is GateKind.SIGMOID else softplus(x)
 
 
-def _convolve(run: _Run, each: Convolve) -> None:
+def _convolve(run: Run, each: Convolve) -> None:
     made = []
     for value, conv, state in zip(each.x, each.convs, each.states, strict=True):
         x = run.get(value) if each.before is None else run.get(each.before) * run.get(value)
-        made.append(convolved(conv, run.weights, run.states.states[state], run.batch, run.tree, x))
+        made.append(convolved(conv, run.weights, run.block.states[state], run.batch, run.tree, x))
     y = silu(np.hstack(made)) if each.has_silu else np.hstack(made)
     run.arrays[each.out] = y if each.after is None else run.get(each.after) * y
 
 
-def _scale_to_length(run: _Run, each: ScaleToLength) -> None:
+def _scale_to_length(run: Run, each: ScaleToLength) -> None:
     x = run.get(each.x)
     heads = of_length_one(x.reshape(len(x), -1, each.size), each.eps)
     heads[:, : each.n_scaled] *= each.scale
     x[:] = heads.reshape(x.shape)
 
 
-def _decay(run: _Run, each: Decay) -> None:
+def _decay(run: Run, each: Decay) -> None:
     t = run.get(each.t)
     steps = softplus(t if each.dt is None else t + run.weights.vector(each.dt.weight).reshape(-1))
     *decays, betas = each.out
@@ -242,21 +189,21 @@ def _decay(run: _Run, each: Decay) -> None:
     run.arrays[betas] = steps if each.b is None else sigmoid(run.get(each.b))
 
 
-def _decay_by_key(run: _Run, each: DecayByKey) -> None:
+def _decay_by_key(run: Run, each: DecayByKey) -> None:
     a, t = np.repeat(run.weights.vector(each.a.weight).reshape(-1), each.key_dim), run.get(each.t)
     decays, betas = each.out
     run.arrays[decays] = np.exp(a * softplus(t) if each.floor is None else each.floor * sigmoid(a * t))
     run.arrays[betas] = sigmoid(run.get(each.b))
 
 
-def _recur(run: _Run, each: Recur) -> None:
+def _recur(run: Run, each: Recur) -> None:
     queries = run.get(each.queries)
     fed = [run.get(value) for value in (each.keys, each.values, each.decays, each.betas) if value is not None]
-    state, heads = run.states.states[each.state], queries.reshape(len(queries), -1, each.heads.key_dim)
+    state, heads = run.block.states[each.state], queries.reshape(len(queries), -1, each.heads.key_dim)
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
 
 
-def _by_row(run: _Run, each: Operation) -> None:
+def _by_row(run: Run, each: Operation) -> None:
     """What a package computes row by row; see `Operation.kernels`."""
     made = [np.empty((len(run.added), value.width)) for value in each.made]
     given = [run.weights.vector(one.weight).reshape(-1) if isinstance(one, Vector) else one for one in each.operands]
@@ -266,7 +213,7 @@ def _by_row(run: _Run, each: Operation) -> None:
     run.arrays.update(zip(each.made, made, strict=True))
 
 
-_OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {
+_OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Normalize: _normalize,
     Multiply: _multiply,
     Add: _add,
@@ -285,5 +232,6 @@ _OPERATIONS: Mapping[type[Operation], Callable[[_Run, Any], None]] = {
     Decay: _decay,
     DecayByKey: _decay_by_key,
     Recur: _recur,
+    **ATTENTION,
 }
 """What is computed here."""

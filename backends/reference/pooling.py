@@ -15,17 +15,22 @@ from augury.blocks import PoolIndexer, Pooling
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
 
-__all__ = ["KNOWN", "best_blocks", "chosen_cells", "kept_to_pool", "pooled_row"]
+__all__ = ["KNOWN", "best_blocks", "best_of", "chosen_cells", "given_to_pool", "kept_to_pool", "pooled_row"]
 
 
 def kept_to_pool(pooling: Pooling, weights: Weights, normed: np.ndarray, positions: list[int]) -> np.ndarray:
     """What tokens keep to be pooled, (n, n_kept): values, then weights."""
-    values = each_normed(weights.product(pooling.values, normed), pooling.value_norm, weights)
+    return given_to_pool(pooling, weights, [weights.product(linear, normed) for linear in pooling.linears], positions)
+
+
+def given_to_pool(pooling: Pooling, weights: Weights, products: list[np.ndarray], positions: list[int]) -> np.ndarray:
+    """Likewise, of the products (n, D) or (n, 2 D) with its matrices."""
+    values = each_normed(products[0], pooling.value_norm, weights)
     if pooling.weights is None:
         return values
-    shares = weights.product(pooling.weights, normed)
+    shares = products[1]
     if pooling.places is not None:
-        shares += weights.vector(pooling.places.weight).reshape(pooling.size, -1)[np.array(positions) % pooling.size]
+        shares = shares + weights.vector(pooling.places.weight).reshape(pooling.size, -1)[np.array(positions) % pooling.size]
     return np.hstack([values, shares])
 
 
@@ -59,17 +64,21 @@ def best_blocks(
         normed: The token's norm (E,).
         position: Of the token.
     """
-    if len(keys) <= indexer.n_chosen:
-        return np.arange(len(keys))
     queries = each_normed(weights.product(indexer.q, asking[None]).reshape(1, -1, indexer.keys.width), indexer.q_norm, weights)[
         0
     ]
     queries = queries if indexer.rope is None else rotate(queries, position, indexer.rope)
-    shares = np.full(len(queries), 1.0 / math.sqrt(indexer.keys.width))
-    if indexer.weights is not None:
-        shares = weights.product(indexer.weights, normed[None])[0]
+    shares = None if indexer.weights is None else weights.product(indexer.weights, normed[None])[0]
+    return best_of(queries, shares, keys, indexer.n_chosen)
+
+
+def best_of(queries: np.ndarray, shares: np.ndarray | None, keys: np.ndarray, n_chosen: int) -> np.ndarray:
+    """The places, rising, of the keys (b, D_i) with the highest scores of queries (H_i, D_i) and their weights (H_i,)."""
+    if len(keys) <= n_chosen:
+        return np.arange(len(keys))
+    shares = np.full(len(queries), 1.0 / math.sqrt(queries.shape[1])) if shares is None else shares
     scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
-    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[: indexer.n_chosen])
+    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[:n_chosen])
 
 
 def chosen_cells(blocks: np.ndarray, size: int, seen: np.ndarray) -> np.ndarray:

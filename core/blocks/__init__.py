@@ -11,7 +11,8 @@ modules are the blocks.
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.experts import MixtureOfExperts
-from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
+from augury.blocks.heads import Pooling, Preparation
+from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.ngram import NgramMemory
@@ -106,6 +107,7 @@ __all__ = [
     "Part",
     "PoolIndexer",
     "Pooling",
+    "Preparation",
     "Projection",
     "Residual",
     "Rope",

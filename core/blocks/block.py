@@ -54,13 +54,13 @@ class Block:
         """What `lower` writes for rows of `n_embd` values, with all that the operations read and keep in place.
 
         Raises:
-            PluginError: Operations do not fit each other, or the block's states.
+            PluginError: Operations do not fit each other, or the block's states and caches.
             UnsupportedError: The block does not say how it is computed.
         """
         from augury.lowering.builder import Builder
 
         build = Builder(n_embd)
         self.lower(build)
-        for flaw in build.flaws(self.states()):
+        for flaw in build.flaws(self.states(), self.cached()):
             raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
         return build

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.blocks.block import Block
+from augury.blocks.heads import Preparation
 
 if TYPE_CHECKING:
-    from augury.blocks.indexer import PoolIndexer, Pooling
+    from augury.blocks.heads import Pooling
+    from augury.blocks.indexer import PoolIndexer
     from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Vector
+    from augury.lowering.builder import Builder
+    from augury.lowering.operations import Value
 
 __all__ = ["CompressedAttention"]
 
@@ -65,3 +69,29 @@ class CompressedAttention(Block):
             return rows
         pooled = (*rows, ("f32", 1, self.pooling.n_kept), *rows)
         return pooled if self.indexer is None else (*pooled, *self.indexer.cached())
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        pooling, indexer, size = self.pooling, self.indexer, self.head_dim
+        to_pool, compared = () if pooling is None else pooling.linears, () if indexer is None else indexer.linears
+        n, linears = build.normalize(build.x, self.norm), (self.q_down, self.kv, *to_pool, *compared[1:])
+        down, row, *others = build.multiply(n, *linears, purpose="queries, rows")
+        asking = build.normalize(down, self.q_norm)
+        q, *of_indexer = build.multiply(asking, self.q, *compared[:1], purpose="queries")
+        (q,) = build.prepare_heads([q], [size], [Preparation(norm=self.head_norm, rope=self.rope)])
+        build.prepare_heads([row], [size], [Preparation(norm=self.kv_norm, rope=self.rope)], [0])
+        choice = None
+        if pooling is not None:
+            build.pool(others[: len(to_pool)], pooling, 1, 2)
+            choice = self._choice(build, pooling.size, [*of_indexer, *others[len(to_pool) :]])
+        heads, pooled = (self.n_heads, size, self.scale), None if choice is None else 2
+        window = self.window if choice is None else None  # a list has what is seen alone
+        y = build.attend(q, 0, None, *heads, window=window, sinks=self.sinks, choice=choice, pooled=pooled)
+        (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
+        build.add_product(build.multiply_heads(y, self.groups), self.o, "attention's output")
+
+    def _choice(self, build: Builder, size: int, compared: list[Value]) -> Value:
+        """The last tokens, and the blocks that take part."""
+        if self.indexer is None:
+            return build.choose_blocks(size, window=self.window)
+        return self.indexer.choose(build, compared, 3, window=self.window)

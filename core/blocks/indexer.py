@@ -1,4 +1,8 @@
-"""What chooses the tokens that attention sees."""
+"""What chooses the tokens that attention sees.
+
+Indexers say how they choose, as blocks do (`Block.lower`), by values that are made by their `linears`: the first of what
+attention's queries are made of, the others of norm(x).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,16 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-if TYPE_CHECKING:
-    from augury.blocks.parts import Linear, Norm, Part, Rope, Vector
+from augury.blocks.heads import Pooling, Preparation
 
-__all__ = ["BlockIndexer", "Indexer", "PoolIndexer", "Pooling"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.blocks.parts import Linear, Norm, Part, Rope
+    from augury.lowering.builder import Builder
+    from augury.lowering.operations import Value
+
+__all__ = ["BlockIndexer", "Indexer", "PoolIndexer"]
 
 
 @frozen
@@ -41,6 +51,18 @@ class Indexer:
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices and its norm."""
         return (self.q, self.k, self.k_norm, self.weights)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices."""
+        return (self.q, self.k, self.weights)
+
+    def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1) -> Value:
+        """Say how it chooses, with what it keeps from place `cache` of the block's on."""
+        q, k, weights = made
+        steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
+        q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
+        return build.choose(q, weights, cache, self.n_chosen, n_lists=n_lists)
 
 
 @frozen
@@ -74,44 +96,16 @@ class BlockIndexer:
         """Its matrices and norms."""
         return (self.q, self.k, self.q_norm, self.k_norm)
 
-
-@frozen
-class Pooling:
-    """Makes one row (D,) of every `size` positions, once the last of them is there.
-
-    A token at position p keeps v = value_norm(values(n)) and, where there are weights, w = weights(n) + places[p % size]. A row
-    is the norm of the sum of v over its tokens, weighed channel by channel by softmax of w, or of their mean; rope turns it
-    like the first of its positions.
-
-    Where it `overlaps`, v and w have 2 D values, and a row is made of twice as many tokens: of the first halves of those in the
-    block before, if there is one, and of the second halves of its own.
-
-    Source: DeepSeek-AI 2026, "DeepSeek-V4", for weights and overlaps, as llama.cpp computes them.
-    """
-
-    size: int
-    values: Linear  # E → D, or 2 D
-    value_norm: Norm | None = None
-    weights: Linear | None = None  # E → D, or 2 D
-    places: Vector | None = None  # (size, D or 2 D)
-    norm: Norm | None = None
-    rope: Rope | None = None
-    overlaps: bool = False
-
     @property
-    def width(self) -> int:
-        """D."""
-        return self.values.n_out // (1 + self.overlaps)
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices."""
+        return (self.q, self.k)
 
-    @property
-    def n_kept(self) -> int:
-        """Values that are kept of a token, beside the row that ends with it."""
-        return self.values.n_out * (1 + (self.weights is not None))
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms."""
-        parts = (self.values, self.value_norm, self.weights, self.places, self.norm)
-        return tuple(part for part in parts if part is not None)
+    def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int) -> Value:
+        """See `Indexer.choose`."""
+        steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
+        q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
+        return build.choose(q, None, cache, self.n_chosen, size=self.size, n_local=self.n_local, n_lists=n_lists)
 
 
 @frozen
@@ -142,3 +136,20 @@ class PoolIndexer:
         """Its matrices and norms."""
         parts = (self.q, self.q_norm, *self.keys.tensors(), self.weights)
         return tuple(part for part in parts if part is not None)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices."""
+        return (self.q, *self.keys.linears, *(() if self.weights is None else (self.weights,)))
+
+    def choose(
+        self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1, *, window: int | None = None
+    ) -> Value:
+        """See `Indexer.choose`; with a window lists have the last so many positions, and blocks' pooled rows."""
+        q, *others = made
+        n_pooled = len(self.keys.linears)
+        build.pool(others[:n_pooled], self.keys, cache, cache + 1)
+        (q,) = build.prepare_heads([q], [self.keys.width], [Preparation(norm=self.q_norm, rope=self.rope)])
+        weights = others[n_pooled] if self.weights is not None else None
+        chosen = (self.keys.size, q, weights, cache + 1, self.n_chosen)
+        return build.choose_blocks(*chosen, window=window, n_lists=n_lists)

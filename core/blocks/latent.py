@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.blocks.parts import GateKind
 
 if TYPE_CHECKING:
     from augury.blocks.indexer import Indexer, PoolIndexer
     from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature, Vector
+    from augury.lowering.builder import Builder
 
 __all__ = ["LatentAttention"]
 
@@ -72,3 +74,28 @@ class LatentAttention(Block):
         """Latent vectors and turned values, and what the indexer compares."""
         latents = (("cache_type_k", 1, self.cached_dim),)
         return latents if self.indexer is None else (*latents, *self.indexer.cached())
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        n, indexer, gate = build.normalize(build.x, self.norm), self.indexer, self.gate
+        of_indexer = () if indexer is None else indexer.linears
+        asking = (self.q, *of_indexer[:1])
+        others = (self.kv, *(() if gate is None else (gate,)), *of_indexer[1:])
+        if self.q_down is None:
+            made = build.multiply(n, *asking, *others, purpose="queries, latents")
+            queries, (latents, *compared) = made[: len(asking)], made[len(asking) :]
+        else:
+            down, latents, *compared = build.multiply(n, self.q_down, *others, purpose="queries, latents")
+            queries = build.multiply(build.normalize(down, self.q_norm), *asking, purpose="queries")
+        gates = None if gate is None else compared.pop(0)
+        choice = build.last_choice if self.reuses_choice else None
+        if indexer is not None:
+            choice = indexer.choose(build, (queries[1], *compared), 1)
+        norms, rope, temperature = (self.kv_norm, self.turned_norm), self.rope, self.temperature
+        q = build.prepare_latents(queries[0], latents, self.keys, *norms, rope, temperature, 0)
+        heads = (self.n_heads, self.latent_dim, self.scale)
+        y = build.attend(q, 0, None, *heads, window=self.window, sinks=self.sinks, choice=choice)
+        y = build.multiply_heads(y, self.values)
+        if gates is not None:
+            y = build.gate(y, gates, GateKind.SIGMOID)
+        build.add_product(y, self.o, "attention's output")

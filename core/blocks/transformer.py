@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.blocks.heads import Preparation
 from augury.blocks.parts import GateKind, Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.blocks.indexer import BlockIndexer, PoolIndexer
     from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.blocks.residual import Connection
@@ -116,6 +119,50 @@ class Attention(Block):
         n, indexer = self.n_kv_heads, self.indexer
         states = (("cache_type_k", n, self.head_dim), ("cache_type_v", n, self.value_dim))
         return states if indexer is None else (*states, *indexer.cached())
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        n, indexer, gate = build.normalize(build.x, self.norm), self.indexer, self.gate
+        if self.embedded_norm is not None:
+            n = build.join(build.normalize(build.embedded, self.embedded_norm), n)
+        linears = (self.q,) if self.source is not None else (self.q, self.k, self.v)
+        others = (*(() if gate is None else (gate,)), *(() if indexer is None else indexer.linears))
+        made = build.multiply(n, *linears, *others, purpose="queries, keys, values")
+        heads, gates, compared = (
+            made[: len(linears)],
+            made[len(linears) :],
+            made[len(made) - len(others) + (gate is not None) :],
+        )
+        choice = None if indexer is None else indexer.choose(build, compared, 2, self.n_kv_heads)
+        q, *_ = self._prepared(build, heads)
+        y = build.attend(
+            *(q, 0, 1, self.n_heads, self.value_dim, self.scale),
+            window=self.window,
+            chunk=self.chunk,
+            softcap=self.softcap,
+            slopes=self.slopes,
+            sinks=self.sinks,
+            choice=choice,
+            source=self.source,
+        )
+        if gate is not None:
+            y = build.gate(y, gates[0], self.gate_kind)
+        build.add_product(build.normalize(y, self.out_norm), self.o, "attention's output", self.post_norm)
+
+    def _prepared(self, build: Builder, heads: Sequence[Value]) -> tuple[Value, ...]:
+        """Heads of queries, and of keys and values if they are its own, which are kept."""
+        made, steps, sizes = [], [], (self.head_dim, self.head_dim, self.value_dim)
+        before, after = (self.rope, None) if self.is_rope_first else (None, self.rope)
+        for x, norm, temperature in zip(heads, (self.q_norm, self.k_norm), (self.temperature, None), strict=False):
+            y, step = x, Preparation(self.clamp, norm, self.rope, temperature, self.is_rope_first)
+            if self.has_joint_norms and norm is not None:
+                (y,) = build.prepare_heads([x], [self.head_dim], [Preparation(self.clamp, rope=before)])
+                y, step = build.normalize(y, norm), Preparation(rope=after, temperature=temperature)
+            made.append(y)
+            steps.append(step)
+        if self.source is not None:
+            return build.prepare_heads(made, sizes[:1], steps)
+        return build.prepare_heads([*made, heads[2]], sizes, [*steps, Preparation(self.clamp, self.v_norm)], (None, 0, 1))
 
 
 @frozen

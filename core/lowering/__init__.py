@@ -1,5 +1,14 @@
 """How blocks are computed: operations, and the builder that a block writes them on (`Block.lower`)."""
 
+from augury.lowering.attention import (
+    Attend,
+    Choose,
+    ChooseBlocks,
+    MultiplyHeads,
+    Pool,
+    PrepareHeads,
+    PrepareLatents,
+)
 from augury.lowering.builder import Builder
 from augury.lowering.operations import (
     Activate,
@@ -28,8 +37,11 @@ __all__ = [
     "Activate",
     "Add",
     "AddWeighed",
+    "Attend",
     "Begin",
     "Builder",
+    "Choose",
+    "ChooseBlocks",
     "Constant",
     "Convolve",
     "Decay",
@@ -38,8 +50,12 @@ __all__ = [
     "Gate",
     "Join",
     "Multiply",
+    "MultiplyHeads",
     "Normalize",
     "Operation",
+    "Pool",
+    "PrepareHeads",
+    "PrepareLatents",
     "ReadHidden",
     "ReadInput",
     "Recur",

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.blocks.parts import Activation, GateKind
+from augury.lowering.attention import (
+    Attend,
+    Choose,
+    ChooseBlocks,
+    MultiplyHeads,
+    Pool,
+    PrepareHeads,
+    PrepareLatents,
+)
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -30,7 +39,20 @@ from augury.lowering.operations import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from augury.blocks.parts import Convolution, Experts, Linear, LinearRecurrence, Norm, Router, SequenceState, Vector
+    from augury.blocks.heads import Pooling, Preparation
+    from augury.blocks.parts import (
+        Convolution,
+        Experts,
+        Linear,
+        LinearRecurrence,
+        Matrices,
+        Norm,
+        Rope,
+        Router,
+        SequenceState,
+        Temperature,
+        Vector,
+    )
     from augury.lowering.operations import Operation
 
 __all__ = ["Builder"]
@@ -42,16 +64,18 @@ class Builder:
     Attributes:
         x: The residual stream as the block sees it, (n, E).
         before: The residual stream as it was before the layer, (n, E): it is normed and multiplied first of all, or not.
+        embedded: What the embedding made of the tokens, (n, E), for blocks that say that they read it.
+        last_choice: What the last layer before that chooses has chosen.
         operations: Those that were added, in order.
     """
 
     def __init__(self, n_embd: int) -> None:
-        self.x, self.before = Value(n_embd), Value(n_embd)
+        self.x, self.before, self.embedded, self.last_choice = Value(n_embd), Value(n_embd), Value(n_embd), Value(0)
         self.operations: list[Operation] = []
 
-    def flaws(self, states: Sequence[SequenceState]) -> Iterator[str]:
-        """What does not fit in the operations of a block that keeps these states, in words."""
-        made, kept = {self.x, self.before}, {}
+    def flaws(self, states: Sequence[SequenceState], cached: Sequence[tuple[str, int, int]]) -> Iterator[str]:
+        """What does not fit in the operations of a block that keeps these states and caches, in words."""
+        made, kept, written = {self.x, self.before, self.embedded, self.last_choice}, {}, {}
         for each in self.operations:
             name = type(each).__name__
             for value in each.read:
@@ -69,11 +93,15 @@ class Builder:
             )
             made.update(each.made)
             kept.update(each.kept())
+            written.update(each.cached())
         *others, last = [isinstance(each, Add | Begin) for each in self.operations] or [False]
         if any(others) or not last:
             yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
+        expected = {i: n_heads * size for i, (_, n_heads, size) in enumerate(cached)}
+        if written != expected:
+            yield f"its operations keep rows of {written} values by cache, `cached` says {expected}"
 
     def write(self, operation: Operation) -> tuple[Value, ...]:
         """Add an operation; returns the values that it makes."""
@@ -228,4 +256,102 @@ class Builder:
         """What the matrices of heads yield for the queries."""
         out = Value(heads.n_heads * heads.value_dim)
         self.operations.append(Recur(heads, state, queries, keys, values, decays, betas, a, out))
+        return out
+
+    def prepare_heads(
+        self,
+        x: Sequence[Value],
+        dims: Sequence[int],
+        steps: Sequence[Preparation],
+        caches: Sequence[int | None] | None = None,
+    ) -> tuple[Value, ...]:
+        """The heads of several x, prepared, and kept where there are caches; x itself if there is nothing to do."""
+        caches = [None] * len(x) if caches is None else caches
+        if all(each.is_nothing for each in steps) and not any(cache is not None for cache in caches):
+            return tuple(x)
+        out = tuple(Value(each.width) for each in x)
+        self.operations.append(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), out))
+        return out
+
+    def prepare_latents(
+        self,
+        queries: Value,
+        latents: Value,
+        keys: Matrices,
+        norm: Norm,
+        turned_norm: Norm | None,
+        rope: Rope | None,
+        temperature: Temperature | None,
+        cache: int,
+    ) -> Value:
+        """Queries that ask for latents, which are kept."""
+        out = Value(keys.n * (queries.width // keys.n - keys.n_in + keys.n_out))
+        self.operations.append(PrepareLatents(queries, latents, keys, norm, turned_norm, rope, temperature, cache, out))
+        return out
+
+    def multiply_heads(self, x: Value, matrices: Matrices) -> Value:
+        """The product of each head with a matrix of its own."""
+        out = Value(matrices.n * matrices.n_out)
+        self.operations.append(MultiplyHeads(x, matrices, out))
+        return out
+
+    def attend(
+        self,
+        queries: Value,
+        keys: int,
+        values: int | None,
+        n_heads: int,
+        value_dim: int,
+        scale: float,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        slopes: tuple[float, ...] | None = None,
+        sinks: Vector | None = None,
+        choice: Value | None = None,
+        pooled: int | None = None,
+        source: int | None = None,
+    ) -> Value:
+        """What heads mix of the values that they ask for; see `Attend`."""
+        out, scores = Value(n_heads * value_dim), (softcap, slopes, sinks)
+        operation = Attend(queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, out)
+        self.operations.append(operation)
+        return out
+
+    def choose(
+        self,
+        queries: Value,
+        weights: Value | None,
+        keys: int,
+        n_chosen: int,
+        *,
+        size: int = 1,
+        n_local: int = 0,
+        n_lists: int = 1,
+    ) -> Value:
+        """The positions that score highest, block by block."""
+        out = Value(n_lists)
+        self.operations.append(Choose(queries, weights, keys, n_chosen, size, n_local, out))
+        return out
+
+    def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:
+        """Keep what the matrices of a pooling made, and pool it block by block."""
+        values, *weights = made
+        self.operations.append(Pool(values, weights[0] if weights else None, pooling, to_pool, pooled))
+
+    def choose_blocks(
+        self,
+        size: int,
+        queries: Value | None = None,
+        weights: Value | None = None,
+        keys: int | None = None,
+        n_chosen: int = 0,
+        *,
+        window: int | None = None,
+        n_lists: int = 1,
+    ) -> Value:
+        """The blocks that score highest by their pooled keys."""
+        out = Value(n_lists)
+        self.operations.append(ChooseBlocks(queries, weights, keys, size, n_chosen, window, out))
         return out

@@ -79,6 +79,10 @@ class Operation:
         """The states of sequences that it keeps, by their places in `Block.states`."""
         return {}
 
+    def cached(self) -> dict[int, int]:
+        """The caches of the block that it writes, by their places in `Block.cached`, and the values of a row of all heads."""
+        return {}
+
 
 def _replaced(field: Any, others: Mapping[Value, Value]) -> Any:
     return tuple(others.get(each, each) for each in field) if isinstance(field, tuple) else others.get(field, field)

@@ -194,7 +194,8 @@ class Constant(Operation):
 class Gate(Operation):
     """out = norm(y + skip * values) * activation(gates), or, `is_gated_first`, norm((y + skip * values) * activation(gates)).
 
-    The norm goes over groups of `norm.size` values. `skip` has a factor for each of the values, or for equal parts of them.
+    The norm goes over groups of `norm.size` values. `skip` has a factor for each of the values, or for equal parts of them, and
+    so have gates.
     """
 
     y: Value
@@ -209,7 +210,7 @@ class Gate(Operation):
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         """See `Operation.sizes`."""
         width = self.y.width
-        yield "gates", self.gates.width, width
+        yield "gates", self.gates.width, width // max(width // self.gates.width, 1)
         yield "values", width if self.values is None else self.values.width, width
         for what, size in (("norm", self.norm and self.norm.size), ("skip", self.skip and self.skip.size)):
             if size:

@@ -12,6 +12,7 @@ import pytest
 from cpu_backends import cpu_backends
 from oracles.models import altered, nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
+from oracles.strangers import with_strangers
 
 from augury import Registry
 from augury.blocks import (
@@ -410,6 +411,14 @@ def test_a_part_is_computed_as_the_reference_does(backend, name):
 
     assert nmse(logits, right) < 1e-11
     assert nmse(of_reference(""), right) > 1e-6, "the part changes nothing"
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_operations_compute_a_part_as_its_function_does(name):
+    model = load("reference", with_strangers(VARIANTS[name]))
+
+    assert nmse(rows(model, run_of(some_tokens(24))), of_reference(name)) < 1e-20
 
 
 @pytest.mark.sample(10)

@@ -7,8 +7,11 @@ from augury.backends.numba_cpu.kernels import attention_layer, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.operations.choice import NO_LISTS
+from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.packing import aligned
-from augury.backends.numba_cpu.tape import RECORD, bits
+from augury.backends.numba_cpu.tape import RECORD
 from augury.backends.numba_cpu.team import Team
 from augury.types import CACHE_TYPES
 
@@ -37,26 +40,30 @@ def test_attention(benchmark, kind, shape, n):
     q, out = rng.standard_normal((n, n_heads * d), dtype=np.float32), np.zeros((n, n_heads * d), np.float32)
     positions, run = np.arange(DEPTH - n, DEPTH), np.array([0, n, 0, 0])
 
-    layers = np.zeros((n_layers, attention_layer.VALUE_ROW // 8 + 1), np.int64)
-    fixed = {
-        attention_layer.Q: q.ctypes.data,
-        attention_layer.OUT: out.ctypes.data,
-        attention_layer.LDQ: n_heads * d,
-        attention_layer.D: d,
-        attention_layer.DV: d,
-        attention_layer.VALUE_ROW: d,
-        attention_layer.H: n_heads,
-        attention_layer.G: n_groups,
-        attention_layer.T: DEPTH,
-        attention_layer.SCALE: bits(d**-0.5),
-        attention_layer.WINDOW: 1 << 40,
-        attention_layer.PARTS: parts.ctypes.data,
-        attention_layer.COUNTS: counts.ctypes.data,
-    }
-    for offset, value in fixed.items():
-        layers[:, offset // 8] = value
-    layers[:, attention_layer.KEYS // 8] = memory.ctypes.data + 2 * size * np.arange(n_layers)
-    layers[:, attention_layer.VALUES // 8] = layers[:, attention_layer.KEYS // 8] + size
+    layers = table(
+        [
+            attention_layer.AttentionLayer(
+                q=Place(q.ctypes.data, n_heads * d),
+                out=out.ctypes.data,
+                d=d,
+                dv=d,
+                value_row=d,
+                n_heads=n_heads,
+                n_kv_heads=n_groups,
+                keys=memory.ctypes.data + 2 * size * i,
+                values=memory.ctypes.data + 2 * size * i + size,
+                n_rows=DEPTH,
+                scale=d**-0.5,
+                window=1 << 40,
+                **dict.fromkeys(("chunk", "sinks", "bend", "slopes"), 0),
+                cap=0.0,
+                parts=parts.ctypes.data,
+                counts=counts.ctypes.data,
+                lists=NO_LISTS,
+            )
+            for i in range(n_layers)
+        ]
+    )
     tape = np.zeros((n_layers, RECORD), np.int64)
     tape[:, 0], tape[:, 1] = address(attend_kernel(kind, kind)), 1
     tape[:, 2] = layers.ctypes.data + layers.strides[0] * np.arange(n_layers)

@@ -1,9 +1,23 @@
 """Operations that do not fit each other are refused before a kernel sees them."""
 
 import attrs
+import numpy as np
 import pytest
 
-from augury.blocks import Activation, Block, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
+from augury.blocks import (
+    Activation,
+    Block,
+    Convolution,
+    GateKind,
+    Linear,
+    LinearRecurrence,
+    Matrices,
+    Norm,
+    Pooling,
+    Preparation,
+    Rope,
+    Vector,
+)
 from augury.errors import PluginError, UnsupportedError
 from augury.lowering import Builder, Value
 
@@ -41,6 +55,10 @@ def flawed(write):
     return lower
 
 
+def latents(build, n, keys):
+    return build.prepare_latents(n, build.constant([1.0] * 7), keys, Norm("norm", 6, 1e-5), None, None, None, 0)
+
+
 NORM = Norm("norm", 8, 1e-5)
 FLAWS = {
     "x of up of Multiply has 8 values, expected 9": lambda b, n: b.multiply(n, Linear("up", 9, 8), purpose="up"),
@@ -49,7 +67,7 @@ FLAWS = {
     "divisors of Activate has 9 values": lambda b, n: b.activate(n, Activation.SILU, divisors=Vector("d", 9)),
     "other of AddWeighed has 1 values, expected 8": lambda b, n: b.add_weighed(n, b.constant([1.0])),
     "x of gate of AddWeighed has 1 values": lambda b, n: b.add_weighed(n, n, Vector("gate", 8), b.constant([1.0])),
-    "gates of Gate has 1 values, expected 8": lambda b, n: b.gate(n, b.constant([1.0]), GateKind.SIGMOID),
+    "gates of Gate has 3 values, expected 4": lambda b, n: b.gate(n, b.constant([1.0] * 3), GateKind.SIGMOID),
     "y, in parts as norm has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, Norm("norm", 3, 1e-5)),
     "y, in parts as skip has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, skip=Vector("skip", 5)),
     "before of Convolve has 1 values, expected 8": lambda b, n: b.convolve([n], [CONV], [0], before=b.constant([1.0])),
@@ -61,6 +79,21 @@ FLAWS = {
     "t of DecayByKey has 8 values, expected 4": lambda b, n: b.decay_by_key(n, b.constant([0.0]), n, Vector("a", 1), 4, None),
     "keys of Recur has 4 values, expected 3": lambda b, n: recurrence(b, keys=4),
     "decays of Recur has 3 values, expected 2": lambda b, n: recurrence(b, decays=3),
+    "x, in heads of 3, of PrepareHeads has 8": lambda b, n: b.prepare_heads([n], [3], [Preparation(clamp=1.0)]),
+    "the norm of heads of PrepareHeads has 8 values, expected 4": lambda b, n: b.prepare_heads(
+        [n], [4], [Preparation(norm=NORM)]
+    ),
+    "the turned part of heads of PrepareHeads has 6 values, expected 4": lambda b, n: b.prepare_heads(
+        [n], [4], [Preparation(rope=Rope(np.ones(3)))]
+    ),
+    "queries of 3 heads of Attend has 8 values, expected 6": lambda b, n: b.attend(n, 0, 1, 3, 4, 1.0),
+    "sinks of Attend has 3 values, expected 2": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, sinks=Vector("sinks", 3)),
+    "slopes of Attend has 1 values, expected 2": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, slopes=(0.5,)),
+    "x of MultiplyHeads has 8 values, expected 9": lambda b, n: b.multiply_heads(n, Matrices("m", 3, 3, 2)),
+    "queries of PrepareLatents has 8 values, expected 9": lambda b, n: latents(b, n, Matrices("keys", 3, 2, 6)),
+    "the products of heads of PrepareLatents has 5 values, expected 6": lambda b, n: latents(b, n, Matrices("keys", 2, 3, 5)),
+    "x of Pool has 8 values, expected 4": lambda b, n: b.pool([n], Pooling(2, Linear("values", 8, 4)), 0, 1),
+    "its operations keep rows of {0: 8} values by cache": lambda b, n: b.prepare_heads([n], [4], [Preparation()], [0]),
     "Normalize reads 8 values that nothing before it makes": lambda b, n: b.normalize(Value(8), NORM),
     "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),
     "Activate reads x as others may still add to it": lambda b, n: b.activate(b.x, Activation.SILU),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
-from augury.backends.numba_cpu.heads import Ways
-from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_heads
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import fma, get_i64, mul, splat_f32
@@ -24,9 +23,7 @@ from augury.blocks import Linear
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
-    from augury.backends.numba_cpu.weights import Weights
     from augury.blocks import Embedding, LayerInputs
 
 __all__ = ["EmbeddingEmitter"]
@@ -93,7 +90,7 @@ class EmbeddingEmitter(Emitter):
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         of_positions = () if self.block.positions is None else (add_rows,)
-        of_inputs = () if self.block.layer_inputs is None else (add_rows_of_table, prepare_head, prepare_rows)
+        of_inputs = () if self.block.layer_inputs is None else (add_rows_of_table, prepare_head, prepare_heads)
         return (embed, *of_positions, *of_inputs)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -101,11 +98,6 @@ class EmbeddingEmitter(Emitter):
         if (inputs := self.block.layer_inputs) is None:
             return {}
         return dict.fromkeys((INPUTS, "rows of layer inputs"), row_bytes(inputs.table.n_in))
-
-    def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: ARG002 - as its parent's
-        """Write what happens to the inputs of layers."""
-        inputs = self.block.layer_inputs
-        self._ways = Ways(norm=None if inputs is None else inputs.norm).place(weights, arena, self.options.n_ctx)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
@@ -125,7 +117,7 @@ class EmbeddingEmitter(Emitter):
         e, size = tape.buffers[INPUTS], inputs.table.n_in
         ld, rows = up(size, PANEL_ROWS), Rows(tape.buffers["rows of layer inputs"], 0, size)
         tape.multiply("inputs of layers", tape.space.x, ((inputs.projection, e),))
-        tape.prepare(e, ld, size // inputs.norm.size, inputs.norm.size, self._ways)
+        tape.norm_parts(Rows(e, 0, size), inputs.norm)
         self._look_up(tape, inputs.table, rows, TOKENS, is_private=False)
         operands = {"e": e, "ld": ld, "rows": rows.address, "size": size, "scale": inputs.scale, "factor": inputs.table_scale}
         tape.add(Work("inputs of layers"), add_rows_of_table, **operands)

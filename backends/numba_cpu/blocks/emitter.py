@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
@@ -19,7 +20,13 @@ __all__ = ["Emitter", "MixerEmitter"]
 
 
 class Emitter(ABC):
-    """Writes one block's records. Before, it tells what the block needs, which takes no memory."""
+    """Writes one block's records. Before, it tells what the block needs, which takes no memory.
+
+    Attributes:
+        caches: What the block keeps of positions.
+    """
+
+    caches: Sequence[Cache] = ()
 
     def __init__(self, block: Any, options: ModelOptions) -> None:
         self.block = block
@@ -49,17 +56,7 @@ class Emitter(ABC):
 
 
 class MixerEmitter(Emitter):
-    """A block that keeps something of every token.
-
-    Attributes:
-        layer: The address of what its kernels know of it, once it has its place.
-    """
-
-    layer: int
-
-    def bytes_per_position(self) -> int:
-        """What one position of one slot takes."""
-        return 0
+    """A block that keeps something of every token."""
 
     def bytes_per_sequence(self) -> int:
         """What one slot takes whatever its length."""
@@ -76,12 +73,3 @@ class MixerEmitter(Emitter):
     @abstractmethod
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """Views of what it keeps of a slot's first n positions, and of its sequence."""
-
-    def moving(self, layers: np.ndarray, moves: np.ndarray) -> Sequence[int]:  # noqa: ARG002 - for blocks that keep positions
-        """The record that copies what blocks of this class keep: kernel, barrier, operands; none if they keep no positions.
-
-        Args:
-            layers: (n,) int64, what `layer` of all of them is.
-            moves: (m, 3) int64 of slot, from, to.
-        """
-        return ()

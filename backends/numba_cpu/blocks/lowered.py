@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cpu.cache import Cache
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
-from augury.backends.numba_cpu.operations.emitter import Placed
+from augury.backends.numba_cpu.operations.emitter import Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.errors import UnsupportedError
@@ -15,7 +17,9 @@ from augury.lowering import Multiply, Normalize, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+
+    import numpy as np
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.operations.emitter import OperationEmitter
@@ -31,10 +35,12 @@ __all__ = ["LoweredEmitter"]
 class LoweredEmitter(RecurrentEmitter):
     """Writes the records of a block's operations, in their order."""
 
-    def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
+    def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
         super().__init__(block, options)
         build = block.lowered(n_embd)
-        kept = (build.x, build.before)
+        self.caches = [Cache(*cached, options) for cached in block.cached()]
+        self._scope, kept = Scope(options, self.caches, sources), (build.x, build.before)
+        self._read_embedding = build.embedded
         operations = with_copies(build.operations, kept)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
@@ -43,6 +49,25 @@ class LoweredEmitter(RecurrentEmitter):
         self._layout = Layout(operations, kept, n_first)
         emitters = list(self._emitters_of(operations, kept))
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
+
+    def state_bytes(self) -> int:
+        """See `MixerEmitter.state_bytes`."""
+        return super().state_bytes() + sum(cache.n_bytes for cache in self.caches)
+
+    def tables(self) -> Mapping[Hashable, int]:
+        """See `MixerEmitter.tables`."""
+        return {key: n_bytes for emitter in self._emitters for key, n_bytes in emitter.tables().items()}
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `MixerEmitter.slot_memory`: head by head, of caches with as many heads."""
+        views = [
+            cache.slot_memory(slot, head, n)
+            for n_heads, caches in groupby(self.caches, lambda cache: cache.n_heads)
+            for kept in [list(caches)]
+            for head in range(n_heads)
+            for cache in kept
+        ]
+        return [*views, *super().slot_memory(slot, n)]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
@@ -62,6 +87,8 @@ class LoweredEmitter(RecurrentEmitter):
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """See `Emitter.place`."""
+        for cache in self.caches:
+            cache.place(arena)
         placed = Placed(weights, arena, self._layout, buffers, self.place_states(arena), self.n_aside)
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
@@ -73,6 +100,8 @@ class LoweredEmitter(RecurrentEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
+        if (embedded := tape.space.embedded) is not None:
+            tape.kept[self._read_embedding] = embedded
         written, read = set[Value](), set[Value]()  # since the last barrier, by records that have none
         for emitter, following in zip(self._emitters, [*self._emitters[1:], None], strict=True):
             emitter.emit(tape)
@@ -96,13 +125,13 @@ class LoweredEmitter(RecurrentEmitter):
             if isinstance(operation, Normalize) and operation.x in kept:
                 # the product is written where what was left is read
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
-                yield ResidualNormEmitter(operation, waits=waits)
+                yield ResidualNormEmitter(operation, self._scope, waits=waits)
             elif isinstance(operation, ReadInput | ReadHidden):
                 continue  # what it reads lies where the embedding left it, or where the pass begins with it
             elif type(operation) in OPERATIONS:
-                yield OPERATIONS[type(operation)](operation)
+                yield OPERATIONS[type(operation)](operation, self._scope)
             elif (function := operation.kernels.get("numba-cpu")) is not None:
-                yield ByRowEmitter(operation, function)
+                yield ByRowEmitter(operation, self._scope, function)
             else:
                 raise UnsupportedError(
                     f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cpu "

@@ -23,29 +23,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_chunk import chunk_kernel, gather_kernel, seen_by, unpack_kernel
-from augury.backends.numba_cpu.kernels.attention_layer import (
-    BLOCK_ROWS,
-    CHOSEN_ENDS,
-    CHOSEN_RUNS,
-    COUNTS,
-    DV,
-    HEAD,
-    KEYS,
-    LDQ,
-    LINE,
-    MANY_ROWS,
-    N_PARTS,
-    OUT,
-    OWN_PARTS,
-    PARTS,
-    VALUE_ROW,
-    VALUES,
-    D,
-    G,
-    H,
-    Q,
-    T,
-)
+from augury.backends.numba_cpu.kernels.attention_layer import BLOCK_ROWS, HEAD, LINE, MANY_ROWS, N_PARTS, OWN_PARTS, Attend
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
@@ -70,9 +48,9 @@ _DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks what it loads; for more o
 @helper
 def finish(layer, kept, token, head):
     """Write what a row came to."""
-    dv = get_i64(layer + DV)
+    dv = layer.dv
     inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + 4))
-    out = get_i64(layer + OUT) + 4 * (token * get_i64(layer + H) + head) * dv
+    out = layer.out + 4 * (token * layer.n_heads + head) * dv
     for i in range(0, dv, 16):
         store_part(out + 4 * i, mul(simd.load_f32(kept + HEAD + 4 * i), inverse), dv - i)
 
@@ -91,7 +69,7 @@ def rows_of_tile(left):
 
 @cache
 def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_sparse: bool = False) -> Any:
-    """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer.
+    """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads.
 
     With `is_latent`, keys lie cell by cell, and values are their first numbers. With `is_sparse`, tokens attend to chosen
     cells, whose rows are gathered, chunk by chunk, as float32.
@@ -112,7 +90,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
     def runs_of(layer, state):
         """The runs of tokens, how many, and the positions of the tokens."""
         if is_sparse:
-            return get_i64(layer + CHOSEN_RUNS), get_i64(state + N_TOKENS), get_i64(layer + CHOSEN_ENDS)
+            return layer.lists.runs, get_i64(state + N_TOKENS), layer.lists.ends
         return get_i64(state + SEGMENTS), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
 
     @helper
@@ -122,14 +100,14 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the
         chunks are all that the rows see, and the rows are written; else what each chunk adds to them is stored there.
         """
-        n_groups, start, slot = get_i64(layer + G), get_i64(place), get_i64(place + 16)
-        share = get_i64(layer + H) // n_groups
-        bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
-        run = (slot * n_groups + group) * get_i64(layer + T)
-        keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * (run // LANES)
-        values = get_i64(layer + VALUES) + bytes_v * (get_i64(layer + VALUE_ROW) // LANES) * run
+        n_groups, start, slot = layer.n_kv_heads, get_i64(place), get_i64(place + 16)
+        share = layer.n_heads // n_groups
+        bytes_of_part = HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        run = (slot * n_groups + group) * layer.n_rows
+        keys = layer.keys + bytes_k * layer.d * (run // LANES)
+        values = layer.values + bytes_v * (layer.value_row // LANES) * run
         parents = get_i64(place + 24)
-        q = get_i64(layer + Q) + 4 * (start * get_i64(layer + LDQ) + group * share * get_i64(layer + D))
+        q = layer.q.address + 4 * (start * layer.q.stride + group * share * layer.d)
         own = scratch + OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
@@ -175,8 +153,8 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
     @helper
     def count_parts(layer, state):
         """How many parts of rows there are if threads take chunks, and how many chunks of blocks."""
-        n_groups = get_i64(layer + G)
-        share = get_i64(layer + H) // n_groups
+        n_groups = layer.n_kv_heads
+        share = layer.n_heads // n_groups
         n_parts = n_chunks = 0
         runs, n_runs, all_positions = runs_of(layer, state)
         for segment in range(n_runs):
@@ -189,12 +167,12 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         return n_parts, n_chunks
 
     def attend(record, state, thread, n_threads):
-        layer = get_i64(record + 16)
+        layer = record.layer
         scratch = scratch_of(state, thread)
-        n_groups = get_i64(layer + G)
-        share = get_i64(layer + H) // n_groups
-        bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
-        n_rows_all = get_i64(state + N_TOKENS) * get_i64(layer + H)
+        n_groups = layer.n_kv_heads
+        share = layer.n_heads // n_groups
+        bytes_of_part = HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        n_rows_all = get_i64(state + N_TOKENS) * layer.n_heads
         step, run, is_cut = BLOCK_ROWS, 1, False
         if n_rows_all <= MANY_ROWS * n_threads:
             n_parts, n_all = count_parts(layer, state)
@@ -204,7 +182,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
             step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, BLOCK_ROWS)
         kept = scratch + OWN_PARTS
         item = atomic_add(state + CLAIMED, 1)
-        first, count, parts = 0, get_i64(layer + COUNTS), get_i64(layer + PARTS)
+        first, count, parts = 0, layer.counts, layer.parts
         runs, n_runs, all_positions = runs_of(layer, state)
         for segment in range(n_runs):
             place = runs + SEGMENT_BYTES * segment
@@ -242,4 +220,4 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
 
     form = "_sparse" * is_sparse + "_latent" * is_latent
     attend.__name__ = attend.__qualname__ = f"attend{form}_{type_k}_{type_v}"
-    return kernel(attend)
+    return kernel(attend, record=Attend)

@@ -7,30 +7,12 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_layer import (
-    BEND,
-    CHOSEN,
-    CHUNKS,
-    DV,
-    HEAD,
-    LD_CHOSEN,
-    LDQ,
-    LINE,
-    N_OWN_PARTS,
-    OWN_PARTS,
-    QUERIES,
-    ROW_SCORES,
-    SCALE,
-    SCORES,
-    VALUE_ROW,
-    WINDOW,
-    D,
-)
+from augury.backends.numba_cpu.kernels.attention_layer import HEAD, LINE, N_OWN_PARTS, OWN_PARTS, QUERIES, ROW_SCORES, SCORES
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, score_rows, weigh
 from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES, load_key
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke
+from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, put_f32, put_i64
 from augury.backends.numba_cpu.kernels.softmax import soften
 
@@ -48,7 +30,7 @@ def share_of_lines(lines, tile, n_tiles):
 @helper
 def first_seen(layer, position):
     """The first position that a token at `position` sees."""
-    first, chunk = max(position - get_i64(layer + WINDOW) + 1, 0), get_i64(layer + CHUNKS)
+    first, chunk = max(position - layer.window + 1, 0), layer.chunk
     if chunk != 0:
         return max(first, position - position % chunk)
     return first
@@ -101,7 +83,7 @@ def scatter(weights, scores, mark, token, position, parents, start, base, first,
 @helper
 def unpacked_of(layer, scratch):
     """Where a chunk's numbers lie that were codes: keys, then values."""
-    return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16))
+    return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((layer.dv + 15) // 16 * 16))
 
 
 def tile_kernel(kind: str, *, is_by_cell: bool) -> Any:
@@ -156,8 +138,8 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
         `n_tiles` tiles divide fetching what lies `distance` positions ahead; this one is `tile`. A chunk is one of positions.
         Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
-        d = get_i64(layer + D)
-        padded = (get_i64(layer + DV) + 15) // 16 * 16
+        d = layer.d
+        padded = (layer.dv + 15) // 16 * 16
         start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
         lowest, highest = seen_by(layer, positions, parents, share, row, row + n_rows)
         first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
@@ -172,11 +154,11 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
                 base = mark // POSITIONS * POSITIONS
             cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
         for r in range(n_rows):
-            here = (row + r) // share * get_i64(layer + LDQ) + (row + r) % share * d
+            here = (row + r) // share * layer.q.stride + (row + r) % share * d
             put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
         scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
-        scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
-        bend, lines_k, lines_v = get_i64(layer + BEND), 0, 0
+        scale = simd.splat_f32(f32(layer.scale))
+        bend, lines_k, lines_v = layer.bend, 0, 0
         if tile < n_tiles:
             lines_k = share_of_lines(all_lines_k, tile, n_tiles)
             if not is_latent:  # else scoring fetches them
@@ -207,7 +189,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
                 scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
             put_f32(parts + r * bytes_of_part, top)
             put_f32(parts + r * bytes_of_part + 4, total)
-        width = get_i64(layer + VALUE_ROW)
+        width = layer.value_row
         here = values + bytes_v * (width // LANES) * (base + cell0)
         ahead = here + bytes_v * (width // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
         if has_values:
@@ -227,7 +209,7 @@ def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
 
     @helper
     def keys_of(layer, scratch, keys, start, first, end):
-        d = get_i64(layer + D)
+        d = layer.d
         first = first // POSITIONS * POSITIONS
         n_blocks = (end - first + POSITIONS - 1) // POSITIONS * (POSITIONS // LANES) * (d // BLOCK)
         here = keys + bytes_k * d * ((start + first) // LANES)
@@ -235,13 +217,13 @@ def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
 
     @helper
     def values_of(layer, scratch, values, start, first, end):
-        d, width = get_i64(layer + D), get_i64(layer + VALUE_ROW)
+        d, width = layer.d, layer.value_row
         here = values + bytes_v * (width // LANES) * (start + first)
         unpack_values(type_v, here, end - first, width, unpacked_of(layer, scratch) + _FLOAT * (CHUNK * d + width * first))
 
     @helper
     def rows_of(layer, scratch, keys, start, first, end):
-        d = get_i64(layer + D)
+        d = layer.d
         first, end = first // POSITIONS * POSITIONS, (end + POSITIONS - 1) // POSITIONS * POSITIONS
         here = keys + bytes_k * (d // LANES) * (start + first)
         unpack_values(type_k, here, end - first, d, unpacked_of(layer, scratch) + _FLOAT * d * first)
@@ -264,8 +246,8 @@ def gather_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
 
     @helper
     def gather_chunk(layer, scratch, keys, values, row, start, first, end):
-        d, width, to = get_i64(layer + D), get_i64(layer + VALUE_ROW), unpacked_of(layer, scratch)
-        cells = get_i64(layer + CHOSEN) + 8 * (row * get_i64(layer + LD_CHOSEN) + start)
+        d, width, to = layer.d, layer.value_row, unpacked_of(layer, scratch)
+        cells = layer.lists.chosen + 8 * (row * layer.lists.ld_chosen + start)
         for i in range(first, end):
             cell = get_i64(cells + 8 * i)
             if is_latent:

@@ -2,31 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, SCORE_BYTES
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows
 
 BLOCK_ROWS = 96  # rows that share a chunk of keys and values while it is in cache
 MANY_ROWS = 96  # per thread: from here on, threads take rows, not chunks
 N_PARTS = 16384  # chunks' parts of rows that there is memory for
 LINE = 64
+PART = 32  # that rows are padded to which are keys and values at once: of a panel, and of numbers that share a scale in a cache
 HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
 
-# Offsets into the record of an attention layer, which `blocks/attention.py` writes. WAYS: what is done to heads, see `head.py`.
-# A position sees WINDOW positions, its own the last, and if CHUNKS is not 0, of every so many positions only those of its own.
-# SINKS (H,) float32. BEND is the kernel that changes scores, see `bend.py`. Where there are no such things, these are 0.
-# VALUE_ROW: numbers from one value to the next, at least DV; padded to 16.
-(Q, K, V, LDQ, LDK, LDV, D, DV, H, G, PREPARE_HEAD, WAYS_Q, WAYS_K, WAYS_V, KEYS, VALUES, T) = (
-    8 * field for field in range(17)
-)
-(SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES, VALUE_ROW) = (8 * field for field in range(17, 28))
-# Where tokens attend to chosen cells, see `choice.py`: these, int64 from one token's to the next; every token as a run of its
-# own; how many it attends to, less one. Then what the indexer of the layer keeps, and the bytes of a row of it; 0 without one.
-(CHOSEN, LD_CHOSEN, CHOSEN_RUNS, CHOSEN_ENDS, COMPARED, COMPARED_BYTES) = (8 * field for field in range(28, 34))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # After these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64
 ROW_SCORES = SCORES + MAX_ROWS * SCORE_BYTES
 OWN_PARTS = ROW_SCORES + 4 * CHUNK
 N_OWN_PARTS = MAX_ROWS + BLOCK_ROWS
+
+
+@struct
+class Lists:
+    """The cells that tokens attend to where these are chosen, see `choice.py`; addresses."""
+
+    chosen: int  # (n, lists, ld_chosen) int64
+    ld_chosen: int
+    runs: int  # (n,) of `Segment`: every token by itself
+    ends: int  # (n,) int64, how many cells a token attends to, less one
+
+
+@struct
+class AttentionLayer:
+    """What attention needs to know. Where there is no such thing, numbers and addresses are 0."""
+
+    q: Any = nested(StridedRows)  # (n, n_heads * d) float32
+    out: int  # (n, n_heads * dv) float32, address
+    d: int
+    dv: int
+    value_row: int  # numbers from one value to the next, at least dv; padded to 16
+    n_heads: int
+    n_kv_heads: int
+    keys: int  # address
+    values: int  # address
+    n_rows: int  # from one head of a slot to the next
+    scale: float
+    window: int  # how many positions a position sees, its own the last
+    chunk: int  # of every so many positions it sees those of its own only
+    sinks: int  # (n_heads,) float32, address
+    bend: int  # address of the kernel that changes scores, see `bend.py`
+    cap: float  # of scores
+    slopes: int  # (n_heads,) float32, address
+    parts: int  # of rows, address
+    counts: int  # of parts, address
+    lists: Any = nested(Lists)
+
+
+@struct
+class Attend(Record):
+    """Operands of `attend`."""
+
+    layer: Any = pointer_to(AttentionLayer)
 
 
 def scratch_bytes(key_dim: int, value_dim: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
-from augury.backends.numba_cpu.kernels.attention_layer import CAP, SLOPES
+from augury.backends.numba_cpu.kernels.attention_layer import AttentionLayer
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import count_from, get_f64
-from augury.backends.numba_cpu.kernels.simd import fma, get_i64, load_f32, mul, repeat_f32, splat_f32, store_f32
+from augury.backends.numba_cpu.kernels.machine import count_from
+from augury.backends.numba_cpu.kernels.simd import fma, load_f32, mul, repeat_f32, splat_f32, store_f32
 
 
-@kernel
+@kernel(layer=AttentionLayer)
 def bend_scores(layer, scores, first, end, distance, head):
     """Cap scores and lower them by how far away they are: s → cap * tanh(s / cap) + slope * distance.
 
@@ -23,7 +23,7 @@ def bend_scores(layer, scores, first, end, distance, head):
         distance: of the first score's position from the row's own; of those before it less than 0.
         head: of queries.
     """
-    cap, slopes = get_f64(layer + CAP), get_i64(layer + SLOPES)
+    cap, slopes = layer.cap, layer.slopes
     top, inverse = splat_f32(np.float32(cap)), splat_f32(np.float32(1 / cap))
     for p in range(first // 16 * 16, end, 16):
         score = load_f32(scores + 4 * p)

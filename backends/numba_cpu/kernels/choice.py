@@ -13,32 +13,52 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_chunk import gather, tile_kernel
+from augury.backends.numba_cpu.kernels.attention_layer import Lists
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES
-from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import (
-    CELLS,
     CLAIMED,
     N_SEGMENTS,
     N_TOKENS,
     POSITIONS,
     SEGMENT_BYTES,
     SEGMENTS,
-    SLOTS,
+    Record,
+    StridedRows,
 )
 
 f32 = np.float32
 
-# Offsets into the record of an indexer: queries, keys and weights of heads as computed, floats of a row of each; what is done
-# to heads, to queries and to keys; heads, their size; what is kept, cells of a slot; scores, floats of a row; how many are
-# chosen; where the choice goes, see `attention_layer.CHOSEN`; positions of a block, how many of the last are chosen anyway.
-(QUERIES, LDQ, KEYS, LDK, WEIGHTS, LDW, PREPARE_HEAD, WAYS_Q, WAYS_K, N_HEADS, SIZE, KEPT, LENGTH, SCORES, LDS, N_CHOSEN) = (
-    8 * i for i in range(16)
-)
-(CHOSEN, LD_CHOSEN, RUNS, ENDS, BLOCK, N_LOCAL) = (8 * i for i in range(16, 22))
+
+@struct
+class Choice:
+    """What scores positions, and chooses."""
+
+    queries: Any = nested(StridedRows)  # (n, n_heads * size) float32
+    weights: Any = nested(StridedRows)  # (n, n_heads) float32
+    n_heads: int
+    size: int
+    keys: int  # address
+    n_rows: int  # of a slot
+    scores: int  # (n, lists, ld_scores) float32, address
+    ld_scores: int
+    n_chosen: int
+    block: int  # positions of a block
+    n_local: int  # how many of the last blocks are chosen anyway
+    lists: Any = nested(Lists)
+
+
+@struct
+class Choose(Record):
+    """Operands of kernels that score, and of `choose`."""
+
+    choice: Any = pointer_to(Choice)
+    n_lists: int  # of a token
+
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
 _TILE, _SUMS = 64, 64 + MAX_ROWS * SCORE_BYTES
@@ -49,33 +69,6 @@ _ALWAYS = f32(3e38)
 def scratch_bytes(n_blocks: int) -> int:
     """Bytes that a thread needs for itself, for tokens that see so many blocks."""
     return max(_SUMS + SCORE_BYTES, 8 * N_COUNTS + 4 * n_blocks) + 64
-
-
-@cache
-def prepare_kernel(kind: str) -> Any:
-    """Make the kernel that turns queries, and norms, turns and stores keys. Operand: the indexer."""
-    put, n_bytes = store_value(kind), BYTES[kind]
-
-    def prepare(record, state, thread, n_threads):
-        table = get_i64(record + 16)
-        n_heads, size, prepare_head = get_i64(table + N_HEADS), get_i64(table + SIZE), get_i64(table + PREPARE_HEAD)
-        n_items = get_i64(state + N_TOKENS) * (n_heads + 1)
-        for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-            t, head = item // (n_heads + 1), item % (n_heads + 1)
-            position = get_i64(get_i64(state + POSITIONS) + 8 * t)
-            if head < n_heads:
-                x = get_i64(table + QUERIES) + 4 * (t * get_i64(table + LDQ) + head * size)
-                invoke(prepare_head, (x, get_i64(table + WAYS_Q), head, position, size))
-            else:
-                x = get_i64(table + KEYS) + 4 * t * get_i64(table + LDK)
-                invoke(prepare_head, (x, get_i64(table + WAYS_K), 0, position, size))
-                cell = get_i64(get_i64(state + SLOTS) + 8 * t) * get_i64(table + LENGTH) + get_i64(
-                    get_i64(state + CELLS) + 8 * t
-                )
-                put(x, get_i64(table + KEPT) + n_bytes * (size // LANES) * cell, size, scratch_of(state, thread))
-
-    prepare.__name__ = prepare.__qualname__ = f"prepare_compared_{kind}"
-    return kernel(prepare)
 
 
 @helper
@@ -90,7 +83,7 @@ def _put(out, scores, is_tree, mark, token, position, parents, start, base, end)
 
 @cache
 def score_kernel(kind: str, *, is_by_head: bool) -> Any:
-    """Make the kernel that scores what each token sees, where that is more than are chosen. Operand: the indexer.
+    """Make the kernel that scores what each token sees, where that is more than are chosen.
 
     With `is_by_head`, each head's products are scores for themselves; else they are summed as `Indexer` says.
     """
@@ -99,7 +92,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
     @helper
     def score_chunk(table, scratch, keys, place, token, position, mark, chunk):
         """The scores of a chunk of positions."""
-        n_heads, size, t = get_i64(table + N_HEADS), get_i64(table + SIZE), get_i64(place) + token
+        n_heads, size, t = table.n_heads, table.size, get_i64(place) + token
         parents, start = get_i64(place + 24), CHUNK * chunk
         base, cell0, cell1 = start, 0, min(position + 1 - start, CHUNK)
         is_tree = parents != 0 and start + CHUNK > mark
@@ -111,9 +104,9 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
         sums, step = scratch + _SUMS, n_bytes * (size // LANES)
         for p in range(cell0, cell1, 16):
             simd.store_f32(sums + 4 * p, zero_f32())
-        q = get_i64(table + QUERIES) + 4 * t * get_i64(table + LDQ)
-        weights, head = get_i64(table + WEIGHTS) + 4 * t * get_i64(table + LDW), 0
-        out, lds = get_i64(table + SCORES) + 4 * start, get_i64(table + LDS)
+        q = table.queries.address + 4 * t * table.queries.stride
+        weights, head = table.weights.address + 4 * t * table.weights.stride, 0
+        out, lds = table.scores + 4 * start, table.ld_scores
         while head < n_heads:
             n_rows = min(n_heads - head, MAX_ROWS)
             if n_rows == 5:
@@ -137,24 +130,24 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
             _put(out + 4 * t * lds, sums, is_tree, mark, token, position, parents, start, base, cell1)
 
     def score(record, state, thread, n_threads):
-        table, scratch = get_i64(record + 16), scratch_of(state, thread)
+        table, scratch = record.choice, scratch_of(state, thread)
         item, first = atomic_add(state + CLAIMED, 1), 0
         for segment in range(get_i64(state + N_SEGMENTS)):
             place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
             positions = get_i64(state + POSITIONS) + 8 * get_i64(place)
-            kept = n_bytes * (get_i64(table + SIZE) // LANES) * get_i64(place + 16) * get_i64(table + LENGTH)
+            kept = n_bytes * (table.size // LANES) * get_i64(place + 16) * table.n_rows
             for token in range(get_i64(place + 8)):
                 position, n_items = get_i64(positions + 8 * token), 0
-                if position >= get_i64(table + N_CHOSEN) * get_i64(table + BLOCK):
+                if position >= table.n_chosen * table.block:
                     n_items = position // CHUNK + 1
                 while item < first + n_items:
-                    keys = get_i64(table + KEPT) + kept
+                    keys = table.keys + kept
                     score_chunk(table, scratch, keys, place, token, position, get_i64(positions), item - first)
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
 
     score.__name__ = score.__qualname__ = f"score_compared_{kind}" + "_by_head" * is_by_head
-    return kernel(score)
+    return kernel(score, record=Choose)
 
 
 @helper
@@ -204,7 +197,7 @@ def _best_of_blocks(scores, n, size, n_local, out):
 @helper
 def _list(table, scratch, cells, scores, position):
     """The positions that are chosen; returns how many."""
-    n_most, size, at = get_i64(table + N_CHOSEN), get_i64(table + BLOCK), 0
+    n_most, size, at = table.n_chosen, table.block, 0
     if position < n_most * size:
         for p in range(position + 1):
             put_i64(cells + 8 * p, p)
@@ -212,7 +205,7 @@ def _list(table, scratch, cells, scores, position):
     n = position + 1
     if size > 1:
         best = scratch + 8 * N_COUNTS
-        n, scores = _best_of_blocks(scores, n, size, get_i64(table + N_LOCAL), best), best
+        n, scores = _best_of_blocks(scores, n, size, table.n_local, best), best
     threshold, left = least_chosen(scores, n, n_most, scratch)
     for block in range(n):
         order = order_of(scores + 4 * block)
@@ -225,10 +218,10 @@ def _list(table, scratch, cells, scores, position):
     return at
 
 
-@kernel
+@kernel(record=Choose)
 def choose(record, state, thread, n_threads):
-    """The cells that each token attends to, of `lists` lists by token. Operands: the indexer, lists."""
-    table, n_lists, scratch = get_i64(record + 16), get_i64(record + 24), scratch_of(state, thread)
+    """The cells that each token attends to, of `lists` lists by token."""
+    table, n_lists, scratch = record.choice, record.n_lists, scratch_of(state, thread)
     n_all = get_i64(state + N_TOKENS)
     for segment in range(get_i64(state + N_SEGMENTS)):
         place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
@@ -239,8 +232,8 @@ def choose(record, state, thread, n_threads):
                 continue
             for row in range(t * n_lists, (t + 1) * n_lists):
                 position = get_i64(positions + 8 * node)
-                cells = get_i64(table + CHOSEN) + 8 * row * get_i64(table + LD_CHOSEN)
-                scores = get_i64(table + SCORES) + 4 * row * get_i64(table + LDS)
+                cells = table.lists.chosen + 8 * row * table.lists.ld_chosen
+                scores = table.scores + 4 * row * table.ld_scores
                 n_chosen = _list(table, scratch, cells, scores, position)
                 parents, token, at = get_i64(place + 24), node, n_chosen - 1
                 while parents != 0 and token >= 0:
@@ -248,9 +241,9 @@ def choose(record, state, thread, n_threads):
                         put_i64(cells + 8 * at, get_i64(positions) + token)
                         at -= 1
                     token, position = get_i64(parents + 8 * token), position - 1
-            run = get_i64(table + RUNS) + SEGMENT_BYTES * t
+            run = table.lists.runs + SEGMENT_BYTES * t
             put_i64(run, t)
             put_i64(run + 8, 1)
             put_i64(run + 16, get_i64(place + 16))
             put_i64(run + 24, 0)
-            put_i64(get_i64(table + ENDS) + 8 * t, n_chosen - 1)
+            put_i64(table.lists.ends + 8 * t, n_chosen - 1)

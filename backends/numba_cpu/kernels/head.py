@@ -1,6 +1,8 @@
-"""What happens to a head of queries, keys or values before it is used, or to all of a row, in place."""
+"""What happens to heads of queries, keys or values before they are used or kept, in place."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -9,8 +11,9 @@ from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_p
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.rope import rotate
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, maximum, minimum, mul, splat_f32
-from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, Record
+from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, row_of
 
 
 @struct
@@ -52,24 +55,47 @@ def prepare_head(x, ways, head, position, size):
 
 
 @struct
-class PrepareRows(Record):
-    """Operands of `prepare_rows`."""
+class HeadPart:
+    """Heads that are prepared alike, and kept, or not."""
+
+    x: Any = nested(StridedRows)  # (n, n_heads * size) float32
+    n_heads: int
+    size: int
+    steps: int  # address of `HeadSteps`; 0: nothing is done to them
+    put: int  # address of the kernel that keeps them, see `store.py`; 0: nobody does
+    kept: int  # where, address
+    n_rows: int  # from one head of a slot to the next
+    first: int  # the row of cell 0
+
+
+NOT_KEPT = {"put": 0, "kept": 0, "n_rows": 0, "first": 0}
+
+
+@struct
+class PrepareHeads(Record):
+    """Operands of `prepare_heads`."""
 
     prepare_head: int  # address of the kernel
-    x: int  # float32 rows, address
-    stride: int  # bytes of a row
-    n_parts: int  # of a row
-    size: int  # floats of a part
-    ways: int = pointer_to(HeadSteps)
+    parts: Any = pointer_to(HeadPart)
+    n_heads: int  # of all parts
 
 
-@kernel(record=PrepareRows)
-def prepare_rows(record, state, thread, n_threads):
-    """Do to parts of rows what `prepare_head` does to heads."""
-    n_parts, size = record.n_parts, record.size
-    n_items = get_i64(state + N_TOKENS) * n_parts
+@kernel(record=PrepareHeads)
+def prepare_heads(record, state, thread, n_threads):
+    """Do to heads what is to be done to them, and keep them."""
+    n_all = record.n_heads
+    n_items = get_i64(state + N_TOKENS) * n_all
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        t, part = item // n_parts, item % n_parts
-        x = record.x + t * record.stride + 4 * part * size
-        position = get_i64(get_i64(state + POSITIONS) + 8 * t)
-        invoke(record.prepare_head, (x, record.ways, part, position, size))
+        t, i = item // n_all, 0
+        head = item - t * n_all
+        while head >= record.parts[i].n_heads:
+            head -= record.parts[i].n_heads
+            i += 1
+        part = record.parts[i]
+        x, position = row_of(part.x, t) + 4 * head * part.size, get_i64(get_i64(state + POSITIONS) + 8 * t)
+        if part.steps != 0:
+            invoke(record.prepare_head, (x, part.steps, head, position, part.size))
+        if part.put != 0:
+            run = get_i64(get_i64(state + SLOTS) + 8 * t) * part.n_heads + head
+            row = run * part.n_rows + part.first + get_i64(get_i64(state + CELLS) + 8 * t)
+            invoke(part.put, (x, part.kept, row, part.size, scratch_of(state, thread)))

@@ -14,6 +14,7 @@ from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
 from augury.backends.numba_cpu.kernels.simd import (
     add,
     fma,
+    get_f32,
     get_i64,
     mul,
     splat_f32,
@@ -22,6 +23,7 @@ from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, row_of
 
 f32 = np.float32
+SILU, SIGMOID, SOFTPLUS = range(3)
 
 
 @struct
@@ -162,12 +164,12 @@ def unit_heads(record, state, thread, n_threads):
 
 @helper
 def gated(record, y, gates, size):
-    """Multiply a row by the SiLU, or the sigmoid, of its gates."""
+    """Multiply a row by what a function makes of its gates, or of the one that it has."""
     for index in range(0, size, 16):
         at, left = 4 * index, size - index
-        value = load_part(gates + at, left)
-        factor = sigmoid(value)
-        if record.is_sigmoid == 0:
+        value = load_part(gates + at, left) if record.is_by_group == 0 else splat_f32(get_f32(gates))
+        factor = softplus(value) if record.function == SOFTPLUS else sigmoid(value)
+        if record.function == SILU:
             factor = mul(factor, value)
         store_part(y + at, mul(load_part(y + at, left), factor), left)
 
@@ -184,7 +186,8 @@ class Gate(Record):
     norm: int  # address; 0: none
     group: int  # floats that are normed together
     is_gated_first: bool
-    is_sigmoid: bool  # not SiLU
+    function: int  # of the gates: SILU, SIGMOID or SOFTPLUS
+    is_by_group: bool  # whether there is one gate for each group
 
 
 @kernel(record=Gate)
@@ -198,7 +201,7 @@ def gate(record, state, thread, n_threads):
         number = item - i * n_groups
         first, n = 4 * number * group, min(group, size - number * group)
         y = row_of(record.y, i) + first
-        gates = row_of(record.gates, i) + first
+        gates = row_of(record.gates, i) + (first if record.is_by_group == 0 else 4 * number)
         if record.skip != 0:
             values, skip = row_of(record.values, i) + first, record.skip + first
             for index in range(0, n, 16):

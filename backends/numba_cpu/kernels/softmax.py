@@ -6,9 +6,9 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
-from augury.backends.numba_cpu.kernels.attention_layer import HEAD, SINKS
+from augury.backends.numba_cpu.kernels.attention_layer import HEAD
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, maximum, mul, sub
+from augury.backends.numba_cpu.kernels.simd import add, fma, maximum, mul, sub
 
 f32 = np.float32
 MASKED = f32(-1e30)
@@ -45,7 +45,7 @@ def soften(scores, first, end, low, high):
 @helper
 def begin(layer, kept, head, bytes_of_part):
     """Begin a row of which nothing is known yet, or that its head's sink alone has been seen: a score without a value."""
-    sinks = get_i64(layer + SINKS)
+    sinks = layer.sinks
     if sinks == 0:
         simd.put_f32(kept, MASKED)
         simd.put_f32(kept + 4, f32(0))

@@ -115,34 +115,6 @@ def copy_rows(record, state, thread, n_threads):
             store_part(y + place, load_part(x + place, left), left)
 
 
-@struct
-class PlaceColumns(Record):
-    """Operands of `place_columns`."""
-
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    y: Any = nested(ThreadRows)  # the first of the columns of each row
-    ldy: int
-    size: int  # E
-    norm: int  # of x, or 0: it is copied
-    is_private: bool
-
-
-@kernel(record=PlaceColumns)
-def place_columns(record, state, thread, n_threads):
-    """Copy x[t], or its norm, to some columns of y[t]."""
-    size, ldy, norm = record.size, 4 * record.ldy, record.norm
-    x = own(record.x, thread)
-    y = own(record.y, thread)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
-    for t in range(first, end):
-        if norm != 0:
-            normalise(x + 4 * t * size, norm, y + t * ldy, size, 0, 0)
-        else:
-            for index in range(0, size, 16):
-                at, left = 4 * index, size - index
-                store_part(y + t * ldy + at, load_part(x + 4 * t * size + at, left), left)
-
-
 @kernel(record=CopyRows)
 def gather_rows(record, state, thread, n_threads):
     """Copy the rows of x whose logits are wanted to y, one after the other."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augury.backends.numba_cpu.operations.attention import AttendEmitter, PrepareHeadsEmitter
+from augury.backends.numba_cpu.operations.choice import ChooseBlocksEmitter, ChooseEmitter, PoolEmitter
 from augury.backends.numba_cpu.operations.experts import (
     AddWeighedEmitter,
     FeedExpertsEmitter,
     FeedMoreExpertsEmitter,
     RouteEmitter,
 )
+from augury.backends.numba_cpu.operations.latent import MultiplyHeadsEmitter, PrepareLatentsEmitter
 from augury.backends.numba_cpu.operations.recurrence import (
     ConvolveEmitter,
     DecayByKeyEmitter,
@@ -32,7 +35,10 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
+    Attend,
     Begin,
+    Choose,
+    ChooseBlocks,
     Constant,
     Convolve,
     Decay,
@@ -41,8 +47,12 @@ from augury.lowering import (
     Gate,
     Join,
     Multiply,
+    MultiplyHeads,
     Normalize,
     Operation,
+    Pool,
+    PrepareHeads,
+    PrepareLatents,
     Recur,
     Route,
     ScaleToLength,
@@ -52,11 +62,11 @@ from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from augury.backends.numba_cpu.operations.emitter import OperationEmitter
+    from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Scope
 
 __all__ = ["OPERATIONS"]
 
-OPERATIONS: dict[type[Operation], Callable[[Any], OperationEmitter]] = {
+OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     Normalize: NormalizeEmitter,
     Multiply: MultiplyEmitter,
     MultiplyActivated: MultiplyActivatedEmitter,
@@ -75,5 +85,12 @@ OPERATIONS: dict[type[Operation], Callable[[Any], OperationEmitter]] = {
     Decay: DecayEmitter,
     DecayByKey: DecayByKeyEmitter,
     Recur: RecurEmitter,
+    PrepareHeads: PrepareHeadsEmitter,
+    PrepareLatents: PrepareLatentsEmitter,
+    MultiplyHeads: MultiplyHeadsEmitter,
+    Attend: AttendEmitter,
+    Choose: ChooseEmitter,
+    Pool: PoolEmitter,
+    ChooseBlocks: ChooseBlocksEmitter,
 }
 """The emitter of each operation that this backend computes."""

@@ -11,7 +11,7 @@ from numba.core.serialize import dumps
 
 from augury.backends.numba_cpu.kernels.by_row import Operand, by_row_kernel
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Vector
 from augury.errors import UnsupportedError
@@ -31,8 +31,8 @@ class ByRowEmitter(OperationEmitter):
 
     operation: Operation
 
-    def __init__(self, operation: Operation, function: Callable[..., None]) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: Operation, scope: Scope, function: Callable[..., None]) -> None:
+        super().__init__(operation, scope)
         self._operands = (*operation.operands, *operation.made)
         kinds = tuple(_kind(operation, each) for each in self._operands)
         self._kernel = by_row_kernel(function, kinds, _name(function, kinds))

@@ -5,21 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from augury.backends.numba_cpu.tape import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from augury.backends.numba_cpu.blocks.recurrent import PlacedState
+    from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.operations.layout import Layout, Place
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.lowering import Value
+    from augury.types import ModelOptions
 
-__all__ = ["OperationEmitter", "Placed"]
+__all__ = ["OperationEmitter", "Placed", "Scope"]
 
 
 @frozen(eq=False)
@@ -44,6 +46,27 @@ class Placed:
         return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
 
 
+@frozen(eq=False)
+class Scope:
+    """What emitters share of a block, before it has its place.
+
+    Attributes:
+        options: How the model is loaded.
+        caches: What the block keeps of positions.
+        sources: What the mixers of all layers before keep.
+        n_listed: How many cells lists of a choice have room for.
+    """
+
+    options: ModelOptions
+    caches: Sequence[Cache]
+    sources: Sequence[Sequence[Cache]]
+    n_listed: dict[Value, int] = field(factory=dict)
+
+    def cache(self, place: int, source: int | None = None) -> Cache:
+        """A cache of the block, or of the mixer of a layer."""
+        return (self.caches if source is None else self.sources[source])[place]
+
+
 class OperationEmitter(ABC):
     """Writes the records of one operation.
 
@@ -54,8 +77,8 @@ class OperationEmitter(ABC):
 
     needs_no_barrier: ClassVar[bool] = False
 
-    def __init__(self, operation: Any) -> None:
-        self.operation = operation
+    def __init__(self, operation: Any, scope: Scope) -> None:
+        self.operation, self.scope = operation, scope
 
     def kernels(self) -> Sequence[Any]:
         """Its kernels, first what takes longest to compile."""
@@ -68,6 +91,10 @@ class OperationEmitter(ABC):
     def scratch_bytes(self) -> int:
         """Bytes that each thread needs for itself while it runs a kernel of the operation."""
         return 0
+
+    def tables(self) -> Mapping[Hashable, int]:
+        """Bytes of tables while they are made, by what they depend on: operations share those that depend on the same."""
+        return {}
 
     def place(self, placed: Placed) -> None:
         """Keep what its records are to say."""

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows
 from augury.blocks import Activation, Gating
@@ -108,8 +108,8 @@ class FeedExpertsEmitter(OperationEmitter):
 
     operation: Any
 
-    def __init__(self, operation: FeedExperts | FeedMoreExperts) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: FeedExperts | FeedMoreExperts, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._block = block = self._feed.experts
         for part in (block.gate, block.up, block.down):
             if part is not None and (part.n_out % PANEL_ROWS or part.first % PANEL_ROWS or _n_stored(part) % PANEL_ROWS):
@@ -250,8 +250,8 @@ class AddWeighedEmitter(OperationEmitter):
 
     operation: AddWeighed
 
-    def __init__(self, operation: AddWeighed) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: AddWeighed, scope: Scope) -> None:
+        super().__init__(operation, scope)
         if operation.y.width % PANEL_ROWS:
             raise UnsupportedError(
                 f"sums of {operation.y.width} values, expected a multiple of {PANEL_ROWS}; use backend reference"

@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import row_bytes
 from augury.lowering import (
     Add,
     AddWeighed,
+    Attend,
+    Choose,
+    ChooseBlocks,
     Convolve,
     FeedExperts,
     Gate,
+    Join,
     Multiply,
+    MultiplyHeads,
     Normalize,
     Operation,
+    Pool,
+    PrepareHeads,
+    PrepareLatents,
     ReadHidden,
     ReadInput,
     Recur,
@@ -38,6 +47,15 @@ HIDDEN = "hidden states"
 INPUTS = "layer inputs"
 """The buffer of what the embedding makes for all layers: rows in whole panels."""
 
+_PLACELESS = Route | Choose | ChooseBlocks  # what they make lies in buffers of their own
+_APART = Gate | ReadHidden | ReadInput | PrepareHeads | PrepareLatents | MultiplyHeads | Attend
+_WRITTEN_OVER: dict[type[Operation], str] = {
+    Gate: "y",
+    Convolve: "x",  # products of it and of what comes before
+    PrepareHeads: "x",
+    PrepareLatents: "queries",
+    Pool: "values",
+}
 _SUMS = FeedExperts | FeedMoreExperts | AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to
 
@@ -65,12 +83,9 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
         copies |= {value: Value(value.width) for value in new}
         made += [Normalize(value, None, copies[value]) for value in new]
         given = operation.with_values({value: copies[value] for value in moved})
-        if isinstance(given, Gate | Convolve) and _writes_over(operation, later):
-            written = given.y if isinstance(given, Gate) else given.x[0]
-            own = Value(written.width)
-            made.append(Normalize(written, None, own))
-            given = evolve(given, y=own) if isinstance(given, Gate) else evolve(given, x=(own,))
-        made.append(given)
+        own = {value: Value(value.width) for value in _written_over(given) if _is_needed(value, given, later)}
+        made += [Normalize(value, None, copy) for value, copy in own.items()]
+        made.append(_with_own(given, own))
         if isinstance(operation, ScaleToLength):  # which computes in place
             copies = {value: copy for value, copy in copies.items() if value.root is not operation.x.root}
         elif isinstance(operation, Recur):
@@ -78,15 +93,35 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
     return made
 
 
-def _writes_over(operation: Operation, later: Sequence[Value]) -> bool:
-    """Whether an operation writes over what it, or one after it, reads: a gate its y, a convolution of products its x."""
+def _in_place(operation: Operation) -> list[tuple[Value, Value]]:
+    """The values that an operation makes in the place of others, with these."""
     if isinstance(operation, Gate):
-        y, others = operation.y, [each for each in (operation.gates, operation.values) if each is not None]
-        return y.whole is not None or any(y.overlaps(each) for each in (*others, *later))
-    if isinstance(operation, Convolve) and operation.before is not None:
-        x, others = operation.x[0], [each for each in (operation.before, operation.after) if each is not None]
-        return any(x.overlaps(each) for each in (*others, *later))
-    return False
+        return [(operation.out, operation.y)]
+    return list(zip(operation.out, operation.x, strict=True)) if isinstance(operation, PrepareHeads) else []
+
+
+def _written_over(operation: Operation) -> tuple[Value, ...]:
+    """The values that an operation reads and writes over."""
+    name = _WRITTEN_OVER.get(type(operation))
+    if name is None or (isinstance(operation, Convolve) and operation.before is None):
+        return ()
+    written = getattr(operation, name)
+    return written if isinstance(written, tuple) else (written,)
+
+
+def _with_own(operation: Operation, own: Mapping[Value, Value]) -> Operation:
+    """An operation that writes over copies of some values."""
+    if not own:
+        return operation
+    name, written = _WRITTEN_OVER[type(operation)], tuple(own.get(value, value) for value in _written_over(operation))
+    return evolve(operation, **{name: written if isinstance(getattr(operation, name), tuple) else written[0]})
+
+
+def _is_needed(value: Value, operation: Operation, later: Sequence[Value]) -> bool:
+    """Whether the operation that writes over a value reads it elsewhere, or one after it does."""
+    others = list(operation.read)
+    others.remove(value)
+    return (isinstance(operation, Gate) and value.whole is not None) or any(value.overlaps(each) for each in (*others, *later))
 
 
 @frozen
@@ -113,11 +148,10 @@ class _Lie:
         landing = products | {each.out for each in operations if isinstance(each, _SUMS)}
         padded = {value for value in products if value.width % PANEL_ROWS}
         for each in operations:
-            if isinstance(each, Gate) and each.y in padded:
-                padded.add(each.out)
-        dense = [each for each in operations if isinstance(each, Multiply | FeedExperts | AddWeighed)]
+            padded.update(out for out, x in _in_place(each) if x in padded)
+        dense = [each for each in operations if isinstance(each, Multiply | MultiplyHeads | FeedExperts | AddWeighed)]
         apart = landing | {value.root for each in dense for value in each.read}
-        apart |= {each.out for each in operations if isinstance(each, Gate | ReadHidden | ReadInput)}
+        apart |= {value for each in operations if isinstance(each, _APART) for value in each.made}
         return cls(norms, landing, padded, apart)
 
     def is_misplaced(self, value: Value, operation: Operation, later: Sequence[Value]) -> bool:
@@ -126,6 +160,10 @@ class _Lie:
         match operation:
             case Multiply() | FeedExperts():
                 is_norm, is_odd = False, is_part or value in self.padded
+            case Join():
+                is_norm, is_odd = False, False
+            case MultiplyHeads():
+                is_odd = is_part or value in self.padded
             case AddWeighed():
                 is_norm, is_odd = is_norm and value is not operation.x, is_part
             case Add():
@@ -134,11 +172,23 @@ class _Lie:
                 is_odd = value.root in self.apart
             case Convolve():
                 is_gated = operation.before is not None or operation.after is not None
-                lie_apart = len({each.root for each in operation.read}) > 1 or _writes_over(operation, later)
+                lie_apart = len({each.root for each in operation.read}) > 1 or any(
+                    _is_needed(each, operation, later) for each in _written_over(operation)
+                )
                 is_odd = is_gated and lie_apart
             case _:
                 is_odd = False
         return is_norm or is_odd
+
+
+def _width(operation: Operation, value: Value) -> int:
+    """Floats of a row of a value: what kernels read of latents is padded, head by head."""
+    if isinstance(operation, PrepareLatents):
+        n_latent = operation.norm.size
+        return operation.keys.n * (up(n_latent, PART) + up(operation.latents.width - n_latent, PART))
+    if isinstance(operation, Attend) and operation.values is None:
+        return operation.n_heads * up(value.width // operation.n_heads, PART)
+    return value.width
 
 
 class Layout:
@@ -166,7 +216,7 @@ class Layout:
             if isinstance(each, Recur):
                 self._add_row(each)
         for i, each in enumerate(operations):
-            if isinstance(each, Route) or (isinstance(each, Normalize) and each.x in kept):
+            if isinstance(each, _PLACELESS) or (isinstance(each, Normalize) and each.x in kept):
                 continue
             if isinstance(each, ReadInput):
                 width = each.out.width
@@ -175,11 +225,12 @@ class Layout:
             if isinstance(each, ReadHidden):
                 self._at[each.out] = (HIDDEN, 0, each.out.width)
                 continue
+            for out, x in _in_place(each):
+                name, column, stride = self._at[x.root]
+                self._at[out] = (name, column + x.first, stride)
             for value in each.made:
-                if isinstance(each, Gate):  # which is computed in place
-                    self._at[value] = self._at[each.y.root]
-                elif value not in self._at and value not in self.added:
-                    stride = up(value.width, PANEL_ROWS) if value in products else value.width
+                if value not in self._at and value not in self.added:
+                    stride = up(value.width, PANEL_ROWS) if value in products else _width(each, value)
                     self._at[value] = (self._buffer(stride, "early value" if i < n_early else "value"), 0, stride)
 
     def place(self, value: Value, buffers: Mapping[str, int]) -> Place:

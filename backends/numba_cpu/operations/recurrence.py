@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.blocks.recurrent import place_convolution
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Activation, GateKind
@@ -32,6 +32,11 @@ __all__ = [
     "ScaleToLengthEmitter",
 ]
 
+_FUNCTIONS: dict[Activation | GateKind, int] = {
+    Activation.SILU: recurrent_ends.SILU,
+    GateKind.SIGMOID: recurrent_ends.SIGMOID,
+    GateKind.SOFTPLUS: recurrent_ends.SOFTPLUS,
+}
 _GROUP = 256  # values that a thread gates at once where no norm says how many
 
 
@@ -173,8 +178,8 @@ class RecurEmitter(OperationEmitter):
 
     operation: Recur
 
-    def __init__(self, operation: Recur) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: Recur, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._kernel = _recurrence_kernel(operation.heads)
 
     def kernels(self) -> Sequence[Any]:
@@ -224,11 +229,13 @@ class GateEmitter(OperationEmitter):
 
     operation: Gate
 
-    def __init__(self, operation: Gate) -> None:
-        super().__init__(operation)
-        if operation.activation not in (Activation.SILU, GateKind.SIGMOID):
+    def __init__(self, operation: Gate, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self._n_gates = operation.gates.width
+        if operation.activation not in _FUNCTIONS or (operation.norm is not None and self._n_gates != operation.y.width):
             raise UnsupportedError(
-                f"gates through {operation.activation.name}, expected SILU or SIGMOID; use backend reference"
+                f"{self._n_gates} gates of {operation.y.width} values through {operation.activation.name}, expected SILU, "
+                "SIGMOID or SOFTPLUS, and with a norm a gate for each value; use backend reference"
             )
 
     def kernels(self) -> Sequence[Any]:
@@ -237,10 +244,11 @@ class GateEmitter(OperationEmitter):
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
-        gate, size = self.operation, self.operation.y.width
+        gate, size, is_by_group = self.operation, self.operation.y.width, self._n_gates < self.operation.y.width
         skip = 0
         if gate.skip is not None:
             skip = placed.arena.keep(np.repeat(_floats(gate.skip, placed), size // gate.skip.size), "weights")
+        group = _GROUP if gate.norm is None else gate.norm.size
         self._fields = {
             "y": placed.at(gate.y),
             "size": size,
@@ -248,9 +256,10 @@ class GateEmitter(OperationEmitter):
             "values": placed.at(gate.y if gate.values is None else gate.values),
             "gates": placed.at(gate.gates),
             "norm": placed.weights.norm(gate.norm),
-            "group": _GROUP if gate.norm is None else gate.norm.size,
+            "group": size // self._n_gates if is_by_group else group,
             "is_gated_first": gate.is_gated_first,
-            "is_sigmoid": gate.activation is GateKind.SIGMOID,
+            "function": _FUNCTIONS[gate.activation],
+            "is_by_group": is_by_group,
         }
 
     def emit(self, tape: Tape) -> None:

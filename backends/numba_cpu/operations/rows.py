@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import activation_bytes
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Norm
-    from augury.lowering import Activate, Add, Begin, Constant, Join, Multiply, Normalize
+    from augury.lowering import Activate, Add, Begin, Constant, Join, Multiply, Normalize, Value
     from augury.lowering.rewrites import MultiplyActivated
 
 __all__ = [
@@ -47,13 +47,17 @@ class NormalizeEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
-        x, norm = operation.x, operation.norm
-        if (kept := tape.kept.get(x.root)) is None:
-            at, apart = placed.at(x), 0
-        else:  # which may be a thread's own, and of which it takes its part
-            at, apart = Place(kept.address + 4 * x.first, kept.width), kept.stride
         to = Place(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
-        _place(tape, "norm" if norm else "copying rows", at, to, x.width, norm=norm, apart=apart)
+        at, apart = _source(operation.x, placed, tape)
+        work = "norm" if operation.norm else "copying rows"
+        _place(tape, work, at, to, operation.x.width, norm=operation.norm, apart=apart)
+
+
+def _source(x: Value, placed: Placed, tape: Tape) -> tuple[Place, int]:
+    """Where rows lie, and bytes from those of a thread to the next one's: norms of x, of which each takes its part."""
+    if (kept := tape.kept.get(x.root)) is None:
+        return placed.at(x), 0
+    return Place(kept.address + 4 * x.first, kept.width), kept.stride
 
 
 def _place(tape: Tape, work: str, x: Place, to: Place, size: int, *, norm: Norm | None = None, apart: int = 0) -> None:
@@ -68,8 +72,8 @@ class ResidualNormEmitter(OperationEmitter):
 
     operation: Normalize
 
-    def __init__(self, operation: Normalize, *, waits: bool) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: Normalize, scope: Scope, *, waits: bool) -> None:
+        super().__init__(operation, scope)
         self._waits = waits
 
     def emit(self, tape: Tape) -> None:
@@ -105,8 +109,8 @@ class ActivateEmitter(OperationEmitter):
     operation: Activate
     needs_no_barrier = True
 
-    def __init__(self, operation: Activate) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: Activate, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._kernel = activate_kernel(**_kind(operation))
 
     def kernels(self) -> Sequence[Any]:
@@ -155,8 +159,8 @@ class JoinEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
-            part = Place(to.address + 4 * column, to.stride)
-            _place(tape, "copying rows", self.placed.at(value), part, value.width)
+            (x, apart), part = _source(value, self.placed, tape), Place(to.address + 4 * column, to.stride)
+            _place(tape, "joining rows", x, part, value.width, apart=apart)
             column += value.width
 
 
@@ -204,8 +208,8 @@ class MultiplyActivatedEmitter(OperationEmitter):
 
     operation: MultiplyActivated
 
-    def __init__(self, operation: MultiplyActivated) -> None:
-        super().__init__(operation)
+    def __init__(self, operation: MultiplyActivated, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._kernel = multiply_activated_kernel(**_kind(operation.activate))
 
     def kernels(self) -> Sequence[Any]:

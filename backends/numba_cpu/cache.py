@@ -1,0 +1,99 @@
+"""What slots keep of positions: see `Block.cached`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.store import (
+    MovedCache,
+    move_keys_kernel,
+    move_rows_kernel,
+    put_key_kernel,
+    put_row_kernel,
+)
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import memory_at, up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.types import ModelOptions
+
+__all__ = ["Cache", "to_move"]
+
+_BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
+
+
+class Cache:
+    """A row of each head in every cell of every slot, of numbers as a cache type keeps them.
+
+    Attributes:
+        kind: The cache type.
+        n_heads: How many heads a cell has.
+        size: Numbers of a row.
+        is_of_keys: Whether rows lie 16 by 16, number by number, as attention reads keys.
+        length: Cells of a slot.
+        n_rows: Rows from one head of a slot to the next.
+        first: The row of the first cell.
+        address: Where they lie, once they have a place.
+    """
+
+    address: int
+
+    def __init__(self, kind: str, n_heads: int, size: int, options: ModelOptions) -> None:
+        self.kind, self.n_heads, self.size = getattr(options, kind, kind), n_heads, size
+        self.is_of_keys = False
+        self._n_slots = options.n_slots
+        self.length = self.n_rows = up(options.n_ctx, _BLOCK)
+        self.first = 0
+        self._before: Cache | None = None
+
+    def follow(self, other: Cache) -> None:
+        """Lie after the rows of another cache, slot by slot: a list of cells can name both."""
+        self._before, self.first = other, self.length
+        self.n_rows = other.n_rows = 2 * self.length
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.size * BYTES[self.kind] // LANES if self.is_of_keys else up(self.size, LANES) // LANES * BYTES[self.kind]
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of a cell."""
+        return self.n_heads * self.row_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self._n_slots * self.length * self.bytes_per_position
+
+    @property
+    def put(self) -> Any:
+        """The kernel that keeps a row."""
+        return put_key_kernel(self.kind) if self.is_of_keys else put_row_kernel(self.kind)
+
+    def place(self, arena: Arena) -> None:
+        """Allocate it."""
+        n_bytes = self._n_slots * self.n_rows * self.bytes_per_position
+        self.address = arena.zeros(n_bytes, "KV cache") if self._before is None else self._before.address
+
+    def slot_memory(self, slot: int, head: int, n: int) -> np.ndarray:
+        """A view of a head's rows of the first n cells; keys lie in blocks of 16."""
+        n = up(n, LANES) if self.is_of_keys else n
+        start = (slot * self.n_heads + head) * self.n_rows + self.first
+        return memory_at(self.address + start * self.row_bytes, n * self.row_bytes)
+
+
+def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:
+    """The kernels that copy cells, and the caches of each, see `MovedCache`."""
+    by_kernel: dict[Any, list[MovedCache]] = {}
+    for each in caches:
+        kernel, size = (move_keys_kernel(each.kind), each.size) if each.is_of_keys else (move_rows_kernel(), each.row_bytes)
+        moved = MovedCache(address=each.address, size=size, n_heads=each.n_heads, n_rows=each.n_rows, first=each.first)
+        by_kernel.setdefault(kernel, []).append(moved)
+    return [(kernel, table(moved)) for kernel, moved in by_kernel.items()]

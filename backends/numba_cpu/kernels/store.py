@@ -1,0 +1,99 @@
+"""The way into caches of positions, and from cell to cell in them; `cache_type.py` says how rows lie."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.simd import get_i64
+from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import Record
+
+
+@struct
+class MovedCache:
+    """A cache whose cells move."""
+
+    address: int
+    size: int  # bytes of a row, or numbers of a key
+    n_heads: int
+    n_rows: int  # from one head of a slot to the next
+    first: int  # the row of cell 0
+
+
+@struct
+class Move(Record):
+    """Operands of kernels that copy rows from cell to cell."""
+
+    caches: Any = pointer_to(MovedCache)
+    n_caches: int
+    moves: int  # (n_moves, 3) int64 of slot, from, to, address
+    n_moves: int
+
+
+@cache
+def put_key_kernel(kind: str) -> Any:
+    """Make the kernel that keeps a key of keys that lie 16 by 16."""
+    put, n_bytes = store_key(kind), BYTES[kind]
+
+    def put_key(x, kept, row, size, scratch):
+        put(x, kept + n_bytes * size * (row // LANES), row % LANES, size, scratch)
+
+    put_key.__name__ = put_key.__qualname__ = f"put_key_{kind}"
+    return kernel(put_key)
+
+
+@cache
+def put_row_kernel(kind: str) -> Any:
+    """Make the kernel that keeps a row of rows that lie one after the other."""
+    put, n_bytes = store_value(kind), BYTES[kind]
+
+    def put_row(x, kept, row, size, scratch):
+        put(x, kept + n_bytes * ((size + LANES - 1) // LANES) * row, size, scratch)
+
+    put_row.__name__ = put_row.__qualname__ = f"put_row_{kind}"
+    return kernel(put_row)
+
+
+def _move_kernel(copy: Any, name: str) -> Any:
+    def move(record, state, thread, n_threads):
+        n = record.n_caches
+        for index in range(n * thread // n_threads, n * (thread + 1) // n_threads):
+            cached = record.caches[index]
+            for number in range(record.n_moves):
+                place = record.moves + 24 * number
+                for run in range(get_i64(place) * cached.n_heads, (get_i64(place) + 1) * cached.n_heads):
+                    start = run * cached.n_rows + cached.first
+                    copy(cached.address, cached.size, start + get_i64(place + 8), start + get_i64(place + 16))
+
+    move.__name__ = move.__qualname__ = name
+    move.__doc__ = "Copy rows from cell to cell."
+    return kernel(move, record=Move)
+
+
+@cache
+def move_keys_kernel(kind: str) -> Any:
+    """Make the kernel that moves keys that lie 16 by 16."""
+    copy, n_bytes = copy_key(kind), BYTES[kind]
+
+    @helper
+    def copy_from(kept, size, source, target):
+        here, there = kept + n_bytes * size * (source // LANES), kept + n_bytes * size * (target // LANES)
+        copy(here, source % LANES, there, target % LANES, size)
+
+    return _move_kernel(copy_from, f"move_keys_{kind}")
+
+
+@cache
+def move_rows_kernel() -> Any:
+    """Make the kernel that moves rows that lie one after the other."""
+
+    @helper
+    def copy_row(kept, size, source, target):
+        for i in range(size):
+            simd.put_u8(kept + size * target + i, simd.get_u8(kept + size * source + i))
+
+    return _move_kernel(copy_row, "move_rows")

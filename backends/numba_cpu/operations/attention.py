@@ -1,0 +1,172 @@
+"""Heads that are prepared and kept, and attention to what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.heads import place_steps, table_of
+from augury.backends.numba_cpu.kernels import attention_layer, head
+from augury.backends.numba_cpu.kernels.attention import attend_kernel
+from augury.backends.numba_cpu.kernels.bend import bend_scores
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.profile import Work
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.lowering import Attend, PrepareHeads, Value
+
+__all__ = ["AttendEmitter", "PrepareHeadsEmitter"]
+
+_NO_WINDOW = 1 << 40
+_BLOCK = 64  # numbers that rows of chosen cells are gathered by
+
+
+class PrepareHeadsEmitter(OperationEmitter):
+    """Prepares heads in place, and keeps them where there is a cache."""
+
+    operation: PrepareHeads
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i).put for i in self._kept))
+
+    def tables(self) -> Mapping[Hashable, int]:
+        """See `OperationEmitter.tables`."""
+        n_ctx = self.scope.options.n_ctx
+        return {key: size for steps in self.operation.steps for key, size in table_of(steps.rope, n_ctx).items()}
+
+    def place(self, placed: Placed) -> None:
+        """See `OperationEmitter.place`."""
+        operation, arena, n_ctx, parts = self.operation, placed.arena, self.scope.options.n_ctx, []
+        self._n_heads = 0
+        for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
+            n_heads, kept = x.width // dim, head.NOT_KEPT
+            if place is not None:
+                cache = self.scope.cache(place)
+                kept = {"put": address(cache.put), "kept": cache.address, "n_rows": cache.n_rows, "first": cache.first}
+            done = place_steps(steps, placed.weights, arena, n_ctx)
+            parts.append(head.HeadPart(x=placed.at(x), n_heads=n_heads, size=dim, steps=done, **kept))
+            self._n_heads += n_heads
+        self._parts = arena.keep(table(parts), "scratch")
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        work = Work("storing keys and values" if self._kept else "preparing heads")
+        operands = {"prepare_head": address(head.prepare_head), "parts": self._parts, "n_heads": self._n_heads}
+        tape.add(work, head.prepare_heads, **operands)
+
+    @property
+    def written(self) -> tuple[Value, ...]:
+        """See `OperationEmitter.written`."""
+        return (*self.operation.x, *self.operation.out)
+
+    @property
+    def _kept(self) -> list[int]:
+        return [place for place in self.operation.caches if place is not None]
+
+
+class AttendEmitter(OperationEmitter):
+    """Attends to keys and values, or to rows that are both, in all cells that tokens see or in listed ones."""
+
+    operation: Attend
+
+    def __init__(self, operation: Attend, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self._keys = keys = scope.cache(operation.keys, operation.source)
+        self._values = values = None if operation.values is None else scope.cache(operation.values, operation.source)
+        keys.is_of_keys = values is not None
+        self._value_dim = operation.out.width // operation.n_heads
+        if values is None:
+            self._value_dim = up(self._value_dim, attention_layer.PART)
+            if keys.size % attention_layer.PART:
+                raise UnsupportedError(
+                    f"attention to rows of {keys.size} values, expected a multiple of {attention_layer.PART}; use backend "
+                    "reference"
+                )
+        if operation.choice is not None:
+            _check_sparse(operation, keys.size if values is not None else 0, self._value_dim)
+        kinds = (keys.kind, keys.kind if values is None else values.kind)
+        self._kernel = attend_kernel(*kinds, is_latent=values is None, is_sparse=operation.choice is not None)
+        if operation.pooled is not None:
+            scope.cache(operation.pooled).follow(keys)
+        self._n_cells = (
+            scope.options.n_ctx if operation.choice is None else scope.n_listed.get(operation.choice, scope.options.n_ctx)
+        )
+        self._bends_scores = operation.softcap is not None or operation.slopes is not None
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (self._kernel, *[bend_scores] * self._bends_scores)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        lists = {} if self.operation.choice is None else list_buffers(self._n_cells, 1)
+        return {
+            **lists,
+            "parts of attention": attention_layer.parts_bytes(self._value_dim, self._n_cells, n_threads),
+            "counts of attention": attention_layer.counts_bytes(n_threads),
+        }
+
+    def scratch_bytes(self) -> int:
+        """See `OperationEmitter.scratch_bytes`."""
+        return attention_layer.scratch_bytes(self._keys.size, self._value_dim)
+
+    def place(self, placed: Placed) -> None:
+        """Write what the kernel needs to know."""
+        operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
+        values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
+        lists = NO_LISTS if operation.choice is None else list_places(self._n_cells, buffers)
+        layer = attention_layer.AttentionLayer(
+            q=placed.at(operation.queries),
+            out=placed.at(operation.out).address,
+            d=keys.size,
+            dv=self._value_dim,
+            value_row=up(values.size, LANES),
+            n_heads=operation.n_heads,
+            n_kv_heads=keys.n_heads,
+            keys=keys.address,
+            values=values.address,
+            n_rows=keys.n_rows,
+            scale=operation.scale,
+            window=operation.window or _NO_WINDOW,
+            chunk=operation.chunk or 0,
+            sinks=0 if sinks is None else placed.weights.vector(sinks.weight, sinks.size),
+            bend=address(bend_scores) if self._bends_scores else 0,
+            cap=operation.softcap or 0.0,
+            slopes=0 if slopes is None else arena.keep(np.array(slopes, np.float32), "scratch"),
+            parts=buffers["parts of attention"],
+            counts=buffers["counts of attention"],
+            lists=lists,
+        )
+        self._layer = arena.keep(table([layer]), "scratch")
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        keys, values, n_heads = self._keys, self._values, self.operation.n_heads
+        n_bytes = keys.n_heads * keys.size * BYTES[keys.kind] // LANES
+        if values is not None:
+            n_bytes += values.n_heads * values.size * BYTES[values.kind] // LANES
+        n_work = n_heads * (keys.size + self._value_dim)
+        work = Work("attention", bytes_per_position=n_bytes, multiply_adds_per_position=n_work)
+        tape.add(work, self._kernel, layer=self._layer)
+
+
+def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
+    """Refuse what goes by positions or sizes that a list of cells does not have."""
+    odd = [name for name in ("window", "chunk", "slopes", "source") if getattr(operation, name) is not None]
+    if key_dim and (odd or key_dim % _BLOCK or value_dim % _BLOCK):
+        found = f"with {odd[0]}" if odd else f"of heads of {key_dim} and {value_dim} values"
+        raise UnsupportedError(
+            f"attention {found} to what an indexer chooses, expected no window or slopes, and heads of a multiple of {_BLOCK} "
+            "values; use backend reference"
+        )

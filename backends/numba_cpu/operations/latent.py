@@ -1,0 +1,183 @@
+"""Latent rows that are kept, queries that ask for them, and products of heads with a matrix each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.numba_cpu.heads import place_steps, table_of
+from augury.backends.numba_cpu.kernels import head, latent
+from augury.backends.numba_cpu.kernels.attention_layer import PART
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.layout import Place
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import row_bytes
+from augury.backends.numba_cpu.weights import panels_of
+from augury.blocks import Preparation
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.blocks import Matrices
+    from augury.lowering import MultiplyHeads, PrepareLatents
+
+__all__ = ["MultiplyHeadsEmitter", "PrepareLatentsEmitter"]
+
+_PRODUCTS = "products of heads"
+
+
+class PrepareLatentsEmitter(OperationEmitter):
+    """Keeps latents and what is turned, each padded, and lays queries out likewise."""
+
+    operation: PrepareLatents
+
+    def __init__(self, operation: PrepareLatents, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self._n_turned = operation.latents.width - operation.norm.size
+        self._padded, cache = up(operation.norm.size, PART), scope.cache(operation.cache)
+        cache.size = self._size = self._padded + up(self._n_turned, PART)
+        self._sharpens = operation.temperature is not None
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        own = (latent.prepare_kernel(self.scope.cache(self.operation.cache).kind), head.prepare_head)
+        return (*own, *[head.prepare_heads] * self._sharpens, latent.multiply_heads, latent.quantize_heads)
+
+    def scratch_bytes(self) -> int:
+        """See `OperationEmitter.scratch_bytes`: of rows that are quantised, or of a row that is stored."""
+        return max(4 * MAX_TOKENS * self.operation.keys.n_in, 4 * self._size + 256)
+
+    def tables(self) -> Mapping[Hashable, int]:
+        """See `OperationEmitter.tables`."""
+        return table_of(self.operation.rope, self.scope.options.n_ctx)
+
+    def place(self, placed: Placed) -> None:
+        """Write what the kernels need to know."""
+        super().place(placed)
+        operation, n_heads, cache = self.operation, self.operation.keys.n, self.scope.cache(self.operation.cache)
+        turned = Preparation(norm=operation.turned_norm, rope=operation.rope)
+        steps = (Preparation(norm=operation.norm), Preparation(rope=operation.rope), turned)
+        norm, turn, turn_kept = (place_steps(each, placed.weights, placed.arena, self.scope.options.n_ctx) for each in steps)
+        queries, latents, out = (placed.at(value) for value in (operation.queries, operation.latents, operation.out))
+        self._head_dim = operation.queries.width // n_heads
+        layer = latent.LatentLayer(
+            queries=queries,
+            head_dim=self._head_dim,
+            n_plain=operation.keys.n_in,
+            latents=latents,
+            n_latent=operation.norm.size,
+            padded=self._padded,
+            n_turned=self._n_turned,
+            norm=norm,
+            turn=turn,
+            turn_kept=turn_kept,
+            prepare_head=address(head.prepare_head),
+            out=out,
+            size=self._size,
+            n_heads=n_heads,
+            kept=cache.address,
+            n_rows=cache.n_rows,
+        )
+        self._layer = placed.arena.keep(table([layer]), "scratch")
+        sharpening = Preparation(temperature=operation.temperature)
+        factors = place_steps(sharpening, placed.weights, placed.arena, self.scope.options.n_ctx)
+        part = head.HeadPart(x=queries, n_heads=n_heads, size=self._head_dim, steps=factors, **head.NOT_KEPT)
+        self._part = placed.arena.keep(table([part]), "scratch")
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, placed = self.operation, self.placed
+        queries, out = placed.at(operation.queries), placed.at(operation.out)
+        if self._sharpens:
+            operands = {"prepare_head": address(head.prepare_head), "parts": self._part, "n_heads": operation.keys.n}
+            tape.add(Work("preparing heads"), head.prepare_heads, **operands)
+        keys = _quantise_heads(tape, placed.arena, operation.keys, queries, self._head_dim, (out.address, self._size))
+        kernel = latent.prepare_kernel(self.scope.cache(operation.cache).kind)
+        tape.add(Work("storing latents"), kernel, layer=self._layer)
+        tape.waits = False  # the next record reads nothing of this one, or only what the same thread wrote
+        _multiply_heads(tape, operation.keys, keys)
+
+
+class MultiplyHeadsEmitter(OperationEmitter):
+    """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
+
+    operation: MultiplyHeads
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `OperationEmitter.buffers`."""
+        return {_PRODUCTS: row_bytes(self.operation.matrices.n * self._padded)} if self._is_padded else {}
+
+    def scratch_bytes(self) -> int:
+        """See `OperationEmitter.scratch_bytes`: of rows that are quantised."""
+        return 4 * MAX_TOKENS * self.operation.matrices.n_in
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        part, placed = self.operation.matrices, self.placed
+        x, to = placed.at(self.operation.x), placed.at(self.operation.out).address
+        made = placed.buffers[_PRODUCTS] if self._is_padded else to
+        place = _quantise_heads(tape, placed.arena, part, x, x.stride // part.n, (made, self._padded))
+        _multiply_heads(tape, part, place)
+        if self._is_padded:
+            rows = {"x": Place(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
+            tape.add(Work("gathering rows"), latent.gather_parts, **rows, y=to)
+
+    @property
+    def _padded(self) -> int:
+        return up(self.operation.matrices.n_out, PANEL_ROWS)  # whole panels are written
+
+    @property
+    def _is_padded(self) -> bool:
+        return self._padded != self.operation.matrices.n_out
+
+
+def _quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: Place, head_dim: int, y: tuple[int, int]) -> int:
+    """Write what products of heads need first; returns what the products themselves need to know.
+
+    Args:
+        tape: To write on.
+        arena: Where what they need to know is kept.
+        part: A matrix for each head.
+        x: The rows of heads.
+        head_dim: Floats from one head to the next.
+        y: Where products go, floats of one in whole panels.
+    """
+    weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
+    matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
+    activation = weights.activation(part)
+    matrices = latent.HeadMatrices(
+        kernel=weights.address(matrix.kind, "matmul"),
+        matrix=matrix.address,
+        n_cols=part.n_in,
+        n_panels=up(part.n_out, PANEL_ROWS) // PANEL_ROWS,
+        stored_panels=n_stored,
+        first_panel=first,
+        operands=tape.space.operand(activation, part.n_in, part.n),
+        operand_bytes=activation_bytes(activation, 1, part.n_in),
+        y=to,
+        ldy=part.n * head_y,
+        head_y=head_y,
+        n_heads=part.n,
+    )
+    place = arena.keep(table([matrices]), "scratch")
+    quantize = {"heads": place, "quantize": weights.address(matrix.kind, "quantize"), "x": x, "head_dim": head_dim}
+    tape.add(Work("quantising activations"), latent.quantize_heads, **quantize, is_private=private)
+    return place
+
+
+def _multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
+    """Write the products of heads with their matrices."""
+    matrix = tape.weights.matrix(part)
+    n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
+    work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
+    tape.add(work, latent.multiply_heads, heads=place)

@@ -1,0 +1,107 @@
+"""A block that is computed by its operations: what it keeps, and its values in a pass."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import field, frozen
+
+from augury.backends.reference.cache import LayerCache
+from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
+from augury.lowering import Attend, Convolve, Recur
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from augury.backends.reference.weights import Weights
+    from augury.batch import Batch, Tree
+    from augury.blocks import Block
+    from augury.lowering import Value
+    from augury.types import ModelOptions
+
+__all__ = ["Choice", "LoweredBlock", "Run"]
+
+Choice = list[tuple[np.ndarray, np.ndarray]]
+"""Of each token, which positions take part (lists, T), and the last positions of blocks whose pooled rows do."""
+
+
+class LoweredBlock(LayerStates):
+    """A block's operations, and what they keep of slots.
+
+    Attributes:
+        cache: Of positions, as `Block.cached` says.
+        sources: Layers whose caches it reads.
+    """
+
+    def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
+        build = block.lowered(n_embd)
+        self.x, self.before, self.embedded, self.last_choice = build.x, build.before, build.embedded, build.last_choice
+        self.operations = build.operations
+        advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
+        for each in self.operations:
+            if isinstance(each, Recur):
+                a = None if each.a is None else weights.vector(each.a.weight).T
+                advances[each.state] = partial(advance_heads, each.heads, a)
+        self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
+        self.cache = LayerCache(block, options, weights)
+        self.sources = {each.source for each in self.operations if isinstance(each, Attend) and each.source is not None}
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of states and of what is kept of positions."""
+        return super().n_bytes + self.cache.n_bytes
+
+    def begin(self, batch: Batch) -> None:
+        """Do what a pass begins with."""
+        super().begin(batch)
+        self.cache.begin(batch)
+
+    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
+        """Views of what is kept of a slot."""
+        return [*self.cache.slot_memory(slot, n), *super().slot_memory(slot, n)]
+
+
+@frozen(eq=False)
+class Run:
+    """One block in one pass: arrays (n, width) float64 by value."""
+
+    weights: Weights
+    block: LoweredBlock
+    batch: Batch
+    tree: Tree | None
+    inputs: np.ndarray
+    added: np.ndarray
+    arrays: dict[Value, np.ndarray]
+    sources: Mapping[int, LayerCache]  # caches of other layers
+    chosen: list[Choice]  # by the last layer that chooses; it is put in its place
+    choices: dict[Value, Choice] = field(factory=dict)
+    routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
+    begun: list[np.ndarray] = field(factory=list)  # what residual streams become
+
+    def choice(self, value: Value) -> Choice:
+        """What is chosen, by this block or by the last layer that did."""
+        return self.chosen[0] if value is self.block.last_choice else self.choices[value]
+
+    def get(self, value: Value) -> np.ndarray:
+        """The rows of a value."""
+        array = self.arrays[value.root]
+        return array if value.whole is None else array[:, value.first : value.first + value.width]
+
+    def tokens(self) -> Iterator[tuple[int, int, int, np.ndarray]]:
+        """Of each token of the pass: slot, position, cell, and the cells (T,) of all positions up to its own."""
+        batch, tree = self.batch, self.tree
+        cells = batch.positions if tree is None else tree.cells
+        for i, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
+            yield slot, position, int(cells[i]), np.arange(position + 1) if tree is None else np.asarray(tree.seen(i))
+
+    def keep(self, cache: int, rows: np.ndarray) -> None:
+        """Keep rows (n, G, D) of the tokens, in a cache of the block."""
+        for (slot, _, cell, _), row in zip(self.tokens(), rows, strict=True):
+            self.block.cache.store_part(cache, slot, cell, row)
+
+    def choose(self, out: Value, choice: Choice) -> None:
+        """Say what is chosen, for this block and later ones."""
+        self.choices[out] = choice
+        self.chosen[:] = [choice]

@@ -1,0 +1,140 @@
+"""The operations of attention, for blocks that the backend has no function for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.reference.blocks import chosen_positions, sharpness
+from augury.backends.reference.formula import attend, rotate
+from augury.backends.reference.pooling import best_of, given_to_pool, pooled_row
+from augury.backends.reference.weights import each_normed
+from augury.lowering import Attend, Choose, ChooseBlocks, MultiplyHeads, Pool, PrepareHeads, PrepareLatents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from augury.backends.reference.lowered import Run
+    from augury.blocks import Preparation
+    from augury.lowering import Operation
+
+__all__ = ["ATTENTION"]
+
+
+def _prepare_heads(run: Run, each: PrepareHeads) -> None:
+    for x, size, steps, cache, out in zip(each.x, each.dims, each.steps, each.caches, each.out, strict=True):
+        rows = run.get(x)
+        heads = _prepared(run, rows.reshape(len(rows), -1, size), steps)
+        run.arrays[out] = heads.reshape(rows.shape)
+        if cache is not None:
+            run.keep(cache, heads)
+
+
+def _prepared(run: Run, heads: np.ndarray, steps: Preparation) -> np.ndarray:
+    """Heads (n, H, D) after what is done to them."""
+    positions = run.batch.positions
+    if steps.clamp is not None:
+        heads = heads.clip(-steps.clamp, steps.clamp)
+    before, after = (None, steps.norm) if steps.is_rope_first else (steps.norm, None)
+    heads = each_normed(heads, before, run.weights)
+    if steps.rope is not None:
+        heads = rotate(heads, positions, steps.rope)
+    heads = each_normed(heads, after, run.weights)
+    if steps.temperature is None:
+        return heads
+    return heads * np.array([sharpness(steps.temperature, p) for p in positions.tolist()])[:, None, None]
+
+
+def _prepare_latents(run: Run, each: PrepareLatents) -> None:
+    n_heads, n_plain, n_latent, positions = each.keys.n, each.keys.n_in, each.norm.size, run.batch.positions
+    latents = run.get(each.latents)
+    turned = each_normed(latents[:, n_latent:], each.turned_norm, run.weights)[:, None]
+    turned = turned if each.rope is None else rotate(turned, positions, each.rope)
+    run.keep(each.cache, np.concatenate([each_normed(latents[:, :n_latent], each.norm, run.weights)[:, None], turned], axis=2))
+    queries = run.get(each.queries).reshape(len(latents), n_heads, -1)
+    asked = [run.weights.product_of(each.keys, head, queries[:, head, :n_plain]) for head in range(n_heads)]
+    turned = queries[:, :, n_plain:] if each.rope is None else rotate(queries[:, :, n_plain:], positions, each.rope)
+    made = np.concatenate([np.stack(asked, axis=1), turned], axis=2)
+    if each.temperature is not None:
+        made *= np.array([sharpness(each.temperature, p) for p in positions.tolist()])[:, None, None]
+    run.arrays[each.out] = made.reshape(len(latents), -1)
+
+
+def _multiply_heads(run: Run, each: MultiplyHeads) -> None:
+    parts = np.split(run.get(each.x), each.matrices.n, axis=1)
+    run.arrays[each.out] = np.hstack([run.weights.product_of(each.matrices, i, part) for i, part in enumerate(parts)])
+
+
+def _attend(run: Run, each: Attend) -> None:
+    queries = run.get(each.queries).reshape(len(run.added), each.n_heads, -1)
+    value_dim = each.out.width // each.n_heads
+    sinks = None if each.sinks is None else run.weights.vector(each.sinks.weight)
+    cache = run.block.cache if each.source is None else run.sources[each.source]
+    mixed = np.empty((len(queries), each.n_heads, value_dim))
+    for token, (slot, position, _, path) in enumerate(run.tokens()):
+        first = 0 if each.window is None else max(0, position + 1 - each.window)
+        first = first if each.chunk is None else max(first, position // each.chunk * each.chunk)
+        takes_part, keys = np.arange(position + 1)[None] >= first, cache.seen_part(each.keys, slot, path)
+        values = keys[:, :, :value_dim] if each.values is None else cache.seen_part(each.values, slot, path)
+        if each.choice is not None:
+            chosen, ends = run.choice(each.choice)[token]
+            takes_part = takes_part & chosen
+            if each.pooled is not None:
+                rows = cache.seen_part(each.pooled, slot, path[ends])
+                keys, values = np.concatenate([keys, rows], axis=1), np.concatenate([values, rows[:, :, :value_dim]], axis=1)
+                takes_part = np.hstack([takes_part, np.ones((len(takes_part), len(ends)), bool)])
+        shape = (keys.shape[0], keys.shape[1])
+        mixed[token] = attend(each, queries[token], keys, values, sinks, np.broadcast_to(takes_part, shape))
+    run.arrays[each.out] = mixed.reshape(len(mixed), -1)
+
+
+def _choose(run: Run, each: Choose) -> None:
+    queries, made = run.get(each.queries), []
+    for token, (slot, position, _, path) in enumerate(run.tokens()):
+        (keys,) = run.block.cache.seen_part(each.keys, slot, path)
+        heads = queries[token].reshape(-1, keys.shape[1])
+        if each.weights is None:
+            chosen = chosen_positions(each, heads, keys, 0)
+        else:
+            best = best_of(heads, run.get(each.weights)[token], keys, each.n_chosen)
+            chosen = np.isin(np.arange(position + 1), best)[None]
+        made.append((chosen, np.empty(0, np.int64)))
+    run.choose(each.out, made)
+
+
+def _pool(run: Run, each: Pool) -> None:
+    products = [run.get(value) for value in (each.values, each.weights) if value is not None]
+    run.keep(each.to_pool, given_to_pool(each.pooling, run.weights, products, run.batch.positions.tolist())[:, None])
+    for slot, position, cell, path in run.tokens():
+        (kept,) = run.block.cache.seen_part(each.to_pool, slot, path)
+        row = pooled_row(each.pooling, run.weights, kept, position)
+        run.block.cache.store_part(each.pooled, slot, cell, row[None])
+
+
+def _choose_blocks(run: Run, each: ChooseBlocks) -> None:
+    made = []
+    for token, (slot, position, _, path) in enumerate(run.tokens()):
+        n_blocks, places = (position + 1) // each.size, np.arange(position + 1)
+        best = np.arange(n_blocks)
+        if each.queries is not None and each.keys is not None:
+            (keys,) = run.block.cache.seen_part(each.keys, slot, path[each.size - 1 :: each.size])
+            shares = None if each.weights is None else run.get(each.weights)[token]
+            best = best_of(run.get(each.queries)[token].reshape(-1, keys.shape[1]), shares, keys, each.n_chosen)
+        chosen = np.isin(places // each.size, [*best, n_blocks])
+        if each.window is not None:
+            chosen = places > position - each.window
+        made.append((chosen[None], (best + 1) * each.size - 1))
+    run.choose(each.out, made)
+
+
+ATTENTION: Mapping[type[Operation], Callable[[Run, Any], None]] = {
+    PrepareHeads: _prepare_heads,
+    PrepareLatents: _prepare_latents,
+    MultiplyHeads: _multiply_heads,
+    Attend: _attend,
+    Choose: _choose,
+    Pool: _pool,
+    ChooseBlocks: _choose_blocks,
+}
+"""What is computed here."""

@@ -1,0 +1,170 @@
+"""The operations of attention: what is done to heads, what is kept of positions, which of them take part, what is mixed.
+
+Caches are named by their places in `Block.cached()`. What is kept of a token is there for the operations after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.lowering.operation import Operation, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from augury.blocks.heads import Pooling, Preparation
+    from augury.blocks.parts import Matrices, Norm, Rope, Temperature, Vector
+
+__all__ = ["Attend", "Choose", "ChooseBlocks", "MultiplyHeads", "Pool", "PrepareHeads", "PrepareLatents"]
+
+
+@frozen(eq=False)
+class PrepareHeads(Operation):
+    """out[i] = x[i] with its heads prepared, which may be in place; those that have a cache are kept there."""
+
+    x: tuple[Value, ...]
+    dims: tuple[int, ...]  # values of a head
+    steps: tuple[Preparation, ...]
+    caches: tuple[int | None, ...]
+    out: tuple[Value, ...]
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        for x, dim, steps in zip(self.x, self.dims, self.steps, strict=True):
+            yield f"x, in heads of {dim},", x.width, max(x.width // dim, 1) * dim
+            yield "the norm of heads", dim if steps.norm is None else steps.norm.size, dim
+            n_turned = 0 if steps.rope is None else steps.rope.offset + 2 * len(steps.rope.frequencies)
+            yield "the turned part of heads", n_turned, min(n_turned, dim)
+
+    def cached(self) -> dict[int, int]:
+        """See `Operation.cached`."""
+        return {cache: x.width for cache, x in zip(self.caches, self.x, strict=True) if cache is not None}
+
+
+@frozen(eq=False)
+class PrepareLatents(Operation):
+    """out = (keys[h] a, rope(b)) for the query (a, b) of each head h, times the temperature.
+
+    Of latents (c, r), (norm(c), rope(turned_norm(r))) is kept. Shape letters are those of `LatentAttention`.
+    """
+
+    queries: Value  # H * (N + R)
+    latents: Value  # L + R
+    keys: Matrices
+    norm: Norm
+    turned_norm: Norm | None
+    rope: Rope | None
+    temperature: Temperature | None
+    cache: int
+    out: Value  # H * (L + R)
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        n_turned = self.latents.width - self.norm.size
+        yield "queries", self.queries.width, self.keys.n * (self.keys.n_in + n_turned)
+        yield "the products of heads", self.keys.n_out, self.norm.size
+
+    def cached(self) -> dict[int, int]:
+        """See `Operation.cached`."""
+        return {self.cache: self.latents.width}
+
+
+@frozen(eq=False)
+class MultiplyHeads(Operation):
+    """out = matrices[h] x[h] of each head h, or of each group of heads."""
+
+    x: Value
+    matrices: Matrices
+    out: Value
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "x", self.x.width, self.matrices.n * self.matrices.n_in
+
+
+@frozen(eq=False)
+class Attend(Operation):
+    """out = softmax(scale * q k^T) v by head, over what a token sees and, with a `choice`, what of that is chosen.
+
+    Scores, windows, chunks and sinks are those of `Attention`. Query head h reads head h // (H / G) of the caches. Rows of
+    the cache `pooled` take part as well where the choice names them.
+    """
+
+    queries: Value  # H * D
+    keys: int
+    values: int | None  # None: the first D_v numbers of keys
+    n_heads: int
+    scale: float
+    window: int | None
+    chunk: int | None
+    softcap: float | None
+    slopes: tuple[float, ...] | None
+    sinks: Vector | None
+    choice: Value | None
+    pooled: int | None
+    source: int | None  # a layer whose mixer keeps keys and values; None: the block does
+    out: Value  # H * D_v
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        n = self.n_heads
+        yield f"queries of {n} heads", self.queries.width, max(self.queries.width // n, 1) * n
+        yield "sinks", n if self.sinks is None else self.sinks.size, n
+        yield "slopes", n if self.slopes is None else len(self.slopes), n
+
+
+@frozen(eq=False)
+class Choose(Operation):
+    """out = the `n_chosen` blocks of `size` positions with the highest scores, of those that a token sees.
+
+    With weights a position's score is the sum of w_h * max(q_h · k, 0) over heads. Otherwise every head's products are scores
+    for a list of its own. A block's score is its largest. The last `n_local` blocks are chosen before all others; of equal
+    ones the earlier is.
+    """
+
+    queries: Value  # H_i * D_i
+    weights: Value | None  # H_i
+    keys: int
+    n_chosen: int
+    size: int
+    n_local: int
+    out: Value  # lists of positions, in a form of the backend's: one, or one for each KV head
+
+
+@frozen(eq=False)
+class Pool(Operation):
+    """Keep what a token gives to be pooled, and pool the block of positions that it ends; see `Pooling`."""
+
+    values: Value
+    weights: Value | None
+    pooling: Pooling
+    to_pool: int
+    pooled: int
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield from (("x", x.width, self.pooling.values.n_out) for x in (self.values, self.weights) if x is not None)
+
+    def cached(self) -> dict[int, int]:
+        """See `Operation.cached`."""
+        return {self.to_pool: self.pooling.n_kept, self.pooled: self.pooling.width}
+
+
+@frozen(eq=False)
+class ChooseBlocks(Operation):
+    """out = the `n_chosen` whole blocks of `size` positions with the highest scores by pooled keys; all blocks without queries.
+
+    A block's score is the sum of w_h * max(q_h · key, 0) over heads, w is 1 / sqrt(D_i) without weights; of equal ones the
+    earlier is chosen. Lists have the positions of these blocks and those after the last whole block. With a `window`, they have
+    the last so many positions instead, and the blocks' pooled rows.
+    """
+
+    queries: Value | None  # H_i * D_i
+    weights: Value | None  # H_i
+    keys: int | None  # pooled ones
+    size: int
+    n_chosen: int
+    window: int | None
+    out: Value  # as that of `Choose`; those of KV heads are equal
