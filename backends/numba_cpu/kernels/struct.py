@@ -90,8 +90,11 @@ class Pointer(types.Type):  # type: ignore[misc]
 
     def __init__(self, kind: type) -> None:
         super().__init__(f"pointer to {kind.__module__}.{kind.__qualname__}")
-        self.fields = {each.name: each for each in attrs.fields(kind)}
-        self.dtype = dtype(kind)
+        self.kind = kind
+
+    def __reduce__(self) -> Any:
+        """Be known by the class in compiled code that is kept: its fields are in the key of the cache."""
+        return Pointer, (self.kind,)
 
     def can_convert_to(self, _: Any, other: Any) -> Any:
         """See `numba.types.Type`: it is an int64 where one is wanted."""
@@ -99,7 +102,7 @@ class Pointer(types.Type):  # type: ignore[misc]
 
     def type_of(self, field: str) -> Any:
         """The numba type of a field."""
-        declared = self.fields[field]
+        declared = getattr(attrs.fields(self.kind), field)
         for pointed in declared.metadata.values():
             return Pointer(pointed)
         return from_dtype(np.dtype(_number_of(declared)))
@@ -116,7 +119,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
     key = Pointer
 
     def generic_resolve(self, pointer: Any, name: str) -> Any:
-        return pointer.type_of(name) if name in pointer.fields else None
+        return pointer.type_of(name) if name in dtype(pointer.kind).names else None
 
 
 @infer_global(operator.getitem)
@@ -126,13 +129,13 @@ class _Items(AbstractTemplate):  # type: ignore[misc]
 
 
 def _place(builder: ir.IRBuilder, pointer: Any, address: ir.Value, name: str) -> ir.Value:
-    return builder.add(address, ir.Constant(I64, pointer.dtype.fields[name][1]))
+    return builder.add(address, ir.Constant(I64, dtype(pointer.kind).fields[name][1]))
 
 
 @lower_getattr_generic(Pointer)
 def _get(context: Any, builder: ir.IRBuilder, pointer: Any, address: ir.Value, name: str) -> ir.Value:
     place = _place(builder, pointer, address, name)
-    if "nested" in pointer.fields[name].metadata:
+    if "nested" in getattr(attrs.fields(pointer.kind), name).metadata:
         return place
     return load(builder, place, context.get_value_type(pointer.type_of(name)))
 
@@ -145,7 +148,7 @@ def _set(context: Any, builder: ir.IRBuilder, signature: Any, args: Any, name: s
 
 @lower_builtin(operator.getitem, Pointer, types.int64)
 def _item(_: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-    return builder.add(args[0], builder.mul(args[1], ir.Constant(I64, signature.args[0].dtype.itemsize)))
+    return builder.add(args[0], builder.mul(args[1], ir.Constant(I64, dtype(signature.args[0].kind).itemsize)))
 
 
 @lower_cast(Pointer, types.int64)
