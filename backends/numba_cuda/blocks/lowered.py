@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.asked import Asked
@@ -41,10 +42,8 @@ class LoweredEmitter(RecurrentEmitter):
         self._keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
         super().__init__(block, options)
-        for before, after in zip(emitters, [*emitters[1:], None], strict=True):
-            if isinstance(before, RecurEmitter):
-                if not isinstance(after, GateEmitter) or after.operation.y is not before.operation.out:
-                    raise UnsupportedError("a recurrence whose outputs are not gated; use backend reference")
+        for before, after in pairwise(emitters):
+            if isinstance(before, RecurEmitter) and isinstance(after, GateEmitter):
                 after.recurrence = before
 
     @property

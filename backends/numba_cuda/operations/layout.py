@@ -208,11 +208,16 @@ class Layout:
         for each in parts_of((operation,)):
             if isinstance(each, Normalize) and not self._is_norm_of_stream(each) and len(self._readers(each.x)) == 1:
                 if each.out not in self._operands:
-                    self._in_place[each.out] = each.x
+                    if self._is_in_row(each.x) and each.norm is not None:
+                        self._in_place[each.out] = each.x
                 elif isinstance(self._makers[each.x.root], Activate | MultiplyActivated) and each.x.whole is None:
                     self._normed[each.x] = each
-            elif isinstance(each, AddWeighed) and len(self._readers(each.y)) == 1:
+            elif isinstance(each, AddWeighed) and len(self._readers(each.y)) == 1 and self._is_in_row(each.y):
                 self._in_place[each.out] = each.y
+
+    def _is_in_row(self, value: Value) -> bool:
+        maker = self._makers[value.root]
+        return not (value.root in self._operands or isinstance(maker, ReadInput) or self._is_norm_of_stream(maker))
 
     def _made_to_add(self, add: Add) -> Iterator[Value]:
         """What is added to x, if what makes it can add it."""
@@ -262,7 +267,7 @@ class Layout:
             if is_product and not any(isinstance(each, ChooseExperts) for each in self._readers(value)):  # which wants no gap
                 width = -(-width // TILE_ROWS) * TILE_ROWS
             self._columns[value] = (name, width)
-            is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve)
+            is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve | Normalize)
             width += UNIT * units_of(value.width) if is_in_units else value.width
         self._widths[name] = width
         self.buffers[name] = 4 * MAX_TOKENS * width

@@ -27,6 +27,7 @@ from augury.lowering import (
     Multiply,
     Normalize,
     Operation,
+    ReadInput,
     Recur,
     Route,
     ScaleToLength,
@@ -112,7 +113,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         *(_with_softplus, with_activated_products, _with_choices, partial(_with_separate_sums, streams=streams), with_sums),
-        *(_with_shared_experts, _with_early_choices, _with_lit_rows, _with_operands),
+        *(_with_shared_experts, _with_early_choices, _with_lit_rows, _with_gates, partial(_with_copies, streams=streams)),
         *(partial(_with_joined_norms, streams=streams), _with_neighbours),
     )
     for rewrite in rewrites:
@@ -262,26 +263,56 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     return isinstance(operation, Normalize | Activate | Gate | Convolve)
 
 
-def _with_operands(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Copy values to where matrices read them, unless the kernels that make them do."""
-    makers, fed = _makers(operations), {value.root for each in operations if isinstance(each, Recur) for value in each.read}
-    copies: dict[Value, Value] = {}
+def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
+    """Copy values that do not lie as an operation needs them: apart for matrices, or side by side in rows of floats."""
+    makers, copies = _makers(operations), dict[tuple[Value, str], Value]()
+    side_by_side = [each for each in parts_of(operations) if isinstance(each, Recur | Convolve | Decay | ScaleToLength)]
+    rowed = {value for each in side_by_side for value in _roots(each)}
+    scaled = {each.x.root: each for each in side_by_side if isinstance(each, ScaleToLength)}
+
+    def purpose(operation: Operation, value: Value) -> str | None:
+        """What a copy is for that others may share, if there has to be one."""
+        maker = makers.get(value.root)
+        match operation:
+            case Multiply() | MultiplyActivated():
+                is_fed = value.root in rowed and (not isinstance(maker, Convolve) or value.root in scaled)
+                return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
+            case Recur() | Convolve() | Decay():
+                is_norm = isinstance(maker, Normalize) and maker.x in streams
+                return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput) else None
+        return None
 
     def moved(operation: Operation) -> Operation:
         if isinstance(operation, Fused):
             return evolve(operation, operations=tuple(map(moved, operation.operations)))
-        if not isinstance(operation, Multiply | MultiplyActivated):
-            return operation
-        x, maker = operation.x, makers[operation.x.root]
-        is_fed = x.root in fed and not isinstance(maker, Convolve)
-        if x.whole is None and made_apart(maker, x) and not is_fed:
-            return operation
-        return evolve(operation, x=copies.setdefault(x, Value(x.width)))
+        wanted = {value: reason for value in operation.read if (reason := purpose(operation, value)) is not None}
+        return operation.with_values({each: copies.setdefault((each, why), Value(each.width)) for each, why in wanted.items()})
+
+    def is_written(gate: Gate) -> bool:
+        return bool(gate.skip or gate.is_gated_first) and len(_readers(operations, gate.y)) > 1
 
     made = [moved(each) for each in operations]
-    for each in made:
-        yield each
-        yield from (Normalize(value, None, copy) for value, copy in copies.items() if value.root in each.made)
+    for each, before in zip(made, operations, strict=True):
+        match each:
+            case Convolve(x=xs) if len(xs) > 1 and not _are_neighbours(xs, makers.get(xs[0])):
+                beside = [Normalize(value, None, Value(value.width)) for value in xs]
+                yield from (*beside, evolve(each, x=tuple(copy.out for copy in beside)))
+            case Gate(y=y) if y.whole is not None or not isinstance(makers.get(y), Recur) or is_written(each):
+                copy = Normalize(y, None, Value(y.width))
+                yield from (copy, evolve(each, y=copy.out))
+            case _:
+                yield each
+        ready = {value for value in each.made if value not in scaled}
+        ready |= {root for root, last in scaled.items() if last is before}
+        yield from (Normalize(value, None, copy) for (value, _), copy in copies.items() if value.root in ready)
+
+
+def _are_neighbours(values: Sequence[Value], maker: Operation | None) -> bool:
+    """Whether products of one launch lie side by side."""
+    n = len(values)
+    if not isinstance(maker, Multiply) or any(value.width % TILE_ROWS for value in values[:-1]):
+        return False
+    return any(maker.out[i : i + n] == tuple(values) for i in range(len(maker.out)))
 
 
 def _with_joined_norms(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
@@ -330,6 +361,19 @@ def _with_neighbours(operations: Sequence[Operation]) -> Iterator[Operation]:
         return ()
 
     return with_pairs(operations, join)
+
+
+def _with_gates(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Gate convolutions twice or not at all, and each recurrence: in the launch that keeps drafted tokens aside."""
+    for each, following in zip(operations, [*operations[1:], None], strict=True):
+        if isinstance(each, Convolve) and (each.before is None) != (each.after is None):
+            ones = Value(each.out.width)
+            yield Constant((1.0,) * ones.width, ones)
+            yield evolve(each, before=each.before or ones, after=each.after or ones)
+            continue
+        yield each
+        if isinstance(each, Recur) and not (isinstance(following, Gate) and following.y is each.out):
+            yield Gate(each.out, each.out, Activation.SILU, None, None, None, False, Value(each.out.width))  # nobody reads it
 
 
 def _with_lit_rows(operations: Sequence[Operation]) -> list[Operation]:

@@ -1,10 +1,13 @@
 """Operations: what kernels compute together, and that blocks of which nobody knows are computed as the reference does."""
 
+import runpy
+from pathlib import Path
+
 import attrs
 import numpy as np
 import pytest
 from oracles.cuda_launches import placed
-from oracles.models import nmse, tiny_file
+from oracles.models import altered, nmse, tiny_file
 from oracles.passes import run_of
 
 from augury import Registry
@@ -20,7 +23,8 @@ from augury.lowering import Operation
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-TOKENS = np.random.default_rng(5).integers(0, 128, 5).astype(np.int32)
+MADE_UP = runpy.run_path(str(Path(__file__).parents[1] / "test_made_up_blocks.py"))
+TOKENS = np.random.default_rng(5).integers(0, 128, 3).astype(np.int32)
 RECURRENT, FEED = "recur gate_groups multiply", "norm_rows multiply multiply"
 ATTEND = "norm_rows multiply prepare_heads attend multiply"
 FUSED = {  # by model and layer
@@ -58,34 +62,6 @@ def test_arguments_go_to_kernels_by_name():
 
 
 @attrs.frozen
-class Apart(Block):
-    """A gated delta net whose operations come one by one, in another order, and a sum that is normed."""
-
-    inner: Block
-
-    def tensors(self):
-        return self.inner.tensors()
-
-    def states(self):
-        return self.inner.states()
-
-    def lower(self, build):
-        inner, heads = self.inner, self.inner.recurrence
-        n = build.normalize(build.x, inner.norm)
-        beta, alpha, gates, inputs = (
-            build.multiply(n, linear, purpose="a product")[0] for linear in (inner.beta, inner.alpha, inner.gate, inner.inputs)
-        )
-        n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
-        both, values = build.convolve([inputs], [inner.conv], [0], has_silu=True).split(2 * n_keys, n_values)
-        decays, betas = build.decay(alpha, beta, dt=inner.dt, a=inner.a)
-        build.scale_to_length(both, heads.key_dim, inner.eps, heads.n_key_heads, heads.key_dim**-0.5)
-        y = build.recur(heads, 1, *both.split(n_keys, n_keys), values, decays, betas)
-        gated = build.gate(y, gates, Activation.SILU, inner.out_norm)
-        first, other = (build.multiply(gated, inner.o, purpose="a product")[0] for _ in range(2))
-        build.add(build.normalize(build.add_weighed(first, other), inner.norm), inner.norm)
-
-
-@attrs.frozen
 class Bent(Block):
     """A lightning attention whose queries, keys and values go through another activation."""
 
@@ -107,24 +83,37 @@ class Bent(Block):
         build.add_product(build.gate(y, gates, GateKind.SIGMOID, inner.out_norm), inner.o, "a product")
 
 
-def loaded(name, kind, backend="numba-cuda"):
-    """A model of one layer with a state per sequence, whose block is of a kind that no backend knows."""
+def rows_of(backend, file, plan):
+    """Logits of some tokens, and on a GPU also those of the first alone."""
     device = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
-    file = tiny_file(name)
+    model = device.load(file, plan, ModelOptions(n_slots=2, n_ctx=32, threads=1), Progress())
+    rows = model.forward(run_of(TOKENS)).rows().copy()
+    if backend == "numba-cuda":
+        assert np.array_equal(model.forward(run_of(TOKENS[:1], slot=1)).rows(), rows[:1])
+    return rows
+
+
+def plan_with(file, block_of):
+    """A plan of one layer without a feed-forward, with another block in place of the first mixer that keeps states, if any."""
     plan = plan_of(file, REGISTRY)
-    layer = next(layer for layer in plan.layers if layer.mixer.states())
-    plan = attrs.evolve(plan, layers=(attrs.evolve(layer, mixer=kind(layer.mixer), feed_forward=None),))
-    return device.load(file, plan, ModelOptions(n_slots=2, n_ctx=32, threads=1), Progress())
+    layer = next((layer for layer in plan.layers if layer.mixer.states()), plan.layers[0])
+    return attrs.evolve(plan, layers=(attrs.evolve(layer, mixer=block_of(layer.mixer), feed_forward=None),))
+
+
+@pytest.mark.sample(0)
+def test_a_block_that_the_backend_does_not_know_is_computed_by_its_operations():
+    file = tiny_file("minimax-01-moe")
+    plan = plan_with(file, Bent)
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-9
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "kind"), [("qwen35-dense", Apart), ("minimax-01-moe", Bent)])
-def test_a_block_that_the_backend_does_not_know_is_computed_by_its_operations(name, kind):
-    right, model = loaded(name, kind, "reference").forward(run_of(TOKENS)).rows(), loaded(name, kind)
-    found = model.forward(run_of(TOKENS)).rows().copy()
-    assert nmse(found, right) < 1e-9
-    alone = [model.forward(run_of(TOKENS[i : i + 1], slot=1, start=i)).rows().copy() for i in range(2)]
-    assert np.array_equal(np.concatenate(alone), found[:2])
+@pytest.mark.parametrize("seed", range(40))
+def test_operations_in_any_order_compute_the_same(seed):
+    author = MADE_UP["Author"](seed)
+    file = altered(tiny_file("llama-dense"), arrays=author.tensors)
+    plan = plan_with(file, lambda _: MADE_UP["Written"](author))
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
 
 
 @attrs.frozen(eq=False)
@@ -134,29 +123,12 @@ class Dream(Operation):
 
 @attrs.frozen
 class Dreamer(Block):
-    inner: Block
-
     def lower(self, build):
         build.operations.append(Dream())
+        build.add(build.normalize(build.x, None))
 
 
-@attrs.frozen
-class Ungated(Block):
-    inner: Block
-
-    def states(self):
-        return self.inner.states()
-
-    def lower(self, build):
-        heads = self.inner.recurrence
-        made = [build.constant([0.5] * n) for n in (heads.n_key_heads * heads.key_dim,) * 2]
-        values = build.constant([0.5] * heads.n_heads * heads.value_dim)
-        build.recur(heads, 0, *made, values, *(build.constant([1.0] * heads.n_heads) for _ in range(2)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"), [(Dreamer, "block Dreamer has the operation Dream"), (Ungated, "outputs are not gated")]
-)
-def test_what_cannot_be_computed_is_refused(kind, expected):
-    with pytest.raises(UnsupportedError, match=expected):
-        loaded("minimax-01-moe", kind)
+def test_what_cannot_be_computed_is_refused():
+    file = tiny_file("llama-dense")
+    with pytest.raises(UnsupportedError, match="block Dreamer has the operation Dream, which backend numba-cuda does not"):
+        rows_of("numba-cuda", file, plan_with(file, lambda _: Dreamer()))
