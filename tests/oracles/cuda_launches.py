@@ -49,8 +49,7 @@ def placed(file, device, kinds, n_ctx=64):
 
 def launches():
     """Of passes of any number of tokens through some tiny models, those of 1.5 and 8 billion weights, and a mixture."""
-    names = [name for name in ORACLES if name != "deltanet-dense"]  # whose recurrence has no gates
-    files = [(tiny_file(name), 64) for name in names[::7]]
+    files = [(tiny_file(name), 64) for name in ORACLES[::7]]
     files += [(random_model(shape, Q4_K_M, is_hollow=True), 32768) for shape in (MIDDLE, LARGE, MIXTURE)]
     for file, n_ctx in files:
         lowering = placed(file, CountingDevice(), MIXED, n_ctx)

@@ -109,6 +109,11 @@ def _softplus(g, a, b, c, d):
 
 
 @lane
+def _sigmoid(g, a, b, c, d):
+    return sigmoid(g)
+
+
+@lane
 def _xielu(g, below, above, slope, eps):
     least = limited(g, eps)
     low = mul(np.float32(below), add(expm1(least), -g))
@@ -146,6 +151,7 @@ ACTIVATIONS = {
     "xielu": (_xielu, _as_it_is),
     "swiglu_oai": (_swiglu_oai, _swiglu_oai_up),
     "softplus": (_softplus, _as_it_is),
+    "sigmoid": (_sigmoid, _as_it_is),
 }
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
 NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}

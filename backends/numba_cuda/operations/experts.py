@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ChooseExperts
-from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate, check_activation
+from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
@@ -179,7 +179,6 @@ class FeedExpertsEmitter(OperationEmitter):
         super().__init__(operation, layout, options)
         self._other = operation.sum.other if isinstance(operation, FeedMoreExperts) else None
         self._block = block = (operation.feed if isinstance(operation, FeedMoreExperts) else operation).experts
-        check_activation(block.activation)
         self._width = block.down.n_in * (1 if block.gate is None else 2)
 
     def buffers(self) -> Mapping[str, int]:

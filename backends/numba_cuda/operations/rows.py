@@ -8,26 +8,22 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import gate as kernels
-from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.rows import Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
-from augury.errors import UnsupportedError
 from augury.lowering import Normalize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Arguments
-    from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
     from augury.backends.numba_cuda.rows import Operand
-    from augury.blocks import Activation, GateKind, Norm, Vector
+    from augury.blocks import Norm, Vector
     from augury.lowering import Activate, Add, Constant, Multiply, ReadInput
     from augury.lowering.rewrites import MultiplyActivated
-    from augury.types import ModelOptions
 
 __all__ = [
     "ActivateEmitter",
@@ -39,7 +35,6 @@ __all__ = [
     "NormalizePartsEmitter",
     "ReadInputEmitter",
     "activate",
-    "check_activation",
 ]
 
 
@@ -123,10 +118,6 @@ class MultiplyActivatedEmitter(OperationEmitter):
 
     operation: MultiplyActivated
 
-    def __init__(self, operation: MultiplyActivated, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
-        check_activation(operation.activate.activation)
-
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         operation, layout, activation = self.operation, self.layout, self.operation.activate
@@ -144,10 +135,6 @@ class ActivateEmitter(OperationEmitter):
     """Sends rows through an activation, with what gates them."""
 
     operation: Activate
-
-    def __init__(self, operation: Activate, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
-        check_activation(operation.activation)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -200,13 +187,6 @@ class ReadInputEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-
-
-def check_activation(activation: Activation | GateKind) -> None:
-    """Refuse an activation that kernels do not compute."""
-    if activation.value not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UnsupportedError(f"the activation {activation.value}, backend numba-cuda computes {known}; choose another one")
 
 
 def _gate_of(operation: Activate) -> Gate:

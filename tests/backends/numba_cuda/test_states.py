@@ -23,7 +23,7 @@ REGISTRY = Registry.discover()
 # a convolution alone; recurrences with the delta rule, with decays by channel, by key; n-grams; recurrences by head
 FAMILIES = (
     *("lfm2-dense", "qwen35-dense", "jamba-dense", "kimi-linear-moe", "qwen4exp-moe"),
-    *("mamba2-dense", "plamo2-dense", "minimax-01-moe"),
+    *("mamba2-dense", "plamo2-dense", "minimax-01-moe", "deltanet-dense"),
 )
 TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
 
