@@ -19,7 +19,19 @@ DATA = {  # what is shipped beside code
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # attrs, functools and sys serve what writes kernels as LLVM IR, for the system at hand
-MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "sys", "attrs", "numpy", "numba", "math", "llvmlite")
+MAY_KERNELS_IMPORT = (
+    "__future__",
+    "typing",
+    "collections",
+    "functools",
+    "operator",
+    "sys",
+    "attrs",
+    "numpy",
+    "numba",
+    "math",
+    "llvmlite",
+)
 # two compile and cache kernels, one chooses an instruction set, two are what CUDA kernels are written in: they hold none
 NO_KERNELS = {"compiler.py", "isa.py", "jit.py", "dialect.py", "instructions.py", "simulator.py"}
 
