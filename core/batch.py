@@ -112,6 +112,7 @@ class Feed:
     draft: Draft = _NO_DRAFT
     n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
     n_more: int = 0  # further tokens that the model itself chooses and computes, see `Model.forward_chain`
+    hidden: np.ndarray | None = None  # (n, E) float32 of its tokens in the pass, see `Batch.hidden`; of all feeds or of none
 
     @property
     def n_tokens(self) -> int:

@@ -15,6 +15,7 @@ from augury.sampling import SamplingParams
 from augury.types import tokens_array
 
 if TYPE_CHECKING:
+    from augury.files.gguf import ModelFile
     from augury.passes import Context, Target
     from augury.text.tokenizer import Tokenizer
     from augury.types import Draft, ModelInfo, ModelOptions, Verdict
@@ -127,6 +128,14 @@ class Drafter(Plugin, ABC):
     def scope_of(cls, options: Any) -> Literal["request", "slot", "process"]:  # noqa: ARG003 - for subclasses where it depends
         """The `scope` with these options: by default the same with all."""
         return cls.scope
+
+    @classmethod
+    def drafts_with(cls, file: ModelFile) -> bool:  # noqa: ARG003 - for subclasses that can
+        """Whether a file that is given as the draft model is of a kind that this drafter is for, and others are not.
+
+        Asked of drafters with an option `model` where the user names none; by default it is not.
+        """
+        return False
 
     @abstractmethod
     def draft(self, history: np.ndarray, limit: int) -> Draft:

@@ -188,6 +188,7 @@ class Loader:
         self._progress = progress
         self._override_kv = override_kv or {}
         self._files: dict[str, ModelFile] = {}
+        self._target: ModelFile | None = None
         self.no_tokenizer: dict[str, str] = {}  # reference → why its file's is not read
 
     @property
@@ -235,8 +236,17 @@ class Loader:
         def make() -> EngineContext:
             file = self.open(reference)
             named = self._backend if backend is None else make_backend(self.registry, backend)
+            if purpose == "draft" and self._target is not None:
+                file.borrow_from(self._target)
+            else:
+                self._target = file
             whole = plan_of(file, self.registry, plan_name)
             plan = whole.without_nextn()
+            if purpose != "draft" and plan.hidden_of:
+                raise UnsupportedError(
+                    f"{file.path}: a model of architecture {plan.architecture!r} drafts for another one; give it as that one's "
+                    "draft model (-md, draft_model)"
+                )
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             device = place(self.registry, named, file, plan, wanted)
             plan = whole if wants_nextn and device.computes_nextn else plan

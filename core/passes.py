@@ -277,7 +277,7 @@ class Context(ABC):
         """One pass over the shares of several slots, or several; rows in the order of the feeds.
 
         Args:
-            feeds: The shares.
+            feeds: The shares. Those of a model that is given hidden states have them added, see `Feed.hidden`.
             features: See `Batch.features`.
             vocabulary: See `Batch.vocabulary`.
         """
@@ -298,6 +298,7 @@ class Target(ABC):
     nextn_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
     whose file has such layers loads them for drafters with `uses_nextn`."""
+    features: Mapping[str, int] = MappingProxyType({})  # what it can tell drafters of each token; see `Model.features`
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:

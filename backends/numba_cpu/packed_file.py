@@ -66,7 +66,8 @@ class PackedFile:
         self._is_needed = is_needed
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
         sources = sources_key() + Path(packing.__file__).read_bytes()
-        key = hashlib.sha256(repr((file.identity, described, is_needed)).encode() + sources)
+        owners = dict.fromkeys(file.owner(name)[0].identity for name in tensors)
+        key = hashlib.sha256(repr((sum(owners, ()), described, is_needed)).encode() + sources)
         self.path = packed_folder() / f"{key.hexdigest()[:32]}{_SUFFIX}"
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)

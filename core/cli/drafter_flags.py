@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from augury.cli.draft_params import DraftParams
@@ -12,6 +13,9 @@ from augury.cli.option_flags import Targets, add_option_flag, flags_of
 from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve
+from augury.interfaces import Progress
 from augury.options import Option, Spec, options_of, parse_specs
 from augury.registry import Registry
 from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
@@ -175,10 +179,20 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
     return names
 
 
-def drafter_of_model(registry: Registry) -> str | None:
-    """The drafter that the engine chooses for `--model-draft`, or None if no drafter takes a model."""
+def drafter_of_model(registry: Registry, model: str = "any", progress: Progress | None = None) -> str | None:
+    """The drafter that the engine chooses for `--model-draft`, or None if no drafter takes a model.
+
+    Args:
+        registry: Of drafters, and of sources of the model.
+        model: Whose kind decides, if there is a `progress` to tell how far its download has come.
+        progress: See there.
+    """
+
+    def opened(reference: str | Path) -> ModelFile:
+        return ModelFile.open(resolve(reference, registry, progress or Progress()))
+
     try:
-        return choose_drafters(registry, "auto", draft_model="any")[-1][1].name
+        return choose_drafters(registry, "auto", model, open_model=None if progress is None else opened)[-1][1].name
     except AuguryError:
         return None
 

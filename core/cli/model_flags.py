@@ -26,6 +26,7 @@ from augury.devices import Placement
 from augury.errors import OptionError
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Progress
+from augury.options import options_of
 from augury.registry import Registry
 from augury.types import CACHE_TYPES
 
@@ -178,14 +179,14 @@ def load_engine(
 
     configure_logging(verbosity=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry)
-    if draft_model and (drafter := drafter_of_model(args.registry)) is not None:
-        in_use.append(drafter)
     rest, limits = split_draft_limits(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
     if n_min > n_max > 0:
         names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
         raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
+        if draft_model and not any("model" in options_of(args.registry.drafters[name].options_class) for name in in_use):
+            in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
         engine = Engine.load(
             args.model,
             backend=args.backend,

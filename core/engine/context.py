@@ -114,8 +114,8 @@ class EngineContext(Context):
     def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """See `Context.forward`."""
         batch = self._batch(feeds)
-        if features or vocabulary is not None:
-            batch = attrs.evolve(batch, features=features, vocabulary=vocabulary)
+        if features or vocabulary is not None or feeds[0].hidden is not None:
+            batch = attrs.evolve(batch, features=features, vocabulary=vocabulary, hidden=_hidden(feeds))
         if n_more := feeds[0].n_more:
             return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(batch)
@@ -263,6 +263,7 @@ class EngineTarget(Target):
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
         self.nextn_features = context.info.nextn_features
+        self.features = context.model.features
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -314,6 +315,12 @@ def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.nda
     if len(copy) and not 0 <= copy.min() <= copy.max() < info.n_vocab:
         raise OptionError(f"a feed of tokens from {copy.min()} to {copy.max()}, expected 0 to {info.n_vocab - 1}")
     return copy
+
+
+def _hidden(feeds: Sequence[Feed]) -> np.ndarray | None:
+    """What the feeds give in place of the embedding; the model refuses what does not fit the pass."""
+    given = [feed.hidden for feed in feeds if feed.hidden is not None]
+    return np.concatenate(given) if given else None
 
 
 def _of_sequences(feeds: Sequence[Feed]) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:

@@ -177,12 +177,12 @@ class Engine(Evaluations):
         check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
-        choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options)
+        device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
+        loader = Loader(registry, device, progress or Progress(), files)
+        choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
         wants_nextn, chosen = uses_nextn(registry, choose(has_nextn=True)), choose()
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
-        device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
-        loader = Loader(registry, device, progress or Progress(), files)
         with loader.closed_on_failure() as made:
             file = loader.open(model)
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)

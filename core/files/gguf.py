@@ -251,9 +251,8 @@ class ModelFile:
 
     def borrow_from(self, target: ModelFile) -> None:
         """Let a draft model's file have the tensors of its target's."""
-        if target is not self and self.target is None:
+        if target is not self:
             self.target = target
-            self.identity += target.identity
 
     def owner(self, name: str) -> tuple[ModelFile, str]:
         """The file that a tensor lies in, this one or the target's, and its name there."""

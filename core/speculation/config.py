@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
@@ -16,6 +16,9 @@ from augury.errors import OptionError
 from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs
 from augury.registry import Registry
+
+if TYPE_CHECKING:
+    from augury.files.gguf import ModelFile
 
 __all__ = [
     "VERIFY",
@@ -57,6 +60,7 @@ def choose_drafters(
     spec_options: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     has_nextn: bool = False,
+    open_model: Callable[[str | Path], ModelFile] | None = None,
 ) -> list[tuple[type[Drafter], Member]]:
     """The chain of drafters that a user asked for, in its order; empty for none.
 
@@ -68,6 +72,7 @@ def choose_drafters(
         spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
         has_nextn: Whether the target has layers that predict further tokens, for `auto`, which comes to the preferred drafter
             with these as well.
+        open_model: Opens the draft model's file, whose kind decides for `auto` which drafter is preferred.
 
     Raises:
         PluginError: There is no such drafter.
@@ -79,7 +84,15 @@ def choose_drafters(
         *[_A_MODEL] * (draft_model is not None),
         *[_NEXTN] * (has_nextn and any(drafter.uses_nextn for drafter in registry.drafters.values())),
     )
-    for spec in _specs(registry, spec_type, kinds):
+
+    def preferred(need: str | None) -> str:
+        if need == _A_MODEL and draft_model is not None and open_model is not None:
+            file = open_model(draft_model)
+            if meant := [each.name for each in registry.drafters.values() if _takes_model(each) and each.drafts_with(file)]:
+                return meant[0]
+        return registry.choice("drafter", None, partial(_unsuitable, need=need))
+
+    for spec in _specs(spec_type, map(preferred, kinds)):
         drafter: type[Drafter] = registry.find("drafter", spec.name)
         if drafter.name in chain:
             raise OptionError(f"--spec-type names {drafter.name} twice; a chain has each drafter once")
@@ -138,8 +151,8 @@ def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, An
     return False
 
 
-def _specs(registry: Registry, spec_type: str | Iterable[str], kinds: Iterable[str | None]) -> list[Spec]:
-    """The drafters named, `none` and `auto` resolved, the latter to the preferred one that needs each of some things."""
+def _specs(spec_type: str | Iterable[str], preferred: Iterable[str]) -> list[Spec]:
+    """The drafters named, `none` and `auto` resolved, the latter to the preferred ones."""
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
         raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, or 'auto'")
@@ -150,8 +163,7 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], kinds: Iterable[s
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
-        chosen = (registry.choice("drafter", None, partial(_unsuitable, need=each)) for each in kinds)
-        return [spec for text in chosen for spec in parse_specs(text)]
+        return [spec for text in preferred for spec in parse_specs(text)]
     return specs
 
 

@@ -154,7 +154,7 @@ class DrafterGuard:
         self._call("feed", self.drafter.feed, start, tokens, features)
         if self._has_begun:
             self.sequence.counter.took(self.name, self.seconds, "accept_s")
-        else:
+        else:  # what it does with a prompt
             self._begun()
 
     def accept(self, verdict: Verdict) -> None:

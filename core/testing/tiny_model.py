@@ -12,13 +12,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["N_CTX_TRAIN", "N_EMBD", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model", "write_tiny_tokenizer"]
+__all__ = [
+    "N_CTX_TRAIN",
+    "N_EMBD",
+    "N_VOCAB",
+    "PERIOD",
+    "LlamaSizes",
+    "gguf_file",
+    "write_tiny_head",
+    "write_tiny_model",
+    "write_tiny_tokenizer",
+]
 
 _MERGES = ("t h", "th e", "i n", "a n", "e r", "o n", "r e")
 _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
@@ -26,6 +37,7 @@ N_VOCAB = 256 + _TOKENS_BESIDE_BYTES
 N_CTX_TRAIN = 4096
 N_EMBD = 64
 PERIOD = 12  # length of a circle of tokens
+_FOCUS = 3.0  # of a head's attention on the token itself
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
 
@@ -141,6 +153,39 @@ def write_tiny_model(
                 writer.add_tensor(name, values)
             else:
                 writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+
+def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = _SIZES.head_dim, n_layers: int = 1) -> None:
+    """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts what a token's embedding does alone.
+
+    Its attention looks at the token itself, whose embedding it passes on; hidden states of the target change nothing.
+
+    Args:
+        path: Where to.
+        n_embd: E of the target.
+        head_dim: D, of which E is a multiple.
+        n_layers: Of the target, of which the first three, or the last one more than once, tell hidden states.
+    """
+    n_heads = n_embd // head_dim
+    heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
+    sizes = attrs.evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
+    own, nothing = np.eye(n_embd, dtype=np.float32), np.zeros((n_embd, n_embd), np.float32)
+    looking = np.float32(_FOCUS / head_dim**0.25) * own
+    with gguf_file(path, "eagle3") as writer:
+        sizes.describe(writer)
+        writer.add_array("eagle3.target_layers", [min(i, n_layers) for i in (1, 2, 3)])
+        writer.add_uint32("eagle3.target_hidden_size", n_embd)
+        writer.add_bool("eagle3.norm_before_residual", val=True)
+        writer.add_tensor("fc.weight", np.hstack([own, own, own]))
+        for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
+        writer.add_tensor("blk.0.attn_norm_2.weight", np.zeros(n_embd, np.float32))
+        for name, values in {"attn_q": looking, "attn_k": looking, "attn_v": own}.items():
+            writer.add_tensor(f"blk.0.{name}.weight", np.hstack([values, nothing]))
+        writer.add_tensor("blk.0.attn_output.weight", own)
+        for name, shape in sizes.shapes.items():
+            if ".ffn_" in name and len(shape) > 1:
+                writer.add_tensor(name, np.zeros(shape, np.float32))
 
 
 def write_tiny_tokenizer(writer: GGUFWriter) -> None:

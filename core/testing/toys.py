@@ -18,13 +18,14 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Backend, Drafter, Model, Progress, Source
 from augury.options import option
 from augury.registry import Registry
-from augury.testing.tiny_model import PERIOD, write_tiny_model
+from augury.testing.tiny_model import PERIOD, write_tiny_head, write_tiny_model
 from augury.testing.toy_model import ToyModel
 from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
 __all__ = [
     "TINY_DRAFT",
+    "TINY_HEAD",
     "TINY_TARGET",
     "TinySource",
     "ToyBackend",
@@ -37,6 +38,7 @@ __all__ = [
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
+TINY_HEAD = "tiny:head"
 _MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_nextn": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
 _SURPRISES = 0.08  # share of the toy's tokens that do not repeat what came a period before
 
@@ -145,15 +147,15 @@ class TinySource(Source):
     """Writes the tiny models when they are first wanted, for as long as the process lives.
 
     `tiny:target` and `tiny:draft` have one vocabulary and are often of the same mind. The target has a layer that predicts
-    further tokens.
+    further tokens, and `tiny:head` is an EAGLE-3 head of it.
     """
 
     name = "tiny"
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` is one of the two."""
-        return reference in _MODELS
+        """Whether `reference` is one of the three."""
+        return reference in _MODELS or reference == TINY_HEAD
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - the cache is the user's
@@ -164,7 +166,10 @@ class TinySource(Source):
 @functools.cache
 def _written(reference: str) -> Path:
     path = Path(_folder().name) / f"{reference.replace(':', '-')}.gguf"
-    write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
+    if reference == TINY_HEAD:
+        write_tiny_head(path, n_layers=3)
+    else:
+        write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
     return path
 
 

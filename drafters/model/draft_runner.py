@@ -16,10 +16,13 @@ from augury.passes import Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
+    from augury.batch import Feed
     from augury.drafters.model.draft_sampler import DraftSampler
 
-__all__ = ["DraftRequest", "DraftRunner", "WrittenDraft"]
+__all__ = ["N_JUDGED", "DraftRequest", "DraftRunner", "WrittenDraft"]
 
+N_JUDGED = 10
+"""Of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
 _FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
 
@@ -132,6 +135,8 @@ class DraftRunner:
         self._n_vocab = n_vocab
         self._vocabulary = DraftVocabulary(self.n_model_vocab, n_first)
         self._texts: dict[int, CachedText] = {}  # by slot of the target
+        self._features: tuple[str, ...] = ()  # of passes with logits
+        self._n_judged: int | None = None  # see `WrittenDraft.add`
         self._warned: set[str] = set()
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
@@ -196,7 +201,7 @@ class DraftRunner:
             for row, best in enumerate(logits.argmax().tolist()):
                 i = writing[row % len(writing)]
                 if i in still_writing:
-                    goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self._n_vocab)
+                    goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self._n_vocab, n_judged=self._n_judged)
                     if not goes_on or len(written[i].tokens) == limits[i] or written[i].reach < requests[i].least_reach:
                         still_writing.remove(i)
             writing, feeds = [i for i in writing if i in still_writing], []
@@ -295,8 +300,8 @@ class DraftRunner:
         """
         context = self._context
         try:
-            feeds = [context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
-            logits = context.forward(feeds, vocabulary=vocabulary)
+            feeds = self._feeds(shares, n_rows, n_more)
+            logits = context.forward(feeds, self._features if n_rows else (), vocabulary)
             if n_more:
                 chosen = logits.argmax().reshape(1 + n_more, -1)[:-1].T
                 feeds = [
@@ -309,10 +314,18 @@ class DraftRunner:
                 self.end(slot)
             raise
         for feed, (cached, _, _) in zip(feeds, shares, strict=True):
-            context.commit(feed)
+            context.commit(evolve(feed, tokens=self._names(cached, feed)))
             cached.tokens[cached.n : cached.n + len(feed.tokens)] = feed.tokens
             cached.n += len(feed.tokens)
         return logits
+
+    def _feeds(self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int) -> list[Feed]:
+        """What a pass is fed."""
+        return [self._context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
+
+    def _names(self, cached: CachedText, feed: Feed) -> np.ndarray:  # noqa: ARG002 - for those that know more of a text
+        """The tokens (m,) by which what was cached of a feed is found again."""
+        return feed.tokens
 
 
 def _probabilities(logits: Pass, row: int, ids: np.ndarray, likely: np.ndarray | None) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from attrs import define
 
 from augury.batch import NextnFeed
-from augury.drafters.model.draft_runner import WrittenDraft
+from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
 
 if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest
@@ -33,7 +33,6 @@ __all__ = ["NextnRunner"]
 
 _MOST_PENDING = 256  # tokens that are told and not computed; as a prompt goes on, so many at least are computed in one pass
 _KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wants fewer
-_N_JUDGED = 10  # tokens among which probabilities are, as with llama.cpp
 
 
 @define(eq=False)
@@ -160,7 +159,7 @@ class NextnRunner:
             ends = np.cumsum([len(feed.tokens) for feed in feeds])
             given, going_on = logits.features(self._given[layer])[ends - 1], []
             for row, (i, best) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
-                goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=_N_JUDGED)
+                goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED)
                 made[i].append(given[row : row + 1])
                 if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
                     going_on.append(i)

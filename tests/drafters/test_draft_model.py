@@ -405,7 +405,7 @@ def test_what_the_device_cannot_choose_is_waited_for_token_by_token():
     model, draws = ChainedModel(), iter([(4, np.ones(N_VOCAB)), (5, np.ones(N_VOCAB))])
     (drafter,) = drafters_of(model)
     sampler = SimpleNamespace(draw=lambda *_: next(draws))
-    assert drafter._runner.draft([DraftRequest(0, as_history([1, 2]), 2, 0.0, 1, sampler)])[0].tokens == [4, 5]
+    assert drafter.runner.draft([DraftRequest(0, as_history([1, 2]), 2, 0.0, 1, sampler)])[0].tokens == [4, 5]
     assert model.chains == []
     recurrent = ToyRecurrentModel(n_vocab=N_VOCAB)
     recurrent.chain_rows = 18
@@ -420,7 +420,7 @@ def test_after_a_row_that_holds_no_number_a_chain_is_not_trusted(monkeypatch):
     history = [1, 2, 3, 4]
     draft = drafter.draft(as_history(history), 5).tokens.tolist()
     assert len(draft) == 2
-    assert drafter._runner._texts[0].n == len([*history, *draft])
+    assert drafter.runner._texts[0].n == len([*history, *draft])
     assert model.chains == [5]
 
 
@@ -448,7 +448,7 @@ def toy_engine_with_draft_model(*, is_fixed, n_ctx):
 
 def held(drafter):
     """What the draft model's slot for a drafter holds."""
-    return drafter._runner._context.model.held[drafter._runner._texts[drafter.session.slot].slot]
+    return drafter.runner._context.model.held[drafter.runner._texts[drafter.session.slot].slot]
 
 
 tokens = st.integers(0, N_VOCAB - 1)
@@ -566,14 +566,14 @@ def test_after_an_interrupted_draft_nothing_is_known_of_the_slot():
     model.fails_next = True
     with pytest.raises(KeyboardInterrupt):
         drafter.draft(as_history([1, 2, 3]), 4)
-    assert not drafter._runner._texts
+    assert not drafter.runner._texts
     assert drafter.draft(as_history([1, 2, 3]), 4).tokens.tolist() == written([1, 2, 3], 4)
 
 
 def wrote(**wish):
     """What the model wrote after a text, up to six tokens."""
     _, drafter = begun([1, 2, 3])
-    return drafter._runner.draft([DraftRequest(0, as_history([1, 2, 3]), 6, **{"p_min": 0.0, **wish})])[0]
+    return drafter.runner.draft([DraftRequest(0, as_history([1, 2, 3]), 6, **{"p_min": 0.0, **wish})])[0]
 
 
 @pytest.mark.parametrize(("n_asked", "n_told"), [(1, 0), (2, 2), (3, 3)])

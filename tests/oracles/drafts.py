@@ -20,7 +20,10 @@ import attrs
 import numpy as np
 from oracles import models
 
+from augury import Registry
 from augury.files.header import read_header
+from augury.loader import plan_of
+from augury.testing.tiny_model import write_tiny_head
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
@@ -42,13 +45,24 @@ class Run:
 
 def draft_file(name: str) -> Path:
     """The GGUF file of a tiny model that drafts."""
-    return models.written_from_head(DATA / f"{name}.head")
+    return models.written(name, functools.partial(models.write_from_head, DATA / f"{name}.head"))
+
+
+def copying_head(name: str) -> Path | None:
+    """An EAGLE-3 head for a model of `models.ORACLES`, often right and often not; None where its hidden states are not told."""
+    file = models.file_for_plans(name)
+    plan = plan_of(file, Registry.discover())
+    if "layer.0" not in plan.features:
+        return None
+    n_embd = plan.embedding.n_embd
+    sizes = {"n_embd": n_embd, "head_dim": min(n_embd, 64), "n_layers": len(plan.layers)}
+    return models.written(f"{name}-head", functools.partial(write_tiny_head, **sizes))
 
 
 @functools.cache
 def agreeing(name: str) -> Path:
     """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong."""
-    source, path = models.written_from_head(DATA / f"{name}.head"), models.folder() / f"{name}-agreeing.gguf"
+    source, path = draft_file(name), models.folder() / f"{name}-agreeing.gguf"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
         shutil.copyfile(source, part)

@@ -65,18 +65,9 @@ def tiny_model(name: str) -> Path:
     if name.endswith(STORED_TYPES):
         return DATA / f"{name}.gguf"
     if name in ORACLES:
-        return written_from_head(DATA / f"{name}.head")
-    path = folder() / f"{name}.gguf"
+        return written(name, functools.partial(write_from_head, DATA / f"{name}.head"))
     source, _, kind = name.rpartition("-")
-    _written(path, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
-    return path
-
-
-def written_from_head(head: Path) -> Path:
-    """The GGUF file of a header, with its weights."""
-    path = folder() / f"{head.stem}.gguf"
-    _written(path, functools.partial(_write_from_head, head))
-    return path
+    return written(name, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
 
 
 def tiny_file(name: str) -> ModelFile:
@@ -94,9 +85,7 @@ def architecture_of(name: str) -> str:
 @functools.cache
 def file_for_plans(name: str) -> ModelFile:
     """A model of `ORACLES` whose matrices hold zeros, which takes no time to write: plans depend on metadata and shapes."""
-    path = folder() / f"{name}.plan.gguf"
-    _written(path, functools.partial(_write_from_head, DATA / f"{name}.head", most=4096))
-    return ModelFile.open(path)
+    return ModelFile.open(written(f"{name}.plan", functools.partial(write_from_head, DATA / f"{name}.head", most=4096)))
 
 
 @functools.cache
@@ -157,15 +146,17 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="augury-models-", ignore_cleanup_errors=True)
 
 
-def _written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file unless another process has; two may do so at once, each a whole one."""
+def written(name: str, write: Callable[[Path], None]) -> Path:
+    """A GGUF file, written unless another process has; two may do so at once, each a whole one."""
+    path = folder() / f"{name}.gguf"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
         write(part)
         part.replace(path)
+    return path
 
 
-def _write_from_head(head: Path, path: Path, *, most: int | None = None) -> None:
+def write_from_head(head: Path, path: Path, *, most: int | None = None) -> None:
     """Write a file, with the weights of all tensors, or of those alone that have at most so many."""
     data = head.read_bytes()
     with path.open("w+b") as out:

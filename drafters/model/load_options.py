@@ -1,0 +1,65 @@
+"""How a draft model is loaded: options that drafters share which have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from augury.devices import Placement
+from augury.options import option
+from augury.types import ModelOptions
+
+__all__ = ["LoadOptions"]
+
+
+@frozen
+class LoadOptions:
+    """Options of a draft model; what is not given is as the target has it."""
+
+    model: str | None = option(None, help="the draft model: a name or a path", aliases=("md", "model-draft"))
+    threads: int | None = option(
+        None,
+        help="its threads, as many as the target's unless given",
+        ge=1,
+        aliases=("td", "threads-draft", "spec-draft-threads"),
+    )
+    cache_type_k: str | None = option(
+        None,
+        help="type of the keys in its KV cache, the target's unless given",
+        aliases=("ctkd", "cache-type-k-draft", "spec-draft-type-k"),
+    )
+    cache_type_v: str | None = option(
+        None,
+        help="type of the values, the target's unless given",
+        aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v"),
+    )
+    backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
+    device: str | None = option(
+        None,
+        help="the GPUs for it, such as CUDA1, or none, as --device for the target; the target's unless given",
+        aliases=("devd", "device-draft", "spec-draft-device"),
+    )
+    gpu_layers: str | None = option(
+        None,
+        help="how many of its layers they compute: a number, all or auto, as -ngl for the target; unless given auto where -ngl "
+        "or --device is given for the target",
+        aliases=("ngld", "gpu-layers-draft", "n-gpu-layers-draft", "spec-draft-ngl"),
+    )
+    p_min: float = option(
+        0.0,
+        help="a draft ends where the draft model's best token is less probable than this",
+        ge=0.0,
+        le=1.0,
+        aliases=("draft-p-min", "spec-draft-p-min"),
+        per_request=True,
+    )
+
+    def of_target(self, target: ModelOptions, **others: Any) -> ModelOptions:
+        """How the model is loaded beside a target; `others` are further fields that are not None."""
+        own = {name: getattr(self, name) for name in ("threads", "cache_type_k", "cache_type_v")} | others
+        placement = target.placement if self.backend is None else Placement()
+        if self.device is not None or self.gpu_layers is not None:
+            placement = Placement(placement.devices if self.device is None else self.device, self.gpu_layers)
+        return attrs.evolve(target, placement=placement, **{name: each for name, each in own.items() if each is not None})
