@@ -65,12 +65,13 @@ class Lowering:
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
         self._layers: list[list[Emitter]] = []
         for layer in plan.layers:
-            self._layers.append([self._emitter(each) for each in layer.blocks])
+            self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
             self._sources.append(self._layers[-1][0].caches if layer.mixer is not None else ())
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._moving = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]  # what is accepted
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
-        self._layers += [[self._emitter(each) for each in nextn.layer.blocks] for nextn in plan.nextn]
+        of_nextn = [nextn.layer for nextn in plan.nextn]
+        self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
             self._emitters += [ends.embedding, ends.input, *blocks, ends.output]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
@@ -87,11 +88,11 @@ class Lowering:
         self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
-    def _emitter(self, block: Block) -> Emitter:
+    def _emitter(self, block: Block, n_seen: int | None = None) -> Emitter:
         """What writes a block's records: a class of its own, or the emitters of its operations."""
         if type(block) in EMITTERS:
             return EMITTERS[type(block)](block, self.options)
-        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd, self._sources)
+        return LoweredEmitter(block, self.options, n_seen or self.plan.embedding.n_embd, self._sources)
 
     @property
     def state_bytes(self) -> int:

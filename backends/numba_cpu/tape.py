@@ -74,7 +74,8 @@ class Space:
         names += ["y apart"] * any(layer.apart is not None for layer in layers)
         names += ["embedded"] * plan.keeps_embedded
         names += ["other"] * (plan.embedding.other is not None)
-        return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
+        n_added = max((plan.n_seen(layer, block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)
+        return {**dict.fromkeys(names, row_bytes(plan.embedding.n_embd)), "y": row_bytes(n_added)}
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
         """Memory for the operands that matrix kernels want of rows; all rows of one kind and width use it in turn."""

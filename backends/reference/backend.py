@@ -34,9 +34,10 @@ class Reference(Backend):
         """What the slots of a loaded plan will take."""
         plan.for_context(options.n_ctx).check_blocks(KNOWN)
         options.check_cache_types(plan)
+        n_seen = {id(block): plan.n_seen(layer, block) for layer in plan.every_layer for block in layer.blocks}
         for block in plan.blocks():
             if type(block) not in KNOWN:
-                check_operations(block, plan.embedding.n_embd)
+                check_operations(block, n_seen.get(id(block), plan.embedding.n_embd))
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

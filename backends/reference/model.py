@@ -45,9 +45,10 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
-        lowered = partial(LoweredBlock, n_embd=plan.embedding.n_embd)
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): CACHES.get(type(block), lowered)(block, options, weights)
+            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=plan.n_seen(layer, block)))(
+                block, options, weights
+            )
             for i, layer in enumerate(plan.every_layer)
             for block in layer.blocks
             if type(block) in CACHES or type(block) not in KNOWN

@@ -12,8 +12,10 @@ from augury.backends.reference.formula import activate, gated, sigmoid
 from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import (
     convolved,
+    gated_values,
     of_length_one,
     recurred,
+    rows_of_ngrams,
     silu,
     softplus,
 )
@@ -31,7 +33,9 @@ from augury.lowering import (
     DecayByKey,
     FeedExperts,
     Gate,
+    GateStreams,
     Join,
+    LookUpNgrams,
     Multiply,
     Normalize,
     ReadHidden,
@@ -203,6 +207,17 @@ def _recur(run: Run, each: Recur) -> None:
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
 
 
+def _look_up_ngrams(run: Run, each: LookUpNgrams) -> None:
+    run.arrays[each.out] = rows_of_ngrams(each, run.weights, run.block.states[each.state], run.batch, run.tree)
+
+
+def _gate_streams(run: Run, each: GateStreams) -> None:
+    x, keys, values = (run.get(value) for value in (each.x, each.keys, each.values))
+    given = gated_values(x, keys, values, each.key_norm, each.query_norm, run.weights)
+    for out, rows in zip(each.out, (given, each_normed(given, each.norm, run.weights)), strict=True):
+        run.arrays[out] = rows.reshape(x.shape)
+
+
 def _by_row(run: Run, each: Operation) -> None:
     """What a package computes row by row; see `Operation.kernels`."""
     made = [np.empty((len(run.added), value.width)) for value in each.made]
@@ -232,6 +247,8 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Decay: _decay,
     DecayByKey: _decay_by_key,
     Recur: _recur,
+    LookUpNgrams: _look_up_ngrams,
+    GateStreams: _gate_streams,
     **ATTENTION,
 }
 """What is computed here."""

@@ -27,7 +27,8 @@ from augury.errors import CapacityError
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
-    from augury.blocks import Block, SequenceState
+    from augury.blocks import Block, Norm, SequenceState
+    from augury.lowering import LookUpNgrams
     from augury.types import ModelOptions
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "LayerStates",
     "advance_heads",
     "convolved",
+    "gated_values",
     "of_length_one",
     "recurred",
+    "rows_of_ngrams",
     "shift",
     "silu",
     "softplus",
@@ -186,21 +189,37 @@ def ngram_memory(
     block: NgramMemory, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """What a memory of n-grams adds to streams x (n, S * E)."""
-    n, n_tokens, size = len(x), block.n_tokens, block.key_norm.size
-    fed = np.repeat(batch.tokens[:, None] + 1.0, n_tokens, axis=1)
-    rows = np.empty((n, len(block.size)), np.int64)
-    for token, (before, _) in enumerate(states.states[0].follow(batch, tree, fed)):
+    found = rows_of_ngrams(block, weights, states.states[0], batch, tree)
+    keys, values = weights.product(block.key, found), weights.product(block.value, found)
+    given = gated_values(x, keys, values, block.key_norm, block.query_norm, weights)
+    inputs = each_normed(given, block.conv_norm, weights).reshape(len(x), -1)
+    return given.reshape(len(x), -1) + silu(convolved(block.conv, weights, states.states[1], batch, tree, inputs))
+
+
+def rows_of_ngrams(
+    block: NgramMemory | LookUpNgrams, weights: Weights, state: _State, batch: Batch, tree: Tree | None
+) -> np.ndarray:
+    """The rows (n, heads * P) that all heads look up by the last tokens, which a state keeps."""
+    fed = np.repeat(batch.tokens[:, None] + 1.0, block.n_tokens, axis=1)
+    rows = np.empty((len(fed), len(block.size)), np.int64)
+    for token, (before, _) in enumerate(state.follow(batch, tree, fed)):
         rows[token] = _rows_of_ngrams(block, [int(batch.tokens[token]), *(int(each) - 1 for each in before[::-1, 0])])
-    found = weights.rows(block.table.weight, rows.reshape(-1)).reshape(n, -1)
-    keys = each_normed(weights.product(block.key, found).reshape(n, -1, size), block.key_norm, weights)
-    scores = (keys * each_normed(x.reshape(keys.shape), block.query_norm, weights)).sum(axis=2) / math.sqrt(size)
+    return weights.rows(block.table.weight, rows.reshape(-1)).reshape(len(fed), -1)
+
+
+def gated_values(
+    x: np.ndarray, keys: np.ndarray, values: np.ndarray, key_norm: Norm, query_norm: Norm, weights: Weights
+) -> np.ndarray:
+    """What each of the streams x (n, S * E) is given, (n, S, E), by keys likewise and values (n, E)."""
+    size = key_norm.size
+    keys = each_normed(keys.reshape(len(x), -1, size), key_norm, weights)
+    scores = (keys * each_normed(x.reshape(keys.shape), query_norm, weights)).sum(axis=2) / math.sqrt(size)
     gates = sigmoid(np.sign(scores) * np.sqrt(np.maximum(np.abs(scores), _LEAST_SCORE)))
-    given = gates[:, :, None] * weights.product(block.value, found)[:, None]
-    inputs = each_normed(given, block.conv_norm, weights).reshape(n, -1)
-    return given.reshape(n, -1) + silu(convolved(block.conv, weights, states.states[1], batch, tree, inputs))
+    given: np.ndarray = gates[:, :, None] * values[:, None]
+    return given
 
 
-def _rows_of_ngrams(block: NgramMemory, tokens: list[int]) -> list[int]:
+def _rows_of_ngrams(block: NgramMemory | LookUpNgrams, tokens: list[int]) -> list[int]:
     """The table's rows (heads,) of a token, given it and those before, the last one first; -1 where there are none."""
     ends = [i for i, token in enumerate(tokens) if i and token in (-1, block.eos)]
     seen = tokens[: ends[0]] if ends else tokens

@@ -11,6 +11,7 @@ from augury.blocks.parts import SequenceState
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Convolution, Linear, Norm
+    from augury.lowering.builder import Builder
 
 __all__ = ["NgramMemory"]
 
@@ -50,3 +51,11 @@ class NgramMemory(Block):
         """The tokens before, each N times, by their ids plus 1; the convolution's inputs."""
         n = self.n_tokens
         return (SequenceState((n - 1, n), n), self.conv.state)
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        x = build.normalize(build.x, None)
+        rows = build.look_up_ngrams(self.table, self.multipliers, self.first, self.size, self.eos, 0)
+        keys, values = build.multiply(rows, self.key, self.value, purpose="keys and values of n-grams")
+        given, normed = build.gate_streams(x, keys, values, self.key_norm, self.query_norm, self.conv_norm)
+        build.add(build.add_weighed(given, build.convolve([normed], [self.conv], [1], has_silu=True)))

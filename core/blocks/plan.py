@@ -13,6 +13,7 @@ from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
+from augury.blocks.residual import AllStreams
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
@@ -160,6 +161,10 @@ class ModelPlan:
     def n_hidden(self) -> int:
         """How many values each token has between two layers, in all residual streams that the embedding begins."""
         return self.embedding.n_streams * self.embedding.n_embd
+
+    def n_seen(self, layer: Layer, block: Block) -> int:
+        """How many values of a token a block of a layer sees: x, or all residual streams."""
+        return self.n_hidden if isinstance(layer.connection(block), AllStreams) else self.embedding.n_embd
 
     @property
     def _changes_streams(self) -> bool:

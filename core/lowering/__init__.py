@@ -10,6 +10,7 @@ from augury.lowering.attention import (
     PrepareLatents,
 )
 from augury.lowering.builder import Builder
+from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -48,7 +49,9 @@ __all__ = [
     "DecayByKey",
     "FeedExperts",
     "Gate",
+    "GateStreams",
     "Join",
+    "LookUpNgrams",
     "Multiply",
     "MultiplyHeads",
     "Normalize",

@@ -14,6 +14,7 @@ from augury.lowering.attention import (
     PrepareHeads,
     PrepareLatents,
 )
+from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -333,6 +334,28 @@ class Builder:
         """The positions that score highest, block by block."""
         out = Value(n_lists)
         self.operations.append(Choose(queries, weights, keys, n_chosen, size, n_local, out))
+        return out
+
+    def look_up_ngrams(
+        self,
+        table: Linear,
+        multipliers: tuple[int, ...],
+        first: tuple[int, ...],
+        size: tuple[int, ...],
+        eos: int,
+        state: int,
+    ) -> Value:
+        """Rows of a table by the last tokens; see `LookUpNgrams`."""
+        out = Value(len(size) * table.n_in)
+        self.operations.append(LookUpNgrams(table, multipliers, first, size, eos, state, out))
+        return out
+
+    def gate_streams(
+        self, x: Value, keys: Value, values: Value, key_norm: Norm, query_norm: Norm, norm: Norm
+    ) -> tuple[Value, Value]:
+        """What each stream is given, and its norm; see `GateStreams`."""
+        out = Value(x.width), Value(x.width)
+        self.operations.append(GateStreams(x, keys, values, key_norm, query_norm, norm, out))
         return out
 
     def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:

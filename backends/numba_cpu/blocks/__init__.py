@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cpu.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
-from augury.blocks import Embedding, NgramMemory, Output
+from augury.blocks import Embedding, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +19,5 @@ __all__ = ["EMITTERS"]
 
 EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Embedding: EmbeddingEmitter,
-    NgramMemory: NgramMemoryEmitter,
     Output: OutputEmitter,
 }

@@ -12,7 +12,6 @@ from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.kernels import convolution, recurrence
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import memory_at, up
-from augury.backends.numba_cpu.profile import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from augury.blocks import Block, Convolution, SequenceState
     from augury.types import ModelOptions
 
-__all__ = ["PlacedState", "RecurrentEmitter", "convolve", "place_convolution", "place_taps"]
+__all__ = ["PlacedState", "RecurrentEmitter", "place_convolution", "place_taps"]
 
 
 @frozen
@@ -171,8 +170,3 @@ def place_taps(
         n_aside=n_aside,
     )
     return arena.keep(table([layer]), "scratch")
-
-
-def convolve(tape: Tape, layer: int) -> None:
-    """Write the record of a convolution."""
-    tape.add(Work("convolution"), convolution.convolve, layer=layer)

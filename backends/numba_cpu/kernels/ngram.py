@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +13,28 @@ from augury.backends.numba_cpu.kernels.machine import invoke, load_part, part_of
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.simd import add, get_f32, get_i64, mul, put_f32, splat_f32, sum_lanes, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS
+from augury.backends.numba_cpu.kernels.struct import nested, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, ThreadRows, own, row_of
 
 f32 = np.float32
 _LEAST_SCORE = 1e-6
 
 
-@kernel
+@struct
+class PutTokens(Record):
+    """Operands of `put_tokens`."""
+
+    x: Any = nested(StridedRows)  # (n, n_each) float32
+    n_each: int
+
+
+@kernel(record=PutTokens)
 def put_tokens(record, state, thread, n_threads):
-    """X[t] = the token's id plus 1, n times. Operands: x, floats of a row, n."""
-    x, ld, n = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
+    """X[t] = the token's id plus 1, `n_each` times."""
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
     for t in range(first, end):
-        for i in range(n):
-            put_f32(x + 4 * (t * ld + i), f32(get_i64(get_i64(state + TOKENS) + 8 * t) + 1))
+        for i in range(record.n_each):
+            put_f32(row_of(record.x, t) + 4 * i, f32(get_i64(get_i64(state + TOKENS) + 8 * t) + 1))
 
 
 @helper
@@ -43,37 +52,58 @@ def _row_of(tokens, n, n_each, numbers, n_heads, eos, head):
     return get_i64(numbers + 8 * (n + head)) + np.int64(np.uint64(mixed) % size)
 
 
-@kernel
-def look_up(record, state, thread, n_threads):
-    """Look up the rows of all heads of each token.
+@struct
+class LookUp(Record):
+    """Operands of `look_up`."""
 
-    Operands: the kernel that does it, table, floats of a row of it, out; tokens, floats of a row, how many, heads, the
-    multipliers, the first rows and sizes of heads; what is before a sequence.
-    """
-    size, out, tokens, ld = get_i64(record + 32), get_i64(record + 40), get_i64(record + 48), get_i64(record + 56)
-    n, n_heads, numbers, eos = get_i64(record + 64), get_i64(record + 72), get_i64(record + 80), get_i64(record + 88)
+    embed: int  # address of a kernel, see `MatmulKernel.embed`
+    table: int  # address of the packed matrix
+    size: int  # floats of a row of it
+    out: int  # (n, n_heads * size) float32, address
+    tokens: Any = nested(StridedRows)  # (n, n_tokens) float32, the last one first, as `put_tokens` has them
+    n_tokens: int
+    n_heads: int
+    numbers: int  # int64, address: multipliers, then the first rows of heads, then how many they have
+    eos: int
+
+
+@kernel(record=LookUp)
+def look_up(record, state, thread, n_threads):
+    """Look up the rows of all heads of each token."""
+    n, n_heads = record.n_tokens, record.n_heads
     n_items = get_i64(state + N_TOKENS) * n_heads
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        row = _row_of(tokens + 4 * (item // n_heads) * ld, n, n_heads // (n - 1), numbers, n_heads, eos, item % n_heads)
-        to = (get_i64(record + 24), row, size, out + 4 * item * size, scratch_of(state, thread))
-        invoke(get_i64(record + 16), to)
+        tokens, head = row_of(record.tokens, item // n_heads), item % n_heads
+        row = _row_of(tokens, n, n_heads // (n - 1), record.numbers, n_heads, record.eos, head)
+        to = (record.table, row, record.size, record.out + 4 * item * record.size, scratch_of(state, thread))
+        invoke(record.embed, to)
 
 
-@kernel
+@struct
+class Give(Record):
+    """Operands of `give`."""
+
+    keys: Any = nested(StridedRows)  # (n, n_streams * size) float32
+    values: Any = nested(StridedRows)  # (n, size) float32
+    x: Any = nested(ThreadRows)  # (n, n_streams, size) float32
+    n_streams: int
+    size: int
+    key_norm: int  # address, as of the others
+    query_norm: int
+    norm: int
+    given: int  # (n, n_streams, size) float32, address
+    normed: int  # likewise
+
+
+@kernel(record=Give)
 def give(record, state, thread, n_threads):
-    """What each stream is given, gate * value, and its norm.
-
-    Operands: keys, floats of a row, values, likewise, streams, stride, streams of a token, floats of one, the norms of keys,
-    queries and of what is given; that, and its norm.
-    """
-    keys, ldk, values, ldv = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
-    streams, n, size = get_i64(record + 48) + thread * get_i64(record + 56), get_i64(record + 64), get_i64(record + 72)
-    key = scratch_of(state, thread)
+    """What each stream is given, gate * value, and its norm."""
+    n, size, key = record.n_streams, record.size, scratch_of(state, thread)
     query, n_items = key + 4 * size, get_i64(state + N_TOKENS) * n
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t, stream = item // n, item % n
-        normalise(keys + 4 * (t * ldk + stream * size), get_i64(record + 80), key, size, stream, 0)
-        normalise(streams + 4 * item * size, get_i64(record + 88), query, size, stream, 0)
+        normalise(row_of(record.keys, t) + 4 * stream * size, record.key_norm, key, size, stream, 0)
+        normalise(own(record.x, thread) + 4 * item * size, record.query_norm, query, size, stream, 0)
         total = zero_f32()
         for i in range(0, size, 16):
             left = size - i
@@ -84,8 +114,8 @@ def give(record, state, thread, n_threads):
             root = -root
         if score == 0:
             root = 0.0
-        gate, given = sigmoid(splat_f32(f32(root))), get_i64(record + 104) + 4 * item * size
+        gate, given = sigmoid(splat_f32(f32(root))), record.given + 4 * item * size
         for i in range(0, size, 16):
             left = size - i
-            store_part(given + 4 * i, mul(gate, load_part(values + 4 * (t * ldv + i), left)), left)
-        normalise(given, get_i64(record + 96), get_i64(record + 112) + 4 * item * size, size, stream, 0)
+            store_part(given + 4 * i, mul(gate, load_part(row_of(record.values, t) + 4 * i, left)), left)
+        normalise(given, record.norm, record.normed + 4 * item * size, size, stream, 0)

@@ -13,6 +13,7 @@ from augury.backends.numba_cpu.operations.experts import (
     RouteEmitter,
 )
 from augury.backends.numba_cpu.operations.latent import MultiplyHeadsEmitter, PrepareLatentsEmitter
+from augury.backends.numba_cpu.operations.ngrams import GateStreamsEmitter, LookUpNgramsEmitter
 from augury.backends.numba_cpu.operations.recurrence import (
     ConvolveEmitter,
     DecayByKeyEmitter,
@@ -45,7 +46,9 @@ from augury.lowering import (
     DecayByKey,
     FeedExperts,
     Gate,
+    GateStreams,
     Join,
+    LookUpNgrams,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -92,5 +95,7 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     Choose: ChooseEmitter,
     Pool: PoolEmitter,
     ChooseBlocks: ChooseBlocksEmitter,
+    LookUpNgrams: LookUpNgramsEmitter,
+    GateStreams: GateStreamsEmitter,
 }
 """The emitter of each operation that this backend computes."""

@@ -19,7 +19,9 @@ from augury.lowering import (
     Convolve,
     FeedExperts,
     Gate,
+    GateStreams,
     Join,
+    LookUpNgrams,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -48,7 +50,7 @@ INPUTS = "layer inputs"
 """The buffer of what the embedding makes for all layers: rows in whole panels."""
 
 _PLACELESS = Route | Choose | ChooseBlocks  # what they make lies in buffers of their own
-_APART = Gate | ReadHidden | ReadInput | PrepareHeads | PrepareLatents | MultiplyHeads | Attend
+_APART = Gate | ReadHidden | ReadInput | PrepareHeads | PrepareLatents | MultiplyHeads | Attend | LookUpNgrams | GateStreams
 _WRITTEN_OVER: dict[type[Operation], str] = {
     Gate: "y",
     Convolve: "x",  # products of it and of what comes before
@@ -160,7 +162,7 @@ class _Lie:
         match operation:
             case Multiply() | FeedExperts():
                 is_norm, is_odd = False, is_part or value in self.padded
-            case Join():
+            case Join() | GateStreams():
                 is_norm, is_odd = False, False
             case MultiplyHeads():
                 is_odd = is_part or value in self.padded
