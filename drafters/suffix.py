@@ -46,11 +46,11 @@ __all__ = ["Suffix", "SuffixOptions"]
 
 _LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each ground
 _MOST = 0.5  # of the occurrences
-_CHANCES = (
-    *(0.15, 0.2, 0.25, 0.2, 0.35, 0.5, 0.25, 0.5, 0.7, 0.3, 0.6, 0.85),
-    *(0.4, 0.7, 0.93, 0.5, 0.75, 0.96, 0.5, 0.8, 0.98),
+_CHANCES = (  # docs/benchmarks.md has how they were measured
+    *(0.15, 0.24, 0.38, 0.38, 0.42, 0.62, 0.25, 0.54, 0.72, 0.3, 0.63, 0.82),
+    *(0.4, 0.7, 0.9, 0.5, 0.93, 0.97, 0.5, 0.8, 0.98),
 )  # by length, then where less than most, most and all occurrences agree
-_BRANCH_CHANCES = (0.06, 0.15, 0.25, 0.2, 0.2, 0.2, 0.2)  # by length
+_BRANCH_CHANCES = (0.071, 0.27, 0.28, 0.18, 0.2, 0.2, 0.2)  # by length
 
 
 @frozen

@@ -9,7 +9,7 @@ from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotPropos
 from augury.types import Draft
 
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)
-RUN_CHANCES = [0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96]
+RUN_CHANCES = [0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99]
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
@@ -90,12 +90,12 @@ def test_a_new_request_starts_from_what_others_taught():
 
 
 def test_runs_are_counted_apart_from_the_first_of_each_ground_on():
-    found = chances_of(Chances(), Draft([0] * 999))
-    firsts = [run for run in range(1, 99) if found[run] != found[run - 1]]
+    grounds, found = Chances().grounds(Draft([0] * 999), 0), chances_of(Chances(), Draft([0] * 999))
+    firsts = [run for run in range(1, 99) if grounds[run] != grounds[run - 1]]
     assert firsts == list(RUNS[1:])
-    assert [found[run] for run in (*RUNS, 998)] == [*RUN_CHANCES, 0.96]
-    assert chances_of(Chances(), Draft([0] * 2), run=4) == [0.75, 0.85]
-    assert chances_of(Chances(), Draft([0] * 4, [-1, -1, 1, 2]), run=1) == [0.55, 0.55, 0.65, 0.75], "of a tree by depth"
+    assert [found[run] for run in (*RUNS, 998)] == [*RUN_CHANCES, 0.99]
+    assert chances_of(Chances(), Draft([0] * 2), run=4) == [0.84, 0.94]
+    assert chances_of(Chances(), Draft([0] * 4, [-1, -1, 1, 2]), run=1) == [0.78, 0.78, 0.85, 0.84], "of a tree by depth"
     assert chances_of(Chances(is_costly=True), Draft([0] * 3)) == [0.65] * 3
     assert chances_of(Chances(is_certain=True), Draft([0] * 3)) == [1.0] * 3
     assert survival(0.65, 3) == pytest.approx([0.65, 0.65**2, 0.65**3])

@@ -1,0 +1,105 @@
+"""What grounds were worth in saved results, and that chances begin with what was measured."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from augury.plugins.bench.priors import GroundCounts, main, pooled, table_lines
+from augury.registry import Registry
+from augury.speculation.chances import Chances
+from augury.types import Draft
+
+PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+DRAFTERS = Registry.discover().drafters
+
+
+def result_of(**grounds):
+    return {"runs": [{"reliability": {"grounds": {name.replace("_", "-"): each for name, each in grounds.items()}}}]}
+
+
+def counts(n, n_right, prior=0.5):
+    return {"prior": prior, "n": n, "n_right": n_right}
+
+
+FIRST = result_of(suffix={"evidence 10": counts(60, 30), "evidence 9": counts(3, 1)}, a={"run from 3": counts(10, 5, 0.7)})
+SECOND = result_of(suffix={"evidence 10": counts(40, 7)}, b={"run from 3": counts(190, 14, 0.7), "run from 17": counts(1, 1)})
+
+
+def test_counts_are_pooled_by_drafter_and_ground_and_what_is_not_evidence_over_all_drafters():
+    assert pooled([FIRST, SECOND]) == [
+        GroundCounts("any", "run from 3", 0.7, 200, 19),
+        GroundCounts("any", "run from 17", 0.5, 1, 1),
+        GroundCounts("suffix", "evidence 9", 0.5, 3, 1),
+        GroundCounts("suffix", "evidence 10", 0.5, 100, 37),
+    ]
+
+
+def test_the_table_says_where_too_few_were_seen():
+    assert table_lines(pooled([FIRST, SECOND]))[2:] == [
+        "| any | run from 3 | 200 | 19 | 0.095 | 0.7 |",
+        "| any | run from 17 | 1 | 1 | too few | 0.5 |",
+        "| suffix | evidence 9 | 3 | 1 | too few | 0.5 |",
+        "| suffix | evidence 10 | 100 | 37 | 0.37 | 0.5 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "n_right", "expected"),
+    [
+        (1000, 9, None),
+        (1000, 10, 0.01),
+        (1000, 35, 0.035),
+        (1000, 346, 0.35),
+        (1000, 1000, 0.99),
+        (50, 25, 0.5),
+        (49, 25, None),
+    ],
+)
+def test_shares_are_written_in_two_digits(n, n_right, expected):
+    assert GroundCounts("a", "any", 0.5, n, n_right).measured == expected
+
+
+def test_the_program_pools_files(tmp_path, capsys):
+    for name, result in (("a", FIRST), ("b", SECOND)):
+        (tmp_path / name).write_text(json.dumps(result))
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.splitlines() == table_lines(pooled([FIRST, SECOND]))
+
+
+@pytest.mark.parametrize("content", ["nonsense", "[]", "{}", '{"runs": [{}]}', '{"runs": [{"reliability": {"grounds": 3}}]}'])
+def test_a_file_without_figures_by_ground_is_named(tmp_path, capsys, content):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    assert main([str(path)]) == 1
+    assert f"{path}: has no figures by ground; expected what augury bench --json printed" in capsys.readouterr().err
+    assert main([]) == 2
+
+
+def shipped():
+    """The chances that tokens begin with, by drafter and ground."""
+    own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.evidence_chances)}
+    chances = Chances()
+    grounds = chances.grounds(Draft([0] * 40), 0)
+    grounds += chances.grounds(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
+    return own | {("any", ground.name): ground.prior for ground in map(chances.ground, dict.fromkeys(grounds))}
+
+
+def measured():
+    """The table of the documentation."""
+    rows = re.findall(
+        r"^\| ([a-z-]+) \| ([a-z]+ [\d. a-z]+) \| (\d+) \| (\d+) \| [\d.a-z ]+ \| ([\d.]+) \|$", PAGE, re.MULTILINE
+    )
+    return [GroundCounts(drafter, ground, float(prior), int(n), int(n_right)) for drafter, ground, n, n_right, prior in rows]
+
+
+def test_chances_begin_with_what_was_measured():
+    table, own = measured(), shipped()
+    again = "the table of docs/benchmarks.md, “What grounds are worth”, is of other grounds; measure again as it says there"
+    assert {each.drafter for each in table} >= {name for name, each in DRAFTERS.items() if each.evidence_chances}, again
+    assert {(each.drafter, each.ground) for each in table} <= own.keys(), again
+    for each in table:
+        assert own[each.drafter, each.ground] == each.prior, f"{each}: {again}"
+        assert each.measured in (None, each.prior), each
+    assert sum(each.measured is not None for each in table) > 30
