@@ -276,6 +276,17 @@ def test_what_a_corpus_says_has_grounds_of_its_own(tmp_path):
     assert alone.tokens[0] == 6
 
 
+def test_what_follows_a_guess_is_looked_up_in_the_corpus_too(tmp_path):
+    slots = Slots(tmp_path / "corpus", n_slots=2)
+    slots.answer([1, 2], [3, 4, 5, 6])
+    drafter, text = slots.drafters[1], as_history([7, 8])
+    drafter.begin(text, 0)
+    (found,) = drafter.draft_together([Ask(drafter, text, 16, as_history([3, 4]))])
+    assert found.tokens.tolist() == [5, 6]
+    assert min(found.evidence) >= len(Suffix.evidence_chances)
+    assert drafted(drafter, [7, 8]) == [], "the guess is forgotten"
+
+
 PROMPT = [3, 1, 4, 1, 5]
 
 

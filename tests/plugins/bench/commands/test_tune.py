@@ -98,6 +98,13 @@ def test_options_of_drafters_are_named_in_the_line(tune, engines):
     assert out == "--spec-type ngram-simple:n=3,m=7 --draft-max 16\n"
 
 
+def test_a_corpus_is_tried_and_named_in_the_line(tune, engines):
+    engines[0]["suffix:corpus=answers", 16] = 2.0
+    _, out, _ = tune("--spec-suffix-corpus", "answers")
+    assert ("suffix:corpus=answers;recycle", 16, None) in engines[1]
+    assert out == "--spec-type suffix:corpus=answers --draft-max 16\n"
+
+
 def test_json_has_the_line_and_what_was_measured(tune, engines):
     engines[0]["suffix", 16] = 2.0
     code, out, _ = tune("--json")
