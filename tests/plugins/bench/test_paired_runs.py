@@ -12,6 +12,7 @@ from augury.drafters.ngram_simple import NgramSimple
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, PluginError
 from augury.plugins.bench.page import _rounds
+from augury.plugins.bench.pair_stats import PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
 
 PROMPT = Prompt(tokens=(1, 2, 3, 4) * 4)
@@ -130,6 +131,22 @@ def test_a_corpus_is_read_and_learns_nothing_of_what_is_measured(tmp_path, monke
     before = path.read_bytes()
     assert max(rounds()) < first
     assert path.read_bytes() == before
+
+
+def test_a_planned_pair_tells_how_true_its_chances_were(monkeypatch):
+    monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)
+
+    def load():
+        return Engine.load(tiny_model("llama-dense"), spec_type="suffix", backend="reference", threads=1, n_ctx=128)
+
+    runs = PairedRuns(load, PARAMS, PROMPT)
+    for pair in (runs.pair(0), runs.pair(1)):
+        together, alone = pair.reliability.steps["together"], pair.reliability.steps["suffix"]
+        assert together == alone
+        assert sum(each.n for each in together) >= sum(each.n_right for each in together) > 0
+        n = sum(tally.n for _, tally in pair.reliability.grounds.values())
+        assert n == sum(each.n for each in together)
+        assert PairStats.of([pair]).as_json()["reliability"]["grounds"]["suffix"]
 
 
 def test_without_an_engine_it_says_so(runs):
