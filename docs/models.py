@@ -75,8 +75,10 @@ LACKS = {
 
 NOT_EXACTLY = """
 One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. Layers that predict further tokens
-(`nextn_predict_layers`) are not used, and files that have them run like those that do not. A file that asks for something that
-its architecture does not know is refused, and the error names the metadata key: attention to later tokens
+(`nextn_predict_layers`) are what `draft-mtp` drafts with in files of `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`,
+`glm-dsa`, `glm4moe`, `hy_v3`, `llama`, `mimo2`, `mistral4`, `qwen35`, `qwen35moe`, `qwen3next` and `step35`, on backend
+`numba-cpu`. Elsewhere they are not used, and files that have them run like those that do not. A file that asks for something
+that its architecture does not know is refused, and the error names the metadata key: attention to later tokens
 (`attention.causal`), `glm5-next` without the last block's tokens (`attention.indexer.kpool_select_tail`), `bailingmoe3` without
 a floor of decays (`kda.safe_gate`).
 

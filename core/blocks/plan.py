@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -233,8 +232,7 @@ class ModelPlan:
                 may be None are among them. By enumeration, its members that the backend computes. A block that is not there
                 but says how it is computed (`Block.lower`) is judged by its operations.
         """
-        nextn = ((each.embedding, each.input, each.layer, each.output) for each in self.nextn)
-        for part in (self.embedding, *self.layers, self.output, *itertools.chain(*nextn)):
+        for part in (self.embedding, *self.layers, self.output, *self.nextn):
             yield from _unknown(part, known)
 
     def cuts(self) -> tuple[int, ...]:

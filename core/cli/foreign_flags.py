@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 __all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "FOREIGN_FLAGS_IN_SERVE", "ForeignFlag", "ignored"]
 
-FOREIGN_DRAFTERS = ("draft-mtp", "draft-dflash", "draft-dspark", "mtp", "dflash", "dspark")
+FOREIGN_DRAFTERS = ("draft-dflash", "draft-dspark", "dflash", "dspark")
 """Values of `--spec-type` in llama.cpp and ik_llama.cpp for which augury has nothing alike."""
 
 _SWITCHED = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled", "none")

@@ -146,7 +146,7 @@ class Decoder(Tensors):
     def flags(self, key: str, period: int | None, *, is_first: bool = False, has_nextn: bool = False) -> list[bool]:
         """Truth values by layer: as the file's array says, else true but for the last, or first, of every n.
 
-        With `has_nextn` those of layers that predict further tokens follow. An array without these ends with theirs.
+        With `has_nextn` those of layers that predict further tokens follow, false where an array says nothing of them.
         """
         n = self.n_stored if has_nextn else self.n_layers
         keys = self.keys
@@ -154,7 +154,7 @@ class Decoder(Tensors):
         if isinstance(array, np.ndarray):
             if len(array.shape) != 1 or array.size < self.n_layers or array.dtype.kind not in "iub":
                 keys.fail(key, f"an array of {array.size} {array.dtype}", f"{self.n_layers} truth values, one per layer")
-            return [bool(array[min(layer, array.size - 1)]) for layer in range(n)]
+            return [layer < array.size and bool(array[layer]) for layer in range(n)]
         period = keys.count(key, period, least=0)
         odd = 0 if is_first else period - 1
         return [period == 0 or layer % period != odd for layer in range(n)]

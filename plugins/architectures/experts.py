@@ -28,8 +28,12 @@ def has_experts(decoder: Decoder, layer: int) -> bool:
 
 
 def limit(decoder: Decoder, layer: int, key: str) -> float | None:
-    """What hidden values of a layer are limited to, by a key that has a number for each layer, if the file has it."""
-    found = decoder.keys.numbers(key, max(layer + 1, decoder.n_layers))[layer] if key in decoder.keys else 0.0
+    """What hidden values of a layer are limited to, by a key that has a number for each layer, if the file has it.
+
+    Layers that predict further tokens have no limit where the numbers leave them out.
+    """
+    numbers = decoder.keys.numbers(key, decoder.n_layers, decoder.n_stored) if key in decoder.keys else ()
+    found = numbers[layer] if layer < len(numbers) else 0.0
     return found if found > _LEAST_LIMIT else None
 
 

@@ -54,14 +54,14 @@ class Keys:
             self.fail(key, value, f"a finite number of at least {least:g} and at most {most:g}")
         return value
 
-    def numbers(self, key: str, n: int) -> tuple[float, ...]:
-        """`n` numbers of at least 0, one per layer; files state a number for all of them or an array."""
+    def numbers(self, key: str, n: int, most: int | None = None) -> tuple[float, ...]:
+        """`n` numbers of at least 0, one per layer, or up to `most`; files state a number for all of them or an array."""
         if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):
-            return (self.number(key),) * n
+            return (self.number(key),) * (most or n)
         values = self.file.get(self.full(key), list[float])
         if len(values) < n or not all(0.0 <= value < math.inf for value in values):
             self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of at least 0, one per layer")
-        return tuple(values[:n])
+        return tuple(values[: most or n])
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; required where there is no default."""

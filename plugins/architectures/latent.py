@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -26,7 +26,7 @@ class DeepSeek2(Transformer):
     name = "deepseek2"
     experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
-    nextn_hidden = "output"
+    nextn_hidden: ClassVar[Literal["output", "layer"] | None] = "output"
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:

@@ -195,11 +195,12 @@ class Mimo2(Transformer):
     name = "mimo2"
     experts = {"has_scales": False, "gating": Gating.SIGMOID, "is_normalised": True}
     feeding = {"has_scales": False}
+    nextn_hidden = "layer"
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
-        window = decoder.windows(None, is_required=True)[layer]
+        window = decoder.windows(None, is_required=True, has_nextn=True)[layer]
         if window is not None:
             rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         factor = decoder.keys.number("attention.value_scale", 0.0) or 1.0

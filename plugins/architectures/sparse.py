@@ -104,6 +104,7 @@ class Dots3Note(DeepSeek2):
     name = "dots3note"
     experts = {"has_weights_scale": True}
     feeding = {}
+    nextn_hidden = None
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

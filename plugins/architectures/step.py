@@ -30,21 +30,21 @@ class Step35(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         wide_rope, local_rope = cls._ropes(decoder)
-        layers = []
-        for layer, window in enumerate(decoder.windows(None, is_required=True)):
-            at, tensors = f"blk.{layer}", file.tensors
-            others: dict[str, Any] = {}
+        windows, tensors = decoder.windows(None, is_required=True, has_nextn=True), file.tensors
+
+        def layer_of(layer: int) -> Layer:
+            at, others = f"blk.{layer}", dict[str, Any]()
             for part in ("q_norm", "k_norm"):
                 if f"{at}.attn_{part}.weight" in tensors:
                     others[part] = attrs.evolve(decoder.norm(f"{at}.attn_{part}", decoder.head_dim), bias=None)
             if f"{at}.attn_gate.weight" in tensors:
                 n_heads = decoder.n_heads[layer]
                 others["gate"] = decoder.linear(f"{at}.attn_gate", decoder.n_embd, n_heads, has_scale=False, has_bias=False)
-            rope = wide_rope if window is None else local_rope
-            attention = decoder.attention(layer, rope, window=window, has_output_bias=False, **others)
-            experts: dict[str, Any] = {"fallback": Gating.SIGMOID, "has_weights_scale": True}
-            layers.append(Layer(attention, limited_feed_forward(decoder, layer, **experts)))
-        return {"main": decoder.plan(layers)}
+            rope = wide_rope if windows[layer] is None else local_rope
+            attention = decoder.attention(layer, rope, window=windows[layer], has_output_bias=False, **others)
+            return Layer(attention, limited_feed_forward(decoder, layer, fallback=Gating.SIGMOID, has_weights_scale=True))
+
+        return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), nextn=layer_of, nextn_hidden="layer")}
 
     @classmethod
     def _ropes(cls, decoder: Decoder) -> tuple[Rope, Rope]:

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 from oracles.drafts import NEXTN, draft_file, runs
-from oracles.models import altered, nmse
+from oracles.models import altered, nmse, tiny_file
 
 from augury import Registry
 from augury.batch import Batch
@@ -176,7 +176,7 @@ def test_a_pass_is_through_one_such_layer_with_hidden_states():
 def test_a_backend_without_such_layers_says_so():
     file = ModelFile.open(draft_file("mtp-qwen35"))
     kind = REGISTRY.backends["numba-cuda"]
-    with pytest.raises(UnsupportedError, match="NextnInput"):
+    with pytest.raises(UnsupportedError, match="NextnLayer, which this backend does not compute"):
         kind(kind.options_class()).state_spec(plan_of(file, REGISTRY), ModelOptions(n_ctx=64))
 
 
@@ -184,3 +184,51 @@ def test_layers_that_are_not_complete_are_left_out():
     file = ModelFile.open(draft_file("mtp-qwen35"))
     assert not plan_of(altered(file, without=("blk.2.nextn.eh_proj.weight",)), REGISTRY).nextn
     assert len(plan_of(file, REGISTRY).nextn) == 1
+
+
+# Architectures without files of llama.cpp's to compare with: the layers are those of the model, by the same functions
+
+WITHOUT_ORACLE = {"step35-moe": "layer", "mimo2-moe": "layer"}
+
+
+def with_nextn(file, n_nextn):
+    """A model whose last layer comes again, so often, as one that predicts further tokens."""
+    n, n_embd = (int(file.metadata[f"{file.architecture}.{key}"]) for key in ("block_count", "embedding_length"))
+    rng, arrays = np.random.default_rng(1), {}
+    for i in range(n, n + n_nextn):
+        for name, tensor in file.tensors.items():
+            if name.startswith(f"blk.{n - 1}."):
+                arrays[name.replace(f"blk.{n - 1}.", f"blk.{i}.")] = tensor.data.view(np.float32).reshape(tensor.shape)
+        arrays[f"blk.{i}.nextn.eh_proj.weight"] = rng.standard_normal((n_embd, 2 * n_embd)) / n_embd**0.5
+        arrays |= {f"blk.{i}.nextn.{name}.weight": 1 + rng.standard_normal(n_embd) / 5 for name in ("enorm", "hnorm")}
+    counts = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+    keys = {f"{file.architecture}.block_count": n + n_nextn, f"{file.architecture}.nextn_predict_layers": n_nextn}
+    for key in (f"{file.architecture}.{name}" for name in counts):
+        if np.ndim(file.metadata[key]):
+            keys[key] = np.append(file.metadata[key], [file.metadata[key][-1]] * n_nextn)
+    return altered(file, metadata=keys, arrays=arrays)
+
+
+@pytest.mark.parametrize("name", WITHOUT_ORACLE)
+def test_several_layers_of_other_architectures_are_computed_alike(name):
+    file, text, found = with_nextn(tiny_file(name), 2), runs("mtp-qwen35")[0].text[:12], []
+    plan = plan_of(file, REGISTRY)
+    n = len(plan.layers)
+    for backend in BACKENDS:
+        kind = REGISTRY.backends[backend]
+        options = ModelOptions(n_ctx=64, cache_type_k="f32", cache_type_v="f32", threads=1)
+        model = kind(kind.options_class()).load(file, plan, options, Progress())
+        assert model.info.nextn_features == (
+            (f"layer.{n - 1}", f"layer.{n}") if WITHOUT_ORACLE[name] == "layer" else ("output",) * 2
+        )
+        first = model.info.nextn_features[0]
+        hidden = model.forward(Batch.chain(text, features=(first,))).features(first).copy()
+        rows = []
+        for layer in (n, n + 1):
+            given = f"layer.{layer}" if WITHOUT_ORACLE[name] == "layer" else "output"
+            passed = model.forward(Batch.chain(text, layers=(layer, layer + 1), hidden=hidden, features=(given,)))
+            rows.append(passed.rows().copy())
+            hidden = passed.features(given).copy()
+        found.append(np.concatenate(rows))
+    assert nmse(found[1], found[0]) < 1e-9
+    assert str(plan.without_nextn()) == str(plan_of(tiny_file(name), REGISTRY))
