@@ -125,6 +125,8 @@ class NextnRunner:
         """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
         text = self._text(slot)
         text.add(start, tokens, hidden)
+        if not start:  # of a new text; the end of the one before is not told where it had not begun
+            text.n_computed = None
         if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
             self._go_on(slot, text)
 

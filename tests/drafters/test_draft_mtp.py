@@ -133,6 +133,23 @@ def test_each_token_of_a_text_is_computed_once():
     assert told.passes == [(0, 60), (0, 1), (0, 1), (0, 1), (0, 3), (0, 1)]
 
 
+def test_a_text_that_was_given_up_leaves_nothing_to_the_next():
+    told, text = Told("mtp-qwen35"), runs("mtp-qwen35")[0].text[:30]
+    other = (text + 3) % N_VOCAB
+    told.open()
+    told.tell(other[:-1])
+    told.draft(other, 2)
+    told.context.end(0)  # without the drafter's hearing of it, as of one that had not begun
+    told.open()
+    told.tell(text[:-1])
+
+    fresh = Told("mtp-qwen35")
+    fresh.open()
+    fresh.tell(text[:-1])
+    assert told.draft(text, 3) == fresh.draft(text, 3)
+    assert np.array_equal(told.passed.rows(), fresh.passed.rows())
+
+
 def test_a_long_prompt_is_computed_as_it_goes_on(monkeypatch):
     monkeypatch.setattr("augury.drafters.model.nextn_runner._MOST_PENDING", 64)
     told, tokens = Told("mtp-deepseek2"), np.arange(250, dtype=np.int32) % N_VOCAB
