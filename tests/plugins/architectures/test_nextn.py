@@ -21,8 +21,8 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 BACKENDS = ("reference", "numba-cpu")
 LIMIT = 1e-9
-# Its delta nets yield values as small as the epsilon of the norm after them, so the last places of their sums count. In batches
-# of a few tokens, from which hidden states come after the first round, llama.cpp adds up otherwise than in one token or a prompt
+# Its delta nets yield values as small as the epsilon of the norm after them, so the last places of their sums count. llama.cpp
+# adds up otherwise in batches of a few tokens, from which hidden states come after the first round, than in a prompt
 LIMITS = {"mtp-qwen3next": 3e-7}
 NO_ROWS = np.empty(0, np.int32)
 
