@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from augury.cli.drafter_flags import drafter_options, names_in_use
+from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use
 from augury.cli.model_flags import add_model_flags
 from augury.cli.parser import counts
 from augury.cli.progress import ProgressDisplay
@@ -18,7 +18,7 @@ from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import table
 from augury.errors import OptionError
 from augury.interfaces import Progress
-from augury.options import Spec, parse_specs
+from augury.options import Spec, options_of, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
@@ -30,7 +30,7 @@ from augury.registry import Registry
 __all__ = ["add_parser", "option_words"]
 
 _CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
-_CHAINS_WITH_MODEL = ("draft-model", "suffix;recycle;draft-model")
+_CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model is for
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -104,13 +104,16 @@ def _check(args: argparse.Namespace) -> None:
 def _candidates(args: argparse.Namespace) -> list[Candidate]:
     """Who could draft, the simplest first; only what is installed."""
     texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
-    texts += [text for text in _CHAINS_WITH_MODEL if args.model_draft and _are_installed(text, args.registry)]
+    if args.model_draft:
+        drafter = drafter_of_model(args.registry, args.model_draft, Progress()) or drafter_of_model(args.registry)
+        with_model = [text.format(drafter) for text in _CHAINS_WITH_MODEL if drafter is not None]
+        texts += [text for text in with_model if _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
     for text in (*texts, *args.against):
         names = names_in_use([text], args.registry)
-        takes_model = args.model_draft is not None and "draft-model" in names
+        takes_model = any("model" in options_of(args.registry.drafters[name].options_class) for name in names)
         given = drafter_options(own, names)
         specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
         found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))

@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 from commands import here, run
+from oracles.drafts import copying_head
 from oracles.models import tiny_model
 from pairs import pair
 
@@ -90,6 +91,13 @@ def test_what_is_tried_follows_from_what_is_given(tune, engines):
         ("self-spec:mode=layers,layers=1", 8, None),
     ]
     assert out == "--spec-type self-spec:mode=layers,layers=1 --draft-max 4 --spec-fixed\n"
+
+
+def test_the_file_says_which_drafter_a_draft_model_is_for(tune, engines):
+    head = str(copying_head("llama-dense"))
+    tune("-md", head, "--draft-max", "4", "--spec-fixed")
+    tried = list(dict.fromkeys((spec_type, model) for spec_type, _, model in engines[1]))
+    assert tried[4:6] == [("draft-eagle3", head), ("suffix;recycle;draft-eagle3", head)]
 
 
 def test_options_of_drafters_are_named_in_the_line(tune, engines):
