@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-_LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 128  # with each ask, of a request and of all
+_LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 32  # with each ask, of a request and of all
 
 
 @define

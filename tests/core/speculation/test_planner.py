@@ -40,6 +40,21 @@ def test_a_lookup_that_is_never_right_takes_under_one_percent_of_a_short_answer(
     assert scenario.play() <= (1 + 0.01 * n_drafters) * scenario.plain()
 
 
+@pytest.mark.parametrize("costs", [FAST, SLOW, XEON])
+@pytest.mark.parametrize("n", [14, 18, 24])
+def test_a_short_answer_that_nothing_foretells_stays_above_098_with_the_time_of_asking(costs, n):
+    scenario = Scenario(costs, [Source(bernoulli(0.0, n), per_ask_s=1e-4) for _ in range(2)])
+    assert scenario.plain() > 0.98 * scenario.play()
+
+
+@pytest.mark.parametrize("n", [14, 18, 24])
+def test_after_some_answers_that_nothing_foretold_small_models_feel_the_asking_little(n):
+    scenario = Scenario(FAST / 4, [Source(bernoulli(0.0, n), per_ask_s=80e-6) for _ in range(2)])
+    planner = scenario.planner()
+    seconds = [scenario.play(planner) for _ in range(8)]
+    assert seconds[-1] <= 1.02 * scenario.plain() < seconds[0]
+
+
 @pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
 def test_a_draft_model_that_is_never_right_costs_under_four_percent(costs):
     for n in (48, 64, 96, N):

@@ -78,7 +78,7 @@ def test_what_a_lookup_gives_is_what_it_alone_proposed_less_the_time_that_takes(
     assert first.gain == pytest.approx(0.25 + (1 - 2 * 0.25 - 0.25) / 8)  # one of two; each takes a quarter of a plain pass
     assert second.gain == pytest.approx(0.25 + (1 - 0.25 - 0.25) / 8)
     assert silent.gain == 0.25, "it was not asked"
-    assert planner.profiles[1].gain == pytest.approx(0.25 + (1 - 0.25 - 0.25) / 128)
+    assert planner.profiles[1].gain == pytest.approx(0.25 + (1 - 0.25 - 0.25) / 32)
     assert request_of(planner).every[1].gain == planner.profiles[1].gain
 
 
