@@ -62,8 +62,3 @@ class Arena:
 def up(size: int, multiple: int) -> int:
     """The next multiple that is not less than `size`."""
     return -(-size // multiple) * multiple
-
-
-def bits(value: float) -> int:
-    """A float64 as the integer that a record holds."""
-    return int(np.float64(value).view(np.int64))

@@ -12,6 +12,7 @@ from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs, NarrowPass
 from augury.backends.numba_cpu.passes import passes, runs_of
@@ -77,7 +78,7 @@ class NumbaCpuModel(Model):
         self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
-        self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
+        self._runs = np.zeros((MAX_TOKENS, dtype(offsets.Segment).itemsize // 8), np.int64)
         n_aside = self.state_spec.draft_max
         self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
         self.n_threads = n_threads

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.head import NOT_KEPT, HeadPart, prepare_h
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
-from augury.backends.numba_cpu.kernels.team import RECORD_BYTES, StridedRows, record_of
+from augury.backends.numba_cpu.kernels.team import StridedRows, record_of
 from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Preparation, Turn
@@ -178,21 +178,16 @@ class Tape:
         self.add(Work("features"), step.copy_rows, x=rows, y=Rows(0, 0, rows.width), size=rows.width, is_private=False)
         self.waits = not self.space.is_private
 
-    def add(self, work: Work, kernel: Any, *operands: int, **fields: Any) -> None:
+    def add(self, work: Work, kernel: Any, **fields: Any) -> None:
         """Write the record of a kernel; a barrier follows unless its threads go on with what is their own.
 
         Args:
             work: What it does.
             kernel: What computes it.
-            operands: Fields by position, where the kernel has no struct for its record.
             fields: Of the kernel's record, all but those of `Record`.
         """
         self._works.append(work)
-        if not operands:
-            self._rows.append(record_of(kernel, **fields))
-            return
-        row = [address(kernel), int(not fields.get("is_private", False)), *operands]
-        self._rows.append(np.array(row + [0] * (RECORD_BYTES // 8 - len(row))))
+        self._rows.append(record_of(kernel, **fields))
 
     @property
     def waits(self) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 from augury.backends.numba_cpu.kernels.format import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
+from augury.backends.numba_cpu.kernels.norm import NormTable
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
-from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.packing import (
     Layout,
@@ -179,9 +180,9 @@ class Weights:
         if norm is None:
             return 0
         bias = 0 if norm.bias is None else self.vector(norm.bias, norm.size)
-        is_centred, step = int(norm.kind is NormKind.LAYER), norm.size if norm.weight_shape else 0
-        fields = [self._norm_weight(norm), bias, bits(norm.eps), is_centred, step]
-        return self._arena.shared(("norm", *fields), lambda: np.array(fields, np.int64), "scratch")
+        is_centred, step = norm.kind is NormKind.LAYER, norm.size if norm.weight_shape else 0
+        made = NormTable(weight=self._norm_weight(norm), bias=bias, eps=norm.eps, is_centred=is_centred, step=step)
+        return self._arena.shared(made, lambda: table([made]), "scratch")
 
     def _norm_weight(self, norm: Norm) -> int:
         if norm.weight is None:

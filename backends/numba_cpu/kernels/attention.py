@@ -22,8 +22,24 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_chunk import chunk_kernel, gather_kernel, seen_by, unpack_kernel
-from augury.backends.numba_cpu.kernels.attention_layer import BLOCK_ROWS, HEAD, LINE, MANY_ROWS, N_PARTS, OWN_PARTS, Attend
+from augury.backends.numba_cpu.kernels.attention_chunk import (
+    Fetch,
+    TileRows,
+    chunk_kernel,
+    gather_kernel,
+    seen_by,
+    unpack_kernel,
+)
+from augury.backends.numba_cpu.kernels.attention_layer import (
+    BLOCK_ROWS,
+    HEAD,
+    LINE,
+    MANY_ROWS,
+    N_PARTS,
+    OWN_PARTS,
+    TOTAL,
+    Attend,
+)
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
@@ -36,8 +52,8 @@ from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     N_TOKENS,
     POSITIONS as TOKEN_POSITIONS,
-    SEGMENT_BYTES,
     SEGMENTS,
+    segments_at,
 )
 
 f32 = np.float32
@@ -49,7 +65,7 @@ _DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks what it loads; for more o
 def finish(layer, kept, token, head):
     """Write what a row came to."""
     dv = layer.dv
-    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + 4))
+    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + TOTAL))
     out = layer.out + 4 * (token * layer.n_heads + head) * dv
     for i in range(0, dv, 16):
         store_part(out + 4 * i, mul(simd.load_f32(kept + HEAD + 4 * i), inverse), dv - i)
@@ -91,7 +107,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         """The runs of tokens, how many, and the positions of the tokens."""
         if is_sparse:
             return layer.lists.runs, get_i64(state + N_TOKENS), layer.lists.ends
-        return get_i64(state + SEGMENTS), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
+        return segments_at(get_i64(state + SEGMENTS)), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
 
     @helper
     def attend_part(layer, positions, scratch, place, group, row0, row1, chunk0, chunk1, parts):
@@ -100,13 +116,13 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the
         chunks are all that the rows see, and the rows are written; else what each chunk adds to them is stored there.
         """
-        n_groups, start, slot = layer.n_kv_heads, get_i64(place), get_i64(place + 16)
+        n_groups, start, slot = layer.n_kv_heads, place.first, place.slot
         share = layer.n_heads // n_groups
         bytes_of_part = HEAD + 4 * ((layer.dv + 15) // 16 * 16)
         run = (slot * n_groups + group) * layer.n_rows
         keys = layer.keys + bytes_k * layer.d * (run // LANES)
         values = layer.values + bytes_v * (layer.value_row // LANES) * run
-        parents = get_i64(place + 24)
+        parents = place.parents
         q = layer.q.address + 4 * (start * layer.q.stride + group * share * layer.d)
         own = scratch + OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
@@ -136,11 +152,11 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                 distance, part, n_shares = CHUNK, tile, n_tiles
                 if tile < 0:
                     distance, part, n_shares = POSITIONS, 0, 1
-                rows = (keys, values, group, share, row, n_rows, chunk, to, distance, part, n_shares)
+                rows, fetch = TileRows(q, group, share, row, n_rows), Fetch(distance, part, n_shares)
                 if is_unpacked:
-                    attend_unpacked(layer, positions, parents, scratch, q, *rows)
+                    attend_unpacked(layer, positions, parents, scratch, rows, keys, values, chunk, to, fetch)
                 else:
-                    attend_chunk(layer, positions, parents, scratch, q, *rows)
+                    attend_chunk(layer, positions, parents, scratch, rows, keys, values, chunk, to, fetch)
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)
@@ -158,9 +174,9 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         n_parts = n_chunks = 0
         runs, n_runs, all_positions = runs_of(layer, state)
         for segment in range(n_runs):
-            place = runs + SEGMENT_BYTES * segment
-            n_rows, positions = get_i64(place + 8) * share, all_positions + 8 * get_i64(place)
-            low, high = seen_by(layer, positions, get_i64(place + 24), share, 0, n_rows)
+            place = runs[segment]
+            n_rows, positions = place.n * share, all_positions + 8 * place.first
+            low, high = seen_by(layer, positions, place.parents, share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
             n_chunks += n_groups * ((n_rows + BLOCK_ROWS - 1) // BLOCK_ROWS) * n_seen
@@ -185,14 +201,14 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         first, count, parts = 0, layer.counts, layer.parts
         runs, n_runs, all_positions = runs_of(layer, state)
         for segment in range(n_runs):
-            place = runs + SEGMENT_BYTES * segment
-            positions = all_positions + 8 * get_i64(place)
-            n_rows = get_i64(place + 8) * share
+            place = runs[segment]
+            positions = all_positions + 8 * place.first
+            n_rows = place.n * share
             n_blocks = (n_rows + step - 1) // step
             for block in range(n_blocks * n_groups):
                 group, row0 = block // n_blocks, block % n_blocks * step
                 row1 = min(row0 + step, n_rows)
-                low, high = seen_by(layer, positions, get_i64(place + 24), share, row0, row1)
+                low, high = seen_by(layer, positions, place.parents, share, row0, row1)
                 chunk0 = low // CHUNK
                 n_chunks = high // CHUNK + 1 - chunk0
                 n_items = 1
@@ -211,7 +227,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                             begin(layer, kept, group * share + row % share, bytes_of_part)
                             for chunk in range(n_chunks):
                                 merge(kept, parts + (chunk * (row1 - row0) + row - row0) * bytes_of_part, bytes_of_part)
-                            finish(layer, kept, get_i64(place) + row // share, group * share + row % share)
+                            finish(layer, kept, place.first + row // share, group * share + row % share)
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
                 if is_cut:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_layer import HEAD, LINE, N_OWN_PARTS, OWN_PARTS, QUERIES, ROW_SCORES, SCORES
+from augury.backends.numba_cpu.kernels.attention_layer import (
+    HEAD,
+    LINE,
+    N_OWN_PARTS,
+    OWN_PARTS,
+    QUERIES,
+    ROW_SCORES,
+    SCORES,
+    TOTAL,
+)
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, score_rows, weigh
 from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES, load_key
@@ -18,6 +27,24 @@ from augury.backends.numba_cpu.kernels.softmax import soften
 
 f32 = np.float32
 _FLOAT = 4
+
+
+class TileRows(NamedTuple):
+    """Rows of a tile: row r is head r % share of a group, of token r // share of a run."""
+
+    q: int  # address of row 0
+    group: int
+    share: int  # heads of a group
+    first: int
+    n: int
+
+
+class Fetch(NamedTuple):
+    """What a tile fetches: its part of what lies so many positions ahead."""
+
+    distance: int
+    tile: int  # which one it is
+    n_tiles: int
 
 
 @helper
@@ -130,14 +157,13 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             weigh(read_v, 6, weights, count, values, row, width, out, stride, ahead, lines)
 
     @helper
-    def attend_chunk(
-        layer, positions, parents, scratch, q, keys, values, group, share, row, n_rows, chunk, parts, distance, tile, n_tiles
-    ):
-        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
+    def attend_chunk(layer, positions, parents, scratch, rows, keys, values, chunk, parts, fetch):
+        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0. A chunk is one of positions.
 
-        `n_tiles` tiles divide fetching what lies `distance` positions ahead; this one is `tile`. A chunk is one of positions.
         Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
+        q, group, share, row, n_rows = rows
+        distance, tile, n_tiles = fetch
         d = layer.d
         padded = (layer.dv + 15) // 16 * 16
         start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
@@ -145,7 +171,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
         first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
         if first >= end:
             for r in range(n_rows):
-                put_f32(parts + r * bytes_of_part + 4, f32(-1))
+                put_f32(parts + r * bytes_of_part + TOTAL, f32(-1))
             return
         base, cell0, cell1, mark = start, first, end, get_i64(positions)
         is_tree = parents != 0 and start + CHUNK > mark
@@ -188,7 +214,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             if is_tree:
                 scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
             put_f32(parts + r * bytes_of_part, top)
-            put_f32(parts + r * bytes_of_part + 4, total)
+            put_f32(parts + r * bytes_of_part + TOTAL, total)
         width = layer.value_row
         here = values + bytes_v * (width // LANES) * (base + cell0)
         ahead = here + bytes_v * (width // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)

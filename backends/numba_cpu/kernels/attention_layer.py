@@ -6,13 +6,14 @@ from typing import Any
 
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, SCORE_BYTES
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import Record, StridedRows
+from augury.backends.numba_cpu.kernels.team import Record, Segment, StridedRows
 
 BLOCK_ROWS = 96  # rows that share a chunk of keys and values while it is in cache
 MANY_ROWS = 96  # per thread: from here on, threads take rows, not chunks
 N_PARTS = 16384  # chunks' parts of rows that there is memory for
 LINE = 64
 PART = 32  # that rows are padded to which are keys and values at once: of a panel, and of numbers that share a scale in a cache
+TOTAL = 4  # where a part's total lies, in bytes
 HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
 
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
@@ -29,7 +30,7 @@ class Lists:
 
     chosen: int  # (n, lists, ld_chosen) int64
     ld_chosen: int
-    runs: int  # (n,) of `Segment`: every token by itself
+    runs: Any = pointer_to(Segment)  # every token by itself
     ends: int  # (n,) int64, how many cells a token attends to, less one
 
 

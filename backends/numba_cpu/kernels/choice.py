@@ -25,10 +25,10 @@ from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     N_TOKENS,
     POSITIONS,
-    SEGMENT_BYTES,
     SEGMENTS,
     Record,
     StridedRows,
+    segments_at,
 )
 
 f32 = np.float32
@@ -92,8 +92,8 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
     @helper
     def score_chunk(table, scratch, keys, place, token, position, mark, chunk):
         """The scores of a chunk of positions."""
-        n_heads, size, t = table.n_heads, table.size, get_i64(place) + token
-        parents, start = get_i64(place + 24), CHUNK * chunk
+        n_heads, size, t = table.n_heads, table.size, place.first + token
+        parents, start = place.parents, CHUNK * chunk
         base, cell0, cell1 = start, 0, min(position + 1 - start, CHUNK)
         is_tree = parents != 0 and start + CHUNK > mark
         if is_tree:
@@ -133,10 +133,10 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
         table, scratch = record.choice, scratch_of(state, thread)
         item, first = atomic_add(state + CLAIMED, 1), 0
         for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-            positions = get_i64(state + POSITIONS) + 8 * get_i64(place)
-            kept = n_bytes * (table.size // LANES) * get_i64(place + 16) * table.n_rows
-            for token in range(get_i64(place + 8)):
+            place = segments_at(get_i64(state + SEGMENTS))[segment]
+            positions = get_i64(state + POSITIONS) + 8 * place.first
+            kept = n_bytes * (table.size // LANES) * place.slot * table.n_rows
+            for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
                 if position >= table.n_chosen * table.block:
                     n_items = position // CHUNK + 1
@@ -224,9 +224,9 @@ def choose(record, state, thread, n_threads):
     table, n_lists, scratch = record.choice, record.n_lists, scratch_of(state, thread)
     n_all = get_i64(state + N_TOKENS)
     for segment in range(get_i64(state + N_SEGMENTS)):
-        place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-        start, positions = get_i64(place), get_i64(state + POSITIONS) + 8 * get_i64(place)
-        for node in range(get_i64(place + 8)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        start, positions = place.first, get_i64(state + POSITIONS) + 8 * place.first
+        for node in range(place.n):
             t, n_chosen = start + node, 0
             if t * n_threads // n_all != thread:
                 continue
@@ -235,15 +235,15 @@ def choose(record, state, thread, n_threads):
                 cells = table.lists.chosen + 8 * row * table.lists.ld_chosen
                 scores = table.scores + 4 * row * table.ld_scores
                 n_chosen = _list(table, scratch, cells, scores, position)
-                parents, token, at = get_i64(place + 24), node, n_chosen - 1
+                parents, token, at = place.parents, node, n_chosen - 1
                 while parents != 0 and token >= 0:
                     if at >= 0 and get_i64(cells + 8 * at) == position:
                         put_i64(cells + 8 * at, get_i64(positions) + token)
                         at -= 1
                     token, position = get_i64(parents + 8 * token), position - 1
-            run = table.lists.runs + SEGMENT_BYTES * t
-            put_i64(run, t)
-            put_i64(run + 8, 1)
-            put_i64(run + 16, get_i64(place + 16))
-            put_i64(run + 24, 0)
+            run = table.lists.runs[t]
+            run.first = t
+            run.n = 1
+            run.slot = place.slot
+            run.parents = 0
             put_i64(table.lists.ends + 8 * t, n_chosen - 1)

@@ -1,4 +1,4 @@
-"""Norms of a row. What a norm is, `Weights.norm` writes into a record, whose offsets are here."""
+"""Norms of a row. What a norm is, `Weights.norm` writes into a table."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ import math
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, part_of, store_part
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32, sub, sum_lanes, zero_f32
+from augury.backends.numba_cpu.kernels.machine import load_part, part_of, store_part
+from augury.backends.numba_cpu.kernels.simd import add, fma, mul, splat_f32, sub, sum_lanes, zero_f32
+from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct
 
-# Addresses of weight and, or 0, bias; epsilon; whether the mean is subtracted; floats from one head's weight to the next's.
-WEIGHT, BIAS, EPS, IS_CENTRED, STEP = (8 * field for field in range(5))
 _RUN = 256  # floats that are summed in float32
+
+
+@struct
+class NormTable:
+    """What a norm is."""
+
+    weight: int  # float32, address
+    bias: int  # likewise; 0: none
+    eps: float
+    is_centred: bool  # the mean is subtracted
+    step: int  # floats from one head's weight to the next's
+
+
+norm_at = pointer_maker(NormTable)
 
 
 @helper
@@ -47,11 +60,11 @@ def inverse_deviation(x, size, mean, eps):
 @helper
 def normalise(x, norm, out, size, head, added):
     """Out = (x - mean) / deviation * weight + bias, and, unless it is 0, what lies at `added`; `out` may be either of them."""
-    mean = np.float32(0)
-    if get_i64(norm + IS_CENTRED) != 0:
+    mean, table = np.float32(0), norm_at(norm)
+    if table.is_centred != 0:
         mean = mean_of(x, size)
-    middle, scale = splat_f32(mean), splat_f32(inverse_deviation(x, size, mean, get_f64(norm + EPS)))
-    weight, bias = get_i64(norm + WEIGHT) + 4 * head * get_i64(norm + STEP), get_i64(norm + BIAS)
+    middle, scale = splat_f32(mean), splat_f32(inverse_deviation(x, size, mean, table.eps))
+    weight, bias = table.weight + 4 * head * table.step, table.bias
     for index in range(0, size, 16):
         left = size - index
         value = mul(sub(load_part(x + 4 * index, left), middle), scale)

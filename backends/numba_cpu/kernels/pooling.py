@@ -39,11 +39,11 @@ from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     N_TOKENS,
     POSITIONS,
-    SEGMENT_BYTES,
     SEGMENTS,
     SLOTS,
     Record,
     StridedRows,
+    segments_at,
 )
 
 f32 = np.float32
@@ -116,7 +116,7 @@ def scratch_bytes(n_rows: int, width: int) -> int:
 @helper
 def _cell_of(place, positions, node, position):
     """The cell of a position that a token of the run at `place` sees."""
-    parents, mark = get_i64(place + 24), get_i64(positions)
+    parents, mark = place.parents, get_i64(positions)
     if parents == 0 or position < mark:
         return position
     at = get_i64(positions + 8 * node)
@@ -182,10 +182,10 @@ def pool_kernel(kind: str) -> Any:
         table, cells = record.layer, scratch_of(state, thread)
         size, width, n_counted = table.size, table.width, 0
         for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-            positions, slot = get_i64(state + POSITIONS) + 8 * get_i64(place), get_i64(place + 16)
+            place = segments_at(get_i64(state + SEGMENTS))[segment]
+            positions, slot = get_i64(state + POSITIONS) + 8 * place.first, place.slot
             kept = table.kept + table.kept_bytes * slot * table.n_kept
-            for node in range(get_i64(place + 8)):
+            for node in range(place.n):
                 position, n_before = get_i64(positions + 8 * node), 0
                 n_counted += 1
                 if n_counted % n_threads != thread:
@@ -218,10 +218,10 @@ def score_blocks(record, state, thread, n_threads):
     table, n_heads = record.choice, record.choice.n_heads
     size, width, shares, item = table.size, table.width, table.weights.address, 0
     for segment in range(get_i64(state + N_SEGMENTS)):
-        place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-        start, positions = get_i64(place), get_i64(state + POSITIONS) + 8 * get_i64(place)
-        keys = table.keys + table.key_bytes * get_i64(place + 16) * table.n_rows
-        for node in range(get_i64(place + 8)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        start, positions = place.first, get_i64(state + POSITIONS) + 8 * place.first
+        keys = table.keys + table.key_bytes * place.slot * table.n_rows
+        for node in range(place.n):
             t, position = start + node, get_i64(positions + 8 * node)
             n_blocks = (position + 1) // size
             if n_blocks <= table.n_chosen:
@@ -286,9 +286,9 @@ def list_cells(record, state, thread, n_threads):
     table, scratch, n_all = record.choice, scratch_of(state, thread), get_i64(state + N_TOKENS)
     n_lists = table.n_lists
     for segment in range(get_i64(state + N_SEGMENTS)):
-        place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-        start, positions = get_i64(place), get_i64(state + POSITIONS) + 8 * get_i64(place)
-        for node in range(get_i64(place + 8)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        start, positions = place.first, get_i64(state + POSITIONS) + 8 * place.first
+        for node in range(place.n):
             t, n = start + node, 0
             if t * n_threads // n_all != thread:
                 continue
@@ -296,9 +296,9 @@ def list_cells(record, state, thread, n_threads):
             for row in range(t * n_lists, (t + 1) * n_lists):
                 cells = table.lists.chosen + 8 * row * table.lists.ld_chosen
                 n = _list(table, scratch, place, positions, node, scores, cells)
-            run = table.lists.runs + SEGMENT_BYTES * t
-            put_i64(run, t)
-            put_i64(run + 8, 1)
-            put_i64(run + 16, get_i64(place + 16))
-            put_i64(run + 24, 0)
+            run = table.lists.runs[t]
+            run.first = t
+            run.n = 1
+            run.slot = place.slot
+            run.parents = 0
             put_i64(table.lists.ends + 8 * t, n - 1)

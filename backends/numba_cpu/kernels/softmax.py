@@ -6,7 +6,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
-from augury.backends.numba_cpu.kernels.attention_layer import HEAD
+from augury.backends.numba_cpu.kernels.attention_layer import HEAD, TOTAL
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.simd import add, fma, maximum, mul, sub
 
@@ -48,10 +48,10 @@ def begin(layer, kept, head, bytes_of_part):
     sinks = layer.sinks
     if sinks == 0:
         simd.put_f32(kept, MASKED)
-        simd.put_f32(kept + 4, f32(0))
+        simd.put_f32(kept + TOTAL, f32(0))
     else:
         simd.put_f32(kept, simd.get_f32(sinks + 4 * head))
-        simd.put_f32(kept + 4, f32(1))
+        simd.put_f32(kept + TOTAL, f32(1))
     for i in range(HEAD, bytes_of_part, 64):
         simd.store_f32(kept + i, simd.zero_f32())
 
@@ -59,7 +59,7 @@ def begin(layer, kept, head, bytes_of_part):
 @helper
 def merge(kept, part, bytes_of_part):
     """Add a chunk's part of one row to what is kept of it."""
-    if simd.get_f32(part + 4) < 0:
+    if simd.get_f32(part + TOTAL) < 0:
         return
     before, top = simd.get_f32(kept), simd.get_f32(part)
     one = simd.splat_f32(f32(1))
@@ -68,7 +68,7 @@ def merge(kept, part, bytes_of_part):
         simd.put_f32(kept, top)
     else:
         old, new = one, exponential(simd.splat_f32(top - before))
-    total = fma(simd.repeat_f32(part + 4), new, mul(simd.repeat_f32(kept + 4), old))
-    simd.put_f32(kept + 4, simd.max_lanes(total))
+    total = fma(simd.repeat_f32(part + TOTAL), new, mul(simd.repeat_f32(kept + TOTAL), old))
+    simd.put_f32(kept + TOTAL, simd.max_lanes(total))
     for i in range(HEAD, bytes_of_part, 64):
         simd.store_f32(kept + i, fma(simd.load_f32(part + i), new, mul(simd.load_f32(kept + i), old)))

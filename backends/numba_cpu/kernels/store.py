@@ -8,7 +8,6 @@ from typing import Any
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record
 
@@ -25,12 +24,21 @@ class MovedCache:
 
 
 @struct
+class CellMove:
+    """A row that is copied."""
+
+    slot: int
+    source: int  # cell
+    target: int
+
+
+@struct
 class Move(Record):
     """Operands of kernels that copy rows from cell to cell."""
 
     caches: Any = pointer_to(MovedCache)
     n_caches: int
-    moves: int  # (n_moves, 3) int64 of slot, from, to, address
+    moves: Any = pointer_to(CellMove)
     n_moves: int
 
 
@@ -64,10 +72,10 @@ def _move_kernel(copy: Any, name: str) -> Any:
         for index in range(n * thread // n_threads, n * (thread + 1) // n_threads):
             cached = record.caches[index]
             for number in range(record.n_moves):
-                place = record.moves + 24 * number
-                for run in range(get_i64(place) * cached.n_heads, (get_i64(place) + 1) * cached.n_heads):
+                moved = record.moves[number]
+                for run in range(moved.slot * cached.n_heads, (moved.slot + 1) * cached.n_heads):
                     start = run * cached.n_rows + cached.first
-                    copy(cached.address, cached.size, start + get_i64(place + 8), start + get_i64(place + 16))
+                    copy(cached.address, cached.size, start + moved.source, start + moved.target)
 
     move.__name__ = move.__qualname__ = name
     move.__doc__ = "Copy rows from cell to cell."

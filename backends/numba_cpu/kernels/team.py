@@ -41,7 +41,6 @@ TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 +
 OWN = 448
 READ, WRITE, CORE, WARY = 8, 16, 24, 32
 RECORD_BYTES = 128
-SEGMENT_BYTES = 32
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice

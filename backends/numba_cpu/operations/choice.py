@@ -17,8 +17,8 @@ from augury.backends.numba_cpu.kernels.head import prepare_head
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
-from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.kernels.team import SEGMENT_BYTES
+from augury.backends.numba_cpu.kernels.struct import dtype, table
+from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
@@ -47,7 +47,7 @@ def list_places(n_cells: int, buffers: Mapping[str, int]) -> attention_layer.Lis
 
 def list_buffers(n_cells: int, n_lists: int) -> Mapping[str, int]:
     """Bytes of the memory where lists are left, by name: at most so many cells in so many lists of a token."""
-    return {_CHOSEN: 8 * MAX_TOKENS * n_lists * n_cells, _RUNS: SEGMENT_BYTES * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
+    return {_CHOSEN: 8 * MAX_TOKENS * n_lists * n_cells, _RUNS: dtype(Segment).itemsize * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
 
 
 class ChooseEmitter(OperationEmitter):

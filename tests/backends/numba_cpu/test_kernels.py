@@ -7,6 +7,7 @@ import pytest
 
 from augury.backends.numba_cpu.kernels import activation, jit, norm, rope
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
+from augury.backends.numba_cpu.kernels.struct import table
 
 SLACK = 32
 
@@ -80,8 +81,8 @@ def test_what_is_no_number_stays_none(name):
 
 
 @jit.kernel
-def normalise_row(x, record, out, size, head, added):
-    norm.normalise(x, record, out, size, head, added)
+def normalise_row(x, made, out, size, head, added):
+    norm.normalise(x, made, out, size, head, added)
 
 
 @pytest.mark.parametrize("form", ["weight", "mean", "mean, bias", "bias, added", "bias, of a head"])
@@ -92,15 +93,10 @@ def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size, form):
     bias, added = rng.normal(0, 1, (2, size)).astype(np.float32)
     out = np.full(size + SLACK, 7, np.float32)
     head = 2 if "head" in form else 0
-    record = np.zeros(8, np.int64)
-    record[[norm.WEIGHT // 8, norm.STEP // 8]] = weight.ctypes.data, size
-    record[norm.EPS // 8 :].view(np.float64)[0] = 1e-5
-    record[norm.BIAS // 8] = bias.ctypes.data if "bias" in form else 0
-    record[norm.IS_CENTRED // 8] = "mean" in form
+    places = {"weight": weight.ctypes.data, "bias": bias.ctypes.data if "bias" in form else 0}
+    made = table([norm.NormTable(**places, eps=1e-5, is_centred="mean" in form, step=size)])
 
-    normalise_row(
-        *(x.ctypes.data, record.ctypes.data, out.ctypes.data, size, head), added.ctypes.data if "added" in form else 0
-    )
+    normalise_row(*(x.ctypes.data, made.ctypes.data, out.ctypes.data, size, head), added.ctypes.data if "added" in form else 0)
 
     wide = x.astype(np.float64)
     wide -= np.mean(wide) * ("mean" in form)
