@@ -68,6 +68,16 @@ class Cache:
         """See `Emitter.moving`."""
         heads = self._n_heads
         return [
-            Launch(move_cells, (-(-heads * size // WARP), 1, 1), WARP, (plane, moves, n, heads, size, self._n_ctx))
+            Launch.of(
+                move_cells,
+                (-(-heads * size // WARP),),
+                WARP,
+                plane,
+                moves=moves,
+                n_moves=n,
+                n_heads=heads,
+                n_halves=size,
+                length=self._n_ctx,
+            )
             for plane, size in self._planes
         ]

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.norm import blend_rows
 from augury.backends.numba_cuda.kernels.streams import (
     MAX_MIXED,
     MAX_STREAMS,
@@ -27,7 +26,7 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.blocks import Connection, Layer, ModelPlan
 
 __all__ = ["Streams"]
@@ -80,9 +79,7 @@ class Streams:
         x, size = tape.x, self._n_embd
         tape.settle()
         for i in range(0 if takes_hidden else self._n):
-            sizes = (size, self._n * size, size, 0.0, 1.0)
-            grid = (-(-size // WARP), tape.size.n_tokens)
-            tape.add(blend_rows, grid, WARP, tape.buffers[_ALL].at(4 * i * size), x.at, *sizes)
+            tape.blend(Rows(tape.buffers[_ALL].at(4 * i * size), self._n * size), x, 0.0, 1.0, width=size)
         tape.x = tape.seen = Rows(tape.buffers[_ADDED], size)
 
     def read(self, tape: Tape, connection: Connection | None) -> None:
@@ -94,13 +91,13 @@ class Streams:
                 normed = tape.operand(_NORMED, self._n * self._n_embd, [coefficients])
                 tape.put(self._all(tape), self._n * self._n_embd, normed, norm)
                 tape.multiply(normed, ((coefficients, 0),), Rows(tape.buffers[_COEFFICIENTS], coefficients.n_out))
-                places = (tape.weights.vector(connection.scales), tape.weights.vector(connection.base))
-                sizes = (coefficients.n_out, max(connection.n_rounds, 1))
-                self._read(tape, places, sizes, (connection.eps, connection.post_scale, connection.post_eps))
+                made: Arguments = {"n_made": coefficients.n_out, "n_rounds": max(connection.n_rounds, 1)}
+                made |= {name: tape.weights.vector(getattr(connection, name)) for name in ("scales", "base")}
+                self._read(tape, **made, **{name: getattr(connection, name) for name in ("eps", "post_scale", "post_eps")})
             case GatedHyperConnection():
                 self._read_gated(tape, connection)
             case StreamMean():
-                self._read(tape, (tape.x.at, tape.x.at), (0, 0), (0.0, 0.0, 0.0))
+                self._read(tape)
             case AllStreams():
                 tape.x = tape.seen = self._all(tape)
 
@@ -124,19 +121,19 @@ class Streams:
         if norm is not None:
             n = 1 + (x.at.offset - tape.buffers["x"].offset) // (4 * MAX_TOKENS * size)
             tape.seen = Rows(tape.buffers[_SEEN], size)
-            places = (tape.buffers["x"], tape.weights.norm(norm), tape.seen.at)
-            tape.add(mix_streams, (tape.size.n_tokens,), THREADS, *places, n, size, norm_kind(norm), norm.eps)
+            arguments: Arguments = {"streams": tape.buffers["x"], "n": n, "size": size, "seen": tape.seen.at}
+            arguments |= {"weight": tape.weights.norm(norm), "kind": norm_kind(norm), "eps": norm.eps}
+            tape.launch(mix_streams, (tape.size.n_tokens,), THREADS, **arguments)
         if connection.begins:
             tape.x = Rows(x.at.at(4 * MAX_TOKENS * size), size)
             tape.blend(tape.x, x, 0.0, 0.0)
 
-    def _read(
-        self, tape: Tape, places: tuple[Pointer, Pointer], sizes: tuple[int, int], numbers: tuple[float, float, float]
-    ) -> None:
+    def _read(self, tape: Tape, **made: Pointer | float) -> None:
         buffers = tape.buffers
         tape.seen = Rows(buffers[_SEEN], self._n_embd)
-        rows = (buffers[_ALL], buffers[_COEFFICIENTS], *places, buffers[_WEIGHTS], tape.seen.at, tape.x.at)
-        tape.add(read_streams, (tape.size.n_tokens,), THREADS, *rows, self._n, self._n_embd, *sizes, *numbers)
+        places = {"streams": buffers[_ALL], "coefficients": buffers[_COEFFICIENTS], "weights": buffers[_WEIGHTS]}
+        sizes = {"n": self._n, "size": self._n_embd}
+        tape.launch(read_streams, (tape.size.n_tokens,), THREADS, seen=tape.seen.at, y=tape.x.at, **places, **sizes, **made)
 
     def _read_gated(self, tape: Tape, connection: GatedHyperConnection) -> None:
         buffers, size, inject = tape.buffers, self._n_embd, connection.inject
@@ -151,15 +148,16 @@ class Streams:
         activate(tape, Gate(Activation.SILU), low, None, bent, low.width)
         tape.multiply(bent, ((connection.up, 0),), Rows(buffers[_GATES], self._n * size))
         tape.seen = Rows(buffers[_SEEN], size)
-        places = (normed.floats, buffers[_GATES], coefficients.at, buffers[_WEIGHTS], tape.seen.at, tape.x.at)
+        places = {"streams": normed.floats, "gates": buffers[_GATES], "weights": buffers[_WEIGHTS], "seen": tape.seen.at}
         grid = (-(-size // STREAM_THREADS), tape.size.n_tokens)
-        sizes = (self._n, size, normed.width, int(inject is not None))
-        tape.add(read_gated_streams, grid, STREAM_THREADS, *places, *sizes)
+        made: Arguments = {"injected": coefficients.at, "has_weights": inject is not None, "y": tape.x.at}
+        tape.launch(read_gated_streams, grid, STREAM_THREADS, n=self._n, size=size, stride=normed.width, **places, **made)
 
     def _write(self, tape: Tape, stride: int, post: int, comb: int) -> None:
-        places, grid = (tape.buffers[_ALL], tape.buffers[_WEIGHTS], tape.x.at), -(-self._n_embd // STREAM_THREADS)
-        sizes = (self._n, self._n_embd, stride, post, comb)
-        tape.add(write_streams, (grid, tape.size.n_tokens), STREAM_THREADS, *places, *sizes)
+        grid = (-(-self._n_embd // STREAM_THREADS), tape.size.n_tokens)
+        places = {"streams": tape.buffers[_ALL], "weights": tape.buffers[_WEIGHTS], "y": tape.x.at}
+        columns = {"stride": stride, "post": post, "comb": comb}
+        tape.launch(write_streams, grid, STREAM_THREADS, n=self._n, size=self._n_embd, **places, **columns)
 
 
 def _check(layer: Layer, n_streams: int) -> None:

@@ -125,11 +125,6 @@ class Tape:
         rows = (4 * width, width, 4 * width // UNIT, 8 * width // UNIT)
         return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
 
-    def add(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, *arguments: Pointer | float) -> None:
-        """Launch a kernel, which is first given the inputs."""
-        whole = (*grid, 1, 1)[:3]
-        self.steps.append(Launch(kernel, (whole[0], whole[1], whole[2]), n_threads, (self.inputs, *arguments)))
-
     def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Pointer | float) -> None:
         """Launch a kernel with arguments by name; pointers and numbers that are left out are the inputs, and 0."""
         self.steps.append(Launch.of(kernel, grid, n_threads, self.inputs, **arguments))
@@ -188,7 +183,7 @@ class Tape:
         if (n_rest := to.width - n_groups * size) > 0:
             zeros = self.weights.constant(("zero floats", n_rest), lambda: np.zeros(n_rest, np.float32))
             grid, rest = (1, self.size.n_tokens), to.floats.at(4 * n_groups * size)
-            self.add(blend_rows, grid, WARP, rest, zeros, n_rest, to.width, 0, 0.0, 1.0)
+            self.launch(blend_rows, grid, WARP, x=rest, y=zeros, size=n_rest, x_stride=to.width, b=1.0)
         if to.as_bytes:
             self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
 

@@ -23,15 +23,14 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.device import Arguments, Device, Launch, Pointer
     from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
-__all__ = ["FOREVER", "NOT_MERGED", "AttentionEmitter", "parts_bytes", "shares_of"]
+__all__ = ["FOREVER", "AttentionEmitter", "parts_bytes", "shares_of"]
 
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
-NOT_MERGED = (0,) * 8  # what `attend` is told of a merge that another launch does
 
 
 class AttentionEmitter(Emitter):
@@ -137,25 +136,27 @@ class AttentionEmitter(Emitter):
 
     def _attend(self, tape: Tape, rows: Rows, gates: Pointer) -> None:
         block, size, (keys, values) = self.block, tape.size, self.caches
-        parts = tape.buffers["parts of attention"]
-        slopes, has_slopes = rows.at, block.slopes is not None
+        arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": block.scale, "pool": 1}
+        arguments["cap"] = block.softcap or 0.0
+        arguments |= {"keys": keys.codes, "key_halves": keys.halves, "values": values.codes, "value_halves": values.halves}
+        arguments |= {"n_heads": block.n_heads, "n_kv_heads": block.n_kv_heads, "length": self.options.n_ctx}
+        arguments |= {"head_dim": block.head_dim, "value_dim": block.value_dim, "n_splits": size.n_splits}
+        arguments |= {"window": min(block.window or 0, FOREVER), "chunk": min(block.chunk or 0, FOREVER)}
+        arguments |= {"parts": tape.buffers["parts of attention"], "counters": tape.buffers["counters"]}
+        arguments |= choice(tape, self._chooser)
         if block.slopes is not None:
             slopes = tape.weights.constant(("slopes", block.slopes), lambda: np.array(block.slopes, np.float32))
-        heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
-        window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
-        chosen, *of_blocks = choice(tape, self._chooser)
-        read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen, parts, tape.buffers["counters"])
-        kernel, n_splits, softcap = ATTEND[keys.kept_as, values.kept_as], size.n_splits, block.softcap or 0.0
+            arguments |= {"slopes": slopes, "has_slopes": True}
+        if block.sinks is not None:
+            arguments |= {"sinks": tape.weights.vector(block.sinks), "has_sinks": True}
+        if block.gate is not None:
+            arguments |= {"gates": gates, "gate_stride": rows.width, "gate_size": block.o.n_in // block.gate.n_out}
+            arguments["is_softplus"] = block.gate_kind is GateKind.SOFTPLUS
         mixed = tape.operand("mixed", block.o.n_in, (block.o,))
-        to = mixed.before(block.out_norm)
-        sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
-        places = (sinks, to.floats, to.quantised, to.factors, to.sums, gates)
-        gate_size = 0 if block.gate is None else block.o.n_in // block.gate.n_out
-        opened = (rows.width, gate_size, int(block.gate_kind is GateKind.SOFTPLUS))
-        merge = (0, to.width, int(block.sinks is not None), *opened, int(to.as_floats), int(to.as_bytes))
-        for first, n in shares_of(size.n_tokens, self._part_bytes(n_splits)):
-            grid, rest = (n_splits, block.n_heads, n), (n_splits, int(has_slopes), *of_blocks, 1, first, *merge)
-            tape.add(kernel, grid, ATTEND_THREADS, *read, *places, rows.width, *heads, *window, *rest, block.scale, softcap)
+        arguments |= mixed.before(block.out_norm).arguments
+        kernel = ATTEND[keys.kept_as, values.kept_as]
+        for first, n in shares_of(size.n_tokens, self._part_bytes(size.n_splits)):
+            tape.launch(kernel, (size.n_splits, block.n_heads, n), ATTEND_THREADS, first_token=first, **arguments)
         tape.norm_operand(block.out_norm, mixed, block.o.n_in)
         tape.leave(mixed, block.o, block.post_norm)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import NOT_MERGED, parts_bytes, shares_of
+from augury.backends.numba_cuda.blocks.attention import parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
@@ -26,7 +26,7 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.device import Arguments, Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.rows import Operand
     from augury.blocks import CompressedAttention
@@ -126,37 +126,39 @@ class CompressedAttentionEmitter(Emitter):
 
     def _attend(self, tape: Tape, rows: Rows, mixed: Rows, first: int, n_tokens: int) -> None:
         """Write some tokens' attention to rows of tokens and to pooled ones, whose splits are merged together."""
-        block, dim, parts = self.block, self.block.head_dim, tape.buffers["parts of attention"]
-        n_splits, n_pooled = tape.size.n_splits, self._n_pooled_splits(tape.size.n_splits)
-        merged = (tape.buffers["counters"], tape.weights.vector(block.sinks), *[mixed.at] * 5)
+        block, dim, n_splits = self.block, self.block.head_dim, tape.size.n_splits
+        n_pooled = self._n_pooled_splits(n_splits)
+        arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": block.scale, "n_heads": block.n_heads}
+        arguments |= {"n_kv_heads": 1, "head_dim": dim, "value_dim": dim, "length": self.options.n_ctx, "window": block.window}
+        arguments |= {"n_splits": n_splits + n_pooled, "parts": tape.buffers["parts of attention"], "first_token": first}
+        merged: Arguments = {"counters": tape.buffers["counters"], "sinks": tape.weights.vector(block.sinks), "has_sinks": True}
+        merged |= {"out": mixed.at, "width": mixed.width, "as_floats": True}
 
-        def attend(kernel: Kernel, cache: Cache, n: int, chosen: tuple[Pointer, int, int, int], pool: int, *merge: int) -> None:
-            at, *of_blocks = chosen
-            places = (rows.at, cache.codes, cache.halves, cache.codes, cache.halves, rows.at, at, parts, *merged)
-            sizes = (rows.width, block.n_heads, 1, dim, dim, self.options.n_ctx, block.window, 0, n_splits + n_pooled, 0)
-            grid = (n, block.n_heads, n_tokens)
-            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, first, *merge, block.scale, 0.0)
+        def attend(kernel: Kernel, cache: Cache, n: int, **more: Pointer | float) -> None:
+            codes, halves = cache.codes, cache.halves
+            kept = {"keys": codes, "key_halves": halves, "values": codes, "value_halves": halves}
+            tape.launch(kernel, (n, block.n_heads, n_tokens), ATTEND_THREADS, **kept, **arguments, **more)
 
-        kept_as, merge = self._rows.kept_as, (mixed.width, 1, 0, 0, 0, 1, 0)
-        own = (ATTEND[kept_as, kept_as], self._rows, n_splits, choice(tape, None), 1)
+        own = ATTEND[self._rows.kept_as, self._rows.kept_as]
         if self._pooler is None or block.pooling is None:
-            attend(*own, 0, *merge)
+            attend(own, self._rows, n_splits, pool=1, **merged)
             return
-        attend(*own, *NOT_MERGED)
-        cache, (at, size, stride, of_group) = self._pooler.rows, choice(tape, self._chooser)
-        chosen = (at, min(size, 1), stride, of_group)  # not of positions, but of blocks
-        attend(ATTEND_POOLED[cache.kept_as], cache, n_pooled, chosen, block.pooling.size, n_splits, *merge)
+        attend(own, self._rows, n_splits, pool=1)
+        cache, chosen = self._pooler.rows, choice(tape, self._chooser)
+        chosen |= {"block_size": 1} if chosen else {}  # not of positions, but of blocks
+        pooled = ATTEND_POOLED[cache.kept_as]
+        attend(pooled, cache, n_pooled, pool=block.pooling.size, first_split=n_splits, **chosen, **merged)
 
     def _join(self, tape: Tape, mixed: Rows) -> Operand:
         """Write what comes of a matrix for each group of heads."""
         block, groups, n = self.block, self.block.groups, tape.size.n_tokens
         to, rows = tape.operand("split heads", groups.n_in, [groups]), Rows(tape.buffers["rows of heads"], groups.n_out)
-        sizes = (mixed.width, groups.n_in, groups.n_in)
-        emit_rows(tape, split_heads, (mixed.at,), to, groups.n * n, sizes)
+        sizes = {"stride": mixed.width, "head_dim": groups.n_in, "size": groups.n_in}
+        emit_rows(tape, split_heads, to, groups.n * n, x=mixed.at, **sizes)
         joined, tiles = tape.operand("mixed", block.o.n_in, [block.o]), tiles_of(tape, groups.n)
         if not tape.multiply_heads(to, groups, joined, tiles):
             tape.multiply_tiles(to, [groups], rows, tiles)
-            emit_rows(tape, join_heads, (rows.at, rows.at), joined, n, (rows.width, block.o.n_in), (0, 0))
+            emit_rows(tape, join_heads, joined, n, x=rows.at, size=rows.width, n_values=block.o.n_in)
         return joined
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:

@@ -67,5 +67,5 @@ def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int
     """Write that rows of a matrix are looked up, so many for each token."""
     matrix = tape.weights.matrix(table)
     grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
-    sizes = (table.n_in, matrix.n_steps, matrix.n, per_token)
-    tape.add(EMBED[matrix.format.name], grid, WARP, matrix.words, to.at, ids, *sizes, scale)
+    sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
+    tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)

@@ -10,17 +10,16 @@ from attrs import frozen
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
-from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.tape import Tape, norm_kind
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.cache import Cache
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import Norm, Rope, Temperature
 
-__all__ = ["Heads", "factors_of", "prepare", "turns_of"]
+__all__ = ["Heads", "factors_of", "prepare", "turned"]
 
 
 @frozen(eq=False)
@@ -48,25 +47,30 @@ def prepare(
     lag: int = 0,
 ) -> None:
     """Write what becomes of rows that begin with the heads of queries, of keys, and of values; see `prepare_heads`."""
-    weights, nothing = tape.weights, rows.at
     keys, values = keys or Heads(0, queries.dim), values or Heads(0, queries.dim)
-    heads = (queries, keys, values)
-    norms = [each.norm if each.n else None for each in heads]
-    weights_of = [nothing if norm is None else weights.norm(norm, each.n) for norm, each in zip(norms, heads, strict=True)]
-    kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
-    turns, n_pairs, how = nothing, 0, (0, 0)
-    if rope is not None:
-        turns, n_pairs, how = turns_of(weights, rope, n_ctx), len(rope.frequencies), (rope.offset, int(rope.is_interleaved))
-    factors = nothing if temperature is None else factors_of(weights, temperature, n_ctx)
-    planes: list[Pointer] = []
-    for each in (keys, values):
-        planes += [nothing] * 2 if each.cache is None else [each.cache.codes, each.cache.halves]
-    sizes = (rows.width, queries.n, keys.n, queries.dim, values.dim, n_pairs, *how, int(is_rope_first), *kinds)
-    kept = [NOT_KEPT if each.cache is None else each.cache.number for each in (keys, values)]
-    numbers = (np.inf if clamp is None else clamp, *(0.0 if norm is None else norm.eps for norm in norms))
-    places = (rows.at, *weights_of, turns, factors, *planes)
+    arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": lag, "is_rope_first": is_rope_first}
+    arguments |= {"n_heads": queries.n, "n_kv_heads": keys.n, "head_dim": queries.dim, "value_dim": values.dim}
+    arguments["limit"] = np.inf if clamp is None else clamp
+    for prefix, each in (("q", queries), ("k", keys), ("v", values)):
+        if each.n and each.norm is not None:
+            arguments |= {f"{prefix}_norm": tape.weights.norm(each.norm, each.n), f"{prefix}_kind": norm_kind(each.norm)}
+            arguments[f"{prefix}_eps"] = each.norm.eps
+    for name, each in (("key", keys), ("value", values)):
+        arguments[f"{name}s_kept_as"] = NOT_KEPT if each.cache is None else each.cache.number
+        if each.cache is not None:
+            arguments |= {f"{name}_codes": each.cache.codes, f"{name}_halves": each.cache.halves}
+    if temperature is not None:
+        arguments |= {"factors": factors_of(tape.weights, temperature, n_ctx), "has_factors": True}
     grid = (queries.n + keys.n + values.n, tape.size.n_tokens)
-    tape.add(prepare_heads, grid, WARP, *places, *sizes, int(temperature is not None), *kept, n_ctx, lag, *numbers)
+    tape.launch(prepare_heads, grid, WARP, **arguments, **turned(tape.weights, rope, n_ctx))
+
+
+def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Arguments:
+    """What kernels are told of a rope: cosines and sines, of how many pairs, where these begin, whether they are neighbours."""
+    if rope is None:
+        return {}
+    pairs = {"n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}
+    return {"turns": turns_of(weights, rope, n_ctx), **pairs}
 
 
 def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:

@@ -21,7 +21,7 @@ from augury.blocks import BlockIndexer, PoolIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Indexer, Linear
     from augury.types import ModelOptions
@@ -76,9 +76,11 @@ class BlockChooser(Chooser):
         block, dim, cache = self._block, self._block.k.n_out, self._cache
         heads = (Heads(self.n_lists, dim, block.q_norm), Heads(1, dim, block.k_norm, cache))
         prepare(tape, rows, self.n_ctx, *heads, rope=block.rope)
-        places = (rows.at, cache.codes, cache.halves, tape.buffers["scores of blocks"], tape.buffers["chosen blocks"])
-        sizes = (rows.width, dim, block.size, block.n_chosen, block.n_local, self.n_ctx, self.n_lists, self.n_blocks)
-        tape.add(CHOOSE_BLOCKS[cache.kept_as], (self.n_lists, tape.size.n_tokens), THREADS, *places, *sizes)
+        places: Arguments = {"q": rows.at, "stride": rows.width, "keys": cache.codes, "halves": cache.halves}
+        made = {"scores": tape.buffers["scores of blocks"], "chosen": tape.buffers["chosen blocks"]}
+        sizes = {"dim": dim, "size": block.size, "n_chosen": block.n_chosen, "n_local": block.n_local, "length": self.n_ctx}
+        grid, lists = (self.n_lists, tape.size.n_tokens), {"n_groups": self.n_lists, "n_blocks": self.n_blocks}
+        tape.launch(CHOOSE_BLOCKS[cache.kept_as], grid, THREADS, **places, **made, **sizes, **lists)
 
 
 class PositionChooser(Chooser):
@@ -139,12 +141,13 @@ def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_c
         shares: The column where the weights of heads begin; 0: each is one.
         share: What weights are multiplied with.
     """
-    scores, n_tokens = tape.buffers["scores of blocks"], tape.size.n_tokens
     n_heads, n_most = chooser.linears[0].n_out // dim, min(chooser.n_blocks, tape.size.n_splits * SPLIT // chooser.size)
-    sizes = (rows.width, n_heads, dim, shares, chooser.size, chooser.n_ctx, chooser.n_blocks)
-    grid = (-(-n_most // THREADS), n_tokens)
-    places = (rows.at, keys.codes, keys.halves, scores, tape.buffers["chosen blocks"], tape.buffers["tokens' counters"])
-    tape.add(CHOOSE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, share)
+    places: Arguments = {"rows": rows.at, "stride": rows.width, "keys": keys.codes, "halves": keys.halves}
+    places |= {"shares": shares, "share": share}
+    made = {"scores": tape.buffers["scores of blocks"], "chosen": tape.buffers["chosen blocks"]}
+    sizes = {"n_heads": n_heads, "dim": dim, "size": chooser.size, "length": chooser.n_ctx, "n_blocks": chooser.n_blocks}
+    grid, counters = (-(-n_most // THREADS), tape.size.n_tokens), tape.buffers["tokens' counters"]
+    tape.launch(CHOOSE[keys.kept_as], grid, THREADS, counters=counters, n_chosen=n_chosen, **places, **made, **sizes)
 
 
 def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: ModelOptions) -> Chooser | None:
@@ -156,9 +159,10 @@ def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: Mo
     return BlockChooser(indexer, options) if isinstance(indexer, BlockIndexer) else PositionChooser(indexer, options)
 
 
-def choice(tape: Tape, chooser: Chooser | None) -> tuple[Pointer, int, int, int]:
+def choice(tape: Tape, chooser: Chooser | None) -> Arguments:
     """What `attend` is told of a choice: where it is, the size of blocks, how far on a token's is, and a KV head's."""
     if chooser is None:
-        return tape.inputs, 0, 0, 0
+        return {}
     of_group = chooser.n_blocks if chooser.n_lists > 1 else 0
-    return tape.buffers["chosen blocks"], chooser.size, chooser.n_lists * chooser.n_blocks, of_group
+    told = {"block_size": chooser.size, "chosen_stride": chooser.n_lists * chooser.n_blocks, "group_stride": of_group}
+    return {"chosen": tape.buffers["chosen blocks"], **told}

@@ -8,7 +8,7 @@ import numpy as np
 
 from augury.backends.numba_cuda.blocks.attention import FOREVER, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
-from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
+from augury.backends.numba_cuda.blocks.heads import factors_of, turned
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -16,7 +16,6 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
-from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, warps_of
@@ -25,7 +24,7 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.device import Arguments, Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.rows import Operand
     from augury.blocks import LatentAttention
@@ -116,11 +115,11 @@ class LatentAttentionEmitter(Emitter):
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
         if block.gate is not None or not tape.multiply_heads(to, block.values, mixed, tiles):
             tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
-            gates, gate_size = rows, 0
+            gates: Arguments = {}
             if block.gate is not None:
-                gates, gate_size = heads.at.at(4 * columns[2 + n_compared]), block.o.n_in // block.gate.n_out
-            sizes = (block.values.n_out, block.o.n_in)
-            emit_rows(tape, join_heads, (rows, gates), mixed, n, sizes, (heads.width, gate_size))
+                gates = {"gates": heads.at.at(4 * columns[2 + n_compared]), "gate_stride": heads.width}
+                gates["gate_size"] = block.o.n_in // block.gate.n_out
+            emit_rows(tape, join_heads, mixed, n, x=rows, size=block.values.n_out, n_values=block.o.n_in, **gates)
         tape.leave(mixed, block.o)
 
     def _multiply(self, tape: Tape, heads: Rows, columns: Sequence[int]) -> None:
@@ -138,54 +137,51 @@ class LatentAttentionEmitter(Emitter):
     def _prepare(self, tape: Tape, heads: Rows, column: int, to: Operand) -> None:
         """Write what is kept of tokens, and what the first parts of queries are multiplied as."""
         block, weights, cache, n = self.block, tape.weights, self._cache, tape.size.n_tokens
-        kept = heads.at.at(4 * column)
-        norms = (block.kv_norm, block.turned_norm)
-        weights_of = [kept if norm is None else weights.norm(norm) for norm in norms]
-        kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
-        turns, *turned = self._turns(tape)
-        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
-        places = (kept, *weights_of, turns, cache.codes, cache.halves, heads.at, *operand)
-        sizes = (heads.width, block.latent_dim, block.cached_dim - block.latent_dim, *turned, *kinds)
-        rest = (cache.number, self.options.n_ctx, self._head_dim, block.keys.n_in, to.width, n)
-        grid, eps = (1 + (block.n_heads if block.keys.n_in else 0), n), [0.0 if norm is None else norm.eps for norm in norms]
-        tape.add(prepare_latents, grid, WARP, *places, *sizes, *rest, *flags, *eps)
+        arguments: Arguments = {"rows": heads.at.at(4 * column), "heads": heads.at, "stride": heads.width, "n": n}
+        arguments |= {"n_latent": block.latent_dim, "n_turned": block.cached_dim - block.latent_dim}
+        arguments |= {
+            "length": self.options.n_ctx,
+            "head_dim": self._head_dim,
+            "size": block.keys.n_in,
+            "codes": cache.codes,
+            "halves": cache.halves,
+        }
+        arguments["kept_as"] = cache.number
+        for name, norm in (("latent", block.kv_norm), ("turned", block.turned_norm)):
+            if norm is not None:
+                arguments |= {f"{name}_norm": weights.norm(norm), f"{name}_kind": norm_kind(norm), f"{name}_eps": norm.eps}
+        grid = (1 + (block.n_heads if block.keys.n_in else 0), n)
+        rope = turned(weights, block.rope, self.options.n_ctx)
+        tape.launch(prepare_latents, grid, WARP, **arguments, **rope, **to.arguments)
 
     @property
     def _head_dim(self) -> int:
         return self.block.q.n_out // self.block.n_heads
 
-    def _turns(self, tape: Tape) -> tuple[Pointer, int, int, int]:
-        """Cosines and sines, of how many pairs, where these begin, and whether they are neighbours."""
-        rope = self.block.rope
-        if rope is None:
-            return tape.inputs, 0, 0, 0
-        turns = turns_of(tape.weights, rope, self.options.n_ctx)
-        return turns, len(rope.frequencies), rope.offset, int(rope.is_interleaved)
-
     def _attend(self, tape: Tape, heads: Rows, absorbed: Pointer, to: Operand, first: int, n: int) -> None:
         """Write attention of some tokens."""
-        block, cache, n_splits = self.block, self._cache, tape.size.n_splits
-        factors, has_factors, has_sinks = heads.at, block.temperature is not None, int(block.sinks is not None)
-        if block.temperature is not None:
-            factors = factors_of(tape.weights, block.temperature, self.options.n_ctx)
-        turns, *turned = self._turns(tape)
-        chosen, block_size, stride, _ = choice(tape, self.chooser)
+        block, cache, n_splits, n_ctx = self.block, self._cache, tape.size.n_splits, self.options.n_ctx
         is_merged, window = n_splits <= MOST_MERGED, min(block.window or 0, FOREVER)
         n_rows = 2 if block.n_heads > HEADS and not is_merged and (cache.kept_as, 2) in ATTEND_LATENT else 1
-        parts, sinks = (
-            tape.buffers["parts of attention"],
-            tape.inputs if block.sinks is None else tape.weights.vector(block.sinks),
-        )
-        places = (absorbed, heads.at, turns, factors, cache.codes, cache.halves, chosen, parts, tape.buffers["counters"], sinks)
-        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
-        sizes = (heads.width, block.n_heads, self._head_dim, block.latent_dim, block.cached_dim, *turned, int(has_factors))
-        seen = (self.options.n_ctx, window, n_splits, block_size, stride, tape.size.n_tokens, first)
-        merge, grid = (has_sinks, to.width if is_merged else 0, *flags), (n_splits, -(-block.n_heads // (HEADS * n_rows)), n)
-        kernel = ATTEND_LATENT[cache.kept_as, n_rows]
-        tape.add(kernel, grid, LATENT_THREADS, *places, *operand, *sizes, *seen, *merge, block.scale)
+        common: Arguments = {"n_heads": block.n_heads, "n_splits": n_splits, "window": window, "n": tape.size.n_tokens}
+        common |= {"parts": tape.buffers["parts of attention"], "n_latent": block.latent_dim, "first_token": first}
+        if block.sinks is not None:
+            common |= {"sinks": tape.weights.vector(block.sinks), "has_sinks": True}
+        arguments: Arguments = {"absorbed": absorbed, "heads": heads.at, "stride": heads.width, "length": n_ctx}
+        arguments |= {"words": cache.codes, "halves": cache.halves, "head_dim": self._head_dim, "dim": block.cached_dim}
+        arguments |= {"counters": tape.buffers["counters"], "scale": block.scale}
+        arguments |= choice(tape, self.chooser)
+        arguments.pop("group_stride", None)  # all heads attend to the same
+        if block.temperature is not None:
+            arguments |= {"factors": factors_of(tape.weights, block.temperature, n_ctx), "has_factors": True}
+        arguments |= {"unit_factors": to.factors, "unit_sums": to.sums, "out": to.floats, "quantised": to.quantised}
+        arguments |= {"as_floats": to.as_floats, "as_bytes": to.as_bytes, "width": to.width if is_merged else 0}
+        grid = (n_splits, -(-block.n_heads // (HEADS * n_rows)), n)
+        rope, kernel = turned(tape.weights, block.rope, n_ctx), ATTEND_LATENT[cache.kept_as, n_rows]
+        tape.launch(kernel, grid, LATENT_THREADS, **arguments, **common, **rope)
         if not is_merged:
-            of_merge = (block.n_heads, n_splits, window, block.latent_dim)
-            emit_rows(tape, merge_latents, (parts, sinks), to, block.n_heads * n, of_merge, (has_sinks, first, n))
+            common["size"] = common.pop("n_latent")
+            emit_rows(tape, merge_latents, to, block.n_heads * n, n_merged=n, **common)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
@@ -196,19 +192,10 @@ class LatentAttentionEmitter(Emitter):
         return [launch for cache in self._caches for launch in cache.moving(moves, n)]
 
 
-def emit_rows(
-    tape: Tape,
-    kernel: Kernel,
-    places: Sequence[Pointer],
-    to: Operand,
-    n_rows: int,
-    sizes: Sequence[int],
-    more: Sequence[int] = (),
-) -> None:
+def emit_rows(tape: Tape, kernel: Kernel, to: Operand, n_rows: int, **arguments: Pointer | float) -> None:
     """Write a kernel that makes an operand of some rows."""
-    operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
     grid = (warps_of(units_of(to.width)), n_rows)
-    tape.add(kernel, grid, WARP * WARPS, *places, *operand, *sizes, to.width, tape.size.n_tokens, *more, *flags)
+    tape.launch(kernel, grid, WARP * WARPS, **{"n": tape.size.n_tokens, **arguments}, **to.arguments)
 
 
 def tiles_of(tape: Tape, n_heads: int) -> Tiles:

@@ -18,7 +18,7 @@ from augury.blocks import Convolution
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.blocks import NgramMemory
 
 __all__ = ["NgramMemoryEmitter"]
@@ -48,22 +48,29 @@ class NgramMemoryEmitter(RecurrentEmitter):
         """See `Emitter.emit`."""
         block, buffers, n_tokens, n_heads = self.block, tape.buffers, tape.size.n_tokens, len(self.block.size)
         size, n_all, streams = block.key_norm.size, block.conv.n_channels, tape.seen
-        tape.add(put_tokens, (n_tokens,), WARP, buffers["tokens"], block.n_tokens)
+        tape.launch(put_tokens, (n_tokens,), WARP, x=buffers["tokens"], n=block.n_tokens)
         self._emit_tokens(tape)
-        places = (buffers["last tokens"], self._numbers(tape), buffers["numbers of n-grams"])
-        tape.add(find_ngrams, (-(-n_heads // WARP), n_tokens), WARP, *places, block.n_tokens, n_heads, block.eos)
+        places = {"tokens": buffers["last tokens"], "numbers": self._numbers(tape), "rows": buffers["numbers of n-grams"]}
+        grid, sizes = (-(-n_heads // WARP), n_tokens), {"n": block.n_tokens, "n_heads": n_heads}
+        tape.launch(find_ngrams, grid, WARP, eos=block.eos, **places, **sizes)
         found = Rows(buffers["n-grams"], block.key.n_in)
         look_up(tape, block.table, found, buffers["numbers of n-grams"], per_token=n_heads)
         rows = tape.operand("rows of n-grams", block.key.n_in, [block.key, block.value])
         tape.put(found, found.width, rows)
         tape.multiply(rows, ((block.key, 0),), Rows(buffers["keys of n-grams"], n_all))
         tape.multiply(rows, ((block.value, 0),), Rows(buffers["values of n-grams"], size))
-        norms = (block.key_norm, block.query_norm, block.conv_norm)
-        weights = [tape.weights.norm(norm, n_all // size) for norm in norms]
-        read = (buffers["keys of n-grams"], buffers["values of n-grams"], streams.at)
-        how = (*map(norm_kind, norms), *(norm.eps for norm in norms))
-        grid = (n_tokens, n_all // size)
-        tape.add(give, grid, THREADS, *read, *weights, buffers[_GIVEN], buffers[_NORMED], n_all // size, size, *how)
+        arguments: Arguments = {"keys": buffers["keys of n-grams"], "values": buffers["values of n-grams"]}
+        arguments |= {
+            "streams": streams.at,
+            "given": buffers[_GIVEN],
+            "out": buffers[_NORMED],
+            "n": n_all // size,
+            "size": size,
+        }
+        for prefix, norm in (("key_", block.key_norm), ("query_", block.query_norm), ("", block.conv_norm)):
+            arguments |= {f"{prefix}weight": tape.weights.norm(norm, n_all // size), f"{prefix}kind": norm_kind(norm)}
+            arguments[f"{prefix}eps"] = norm.eps
+        tape.launch(give, (n_tokens, n_all // size), THREADS, **arguments)
         self._emit_convolution(tape)
         for name in (_GIVEN, _CONVOLVED):
             tape.blend(tape.x, Rows(buffers[name], n_all), 1.0, 1.0)

@@ -47,7 +47,7 @@ class OutputEmitter(Emitter):
         tape.multiply(normed, ((block.weight, 0),), rows, is_output=True)
         if block.softcap is not None:
             grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
-            tape.add(cap_logits, grid, THREADS, rows.at, n_vocab, block.softcap)
+            tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=block.softcap)
         logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
         n, best = tape.size.n_tokens, tape.buffers["best"]
         tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_TOKENS))]

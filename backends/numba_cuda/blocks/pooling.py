@@ -14,6 +14,7 @@ from augury.backends.numba_cuda.rows import Rows
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Linear, Pooling
     from augury.types import ModelOptions
@@ -54,14 +55,14 @@ class Pooler:
         """Write what becomes of rows that begin with its products."""
         pooling, n_tokens, kept, n_values = self._pooling, tape.size.n_tokens, self._kept.codes, self._pooling.values.n_out
         tape.norm_in_place(pooling.value_norm, products, n_values)
-        places = products.at if pooling.places is None else tape.weights.vector(pooling.places)
-        has_weights = int(pooling.weights is not None)
-        grid, sizes = (-(-pooling.n_kept // THREADS), n_tokens), (pooling.n_kept, n_values)
-        flags = (has_weights, int(pooling.places is not None))
-        rest = (pooling.size, self._n_ctx)
-        tape.add(keep_to_pool, grid, THREADS, products.at, places, kept, products.width, *sizes, *rest, *flags)
+        sizes = {"n_kept": pooling.n_kept, "n_values": n_values, "size": pooling.size, "length": self._n_ctx}
+        sizes["has_weights"] = pooling.weights is not None
+        places: Arguments = {"rows": products.at, "stride": products.width, "kept": kept}
+        if pooling.places is not None:
+            places |= {"places": tape.weights.vector(pooling.places), "has_places": True}
+        tape.launch(keep_to_pool, (-(-pooling.n_kept // THREADS), n_tokens), THREADS, **places, **sizes)
         rows, grid = Rows(tape.buffers[_ROWS], pooling.width), (-(-pooling.width // WARP), n_tokens)
-        flags = (int(pooling.overlaps), has_weights)
-        tape.add(pool_rows, grid, WARP, kept, rows.at, *sizes, pooling.width, *rest, rows.width, *flags)
+        to: Arguments = {"rows": rows.at, "stride": rows.width, "width": pooling.width, "overlaps": pooling.overlaps}
+        tape.launch(pool_rows, grid, WARP, kept=kept, **to, **sizes)
         heads = (Heads(0, pooling.width), Heads(1, pooling.width, pooling.norm, self.rows))
         prepare(tape, rows, self._n_ctx, *heads, rope=pooling.rope, lag=pooling.size - 1)
