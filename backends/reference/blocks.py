@@ -6,7 +6,6 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,34 +15,22 @@ from augury.backends.reference.formula import activate, attend, choose_experts, 
 from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
 from augury.blocks import (
-    Activation,
     Attention,
     BlockIndexer,
     Embedding,
     Experts,
     FeedForward,
     GateKind,
-    Gating,
-    Integers,
-    Layer,
     LayerInput,
-    LayerInputs,
     Linear,
-    Matrices,
     MixtureOfExperts,
     NextnInput,
-    NextnLayer,
     Norm,
-    NormKind,
     Output,
     PoolIndexer,
     Projection,
-    Rope,
     Router,
-    Rows,
     Temperature,
-    Turn,
-    Vector,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CACHES",
-    "KNOWN",
     "MIXERS",
     "STATELESS",
     "chosen_positions",
@@ -311,52 +297,3 @@ STATELESS: dict[type, Any] = {
     Projection: projection,
 }
 """What a block that keeps nothing adds to x, by its type."""
-KNOWN: dict[type, Container[Any]] = {
-    NextnInput: (),
-    NextnLayer: {"hidden"},
-    Embedding: {"weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
-    Attention: {
-        *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
-        *(
-            "is_rope_first",
-            "window",
-            "chunk",
-            "clamp",
-            "temperature",
-            "softcap",
-            "slopes",
-            "sinks",
-            "gate",
-            "gate_kind",
-            "indexer",
-            "source",
-            "embedded_norm",
-        ),
-    },
-    BlockIndexer: (),
-    Projection: (),
-    LayerInput: (),
-    LayerInputs: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "limits_activated", "constants"},
-    MixtureOfExperts: {
-        *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
-        *("constants", "latent_down", "latent_up", "sum_norm"),
-    },
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
-    Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"norm", "weight", "softcap", "residual", "tokens"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
-    Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
-    Norm: {"weight", "bias", "weight_shape"},
-    Rope: {"magnitude", "is_interleaved", "offset"},
-    Rows: (),
-    Temperature: {"offset"},
-    Vector: {"stored"},
-    Integers: (),
-    Activation: tuple(Activation),
-    Gating: tuple(Gating),
-    GateKind: tuple(GateKind),
-    NormKind: tuple(NormKind),
-    Turn: tuple(Turn),
-}
-"""What is computed here; see `ModelPlan.check_blocks`."""

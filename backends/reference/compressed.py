@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
 
-__all__ = ["CACHES", "KNOWN", "MIXERS"]
+__all__ = ["CACHES", "MIXERS"]
 
 
 def compressed_attention(
@@ -58,5 +57,3 @@ def compressed_attention(
 
 CACHES: dict[type, Any] = {CompressedAttention: LayerCache}
 MIXERS: dict[type, Any] = {CompressedAttention: compressed_attention}
-KNOWN: dict[type, Container[Any]] = {CompressedAttention: {"pooling", "indexer"}}
-"""What is computed here; see `ModelPlan.check_blocks`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.blocks import Rope
     from augury.types import ModelOptions
 
-__all__ = ["CACHES", "KNOWN", "MIXERS", "share_choices"]
+__all__ = ["CACHES", "MIXERS", "share_choices"]
 
 
 class LatentCache(LayerCache):
@@ -132,9 +132,3 @@ def _choose(
 
 CACHES: dict[type, Any] = {LatentAttention: LatentCache}
 MIXERS: dict[type, Any] = {LatentAttention: latent_attention}
-KNOWN: dict[type, Container[Any]] = {
-    LatentAttention: {
-        *("rope", "q_down", "q_norm", "temperature", "turned_norm", "gate", "window", "indexer", "reuses_choice", "sinks"),
-    },
-    Indexer: (),
-}

@@ -1,8 +1,11 @@
-"""All mixers, by their type, and what the backend computes in all."""
+"""All mixers, by their type, and the blocks that have a function here."""
 
 from __future__ import annotations
 
-from augury.backends.reference import blocks, compressed, latent, pooling, recurrent, residual
+from typing import get_args
+
+from augury.backends.reference import blocks, compressed, latent, recurrent
+from augury.blocks import Connection, Embedding, LayerInput, MixtureOfExperts, NextnInput, Output
 
 __all__ = ["CACHES", "KNOWN", "MIXERS"]
 
@@ -10,5 +13,7 @@ CACHES = {**blocks.CACHES, **compressed.CACHES, **latent.CACHES, **dict.fromkeys
 """What a mixer keeps of its slots."""
 MIXERS = {**blocks.MIXERS, **compressed.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
 """What a mixer that keeps something adds to x."""
-KNOWN = {**blocks.KNOWN, **compressed.KNOWN, **latent.KNOWN, **pooling.KNOWN, **recurrent.KNOWN, **residual.KNOWN}
-"""See `ModelPlan.check_blocks`."""
+KNOWN = frozenset(
+    {Embedding, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *CACHES, *get_args(Connection)}
+)
+"""Blocks and connections that have a function, which computes all that they may have; of others the operations are computed."""

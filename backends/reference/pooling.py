@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from augury.blocks import PoolIndexer, Pooling
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
 
-__all__ = ["KNOWN", "best_blocks", "best_of", "chosen_cells", "given_to_pool", "kept_to_pool", "pooled_row"]
+__all__ = ["best_blocks", "best_of", "chosen_cells", "given_to_pool", "kept_to_pool", "pooled_row"]
 
 
 def kept_to_pool(pooling: Pooling, weights: Weights, normed: np.ndarray, positions: list[int]) -> np.ndarray:
@@ -85,10 +84,3 @@ def chosen_cells(blocks: np.ndarray, size: int, seen: np.ndarray) -> np.ndarray:
     """Of the cells that a token sees those of some blocks, and those after the last whole one."""
     is_chosen = np.isin(np.arange(len(seen)) // size, [*blocks, len(seen) // size])
     return seen[is_chosen]
-
-
-KNOWN: dict[type, Container[Any]] = {
-    Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},
-    PoolIndexer: {"rope", "q_norm", "weights"},
-}
-"""What is computed here; see `ModelPlan.check_blocks`."""

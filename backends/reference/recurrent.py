@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from augury.types import ModelOptions
 
 __all__ = [
-    "KNOWN",
     "MIXERS",
     "LayerStates",
     "advance_heads",
@@ -366,18 +365,6 @@ MIXERS: dict[type, Any] = {
     NgramMemory: ngram_memory,
 }
 """What a block of this kind adds to x, by its type."""
-KNOWN: dict[type, Container[Any]] = {
-    ShortConvolution: (),
-    GatedDeltaNet: {"norm", "has_sigmoid"},
-    NgramMemory: (),
-    KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
-    Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
-    Mamba2: {"out_norm"},
-    LightningAttention: {"norm"},
-    Convolution: {"bias", "stored", "dilation"},
-    LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
-}
-"""What is computed here; see `ModelPlan.check_blocks`."""
 
 
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:

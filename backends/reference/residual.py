@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.reference.formula import sigmoid, softmax
 from augury.backends.reference.weights import each_normed
-from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, Residual, StreamMean
+from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.blocks import Connection
 
-__all__ = ["KNOWN", "read", "write"]
+__all__ = ["read", "write"]
 
 
 def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -> np.ndarray:
@@ -82,14 +81,3 @@ def _balanced(connection: HyperConnection, scores: np.ndarray) -> np.ndarray:
         comb = comb / (comb.sum(axis=2, keepdims=True) + eps)
         comb = comb / (comb.sum(axis=1, keepdims=True) + eps)
     return comb
-
-
-KNOWN: dict[type, Container[Any]] = {
-    Residual: {"feed_forward"},
-    AllStreams: (),
-    AttentionResidual: {"norm", "begins"},
-    HyperConnection: {"post_scale", "post_eps", "n_rounds"},
-    GatedHyperConnection: {"inject"},
-    StreamMean: (),
-}
-"""What is computed here; see `ModelPlan.check_blocks`."""
