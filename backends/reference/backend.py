@@ -42,7 +42,7 @@ class Reference(Backend):
             if type(connection) not in KNOWN:
                 name = type(connection).__name__
                 raise UnsupportedError(
-                    f"connection {name}, which backend reference does not compute; take one of augury.blocks"
+                    f"connection {name}, which reference does not compute; take one of augury.blocks"
                 )
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)

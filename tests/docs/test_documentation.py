@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,10 @@ def test_every_error_that_users_are_told_of_can_be_imported_from_augury(page):
     ours = {name for name in named if name not in vars(builtins)}
     assert ours <= set(augury.__all__)
     assert ours or page != "docs/library.md"
+
+
+def test_the_changelog_names_the_released_version_below_a_short_unreleased_part():
+    unreleased, *released = re.findall(r"^## \[(.*?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert unreleased == ("Unreleased", "")
+    assert re.fullmatch(r" - \d{4}-\d\d-\d\d", released[0][1])
+    assert released[0][0] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
