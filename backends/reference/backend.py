@@ -41,9 +41,7 @@ class Reference(Backend):
         for connection in (each for layer in plan.layers if layer.residual for each in layer.residual.connections):
             if type(connection) not in KNOWN:
                 name = type(connection).__name__
-                raise UnsupportedError(
-                    f"connection {name}, which reference does not compute; take one of augury.blocks"
-                )
+                raise UnsupportedError(f"connection {name}, which reference does not compute; take one of augury.blocks")
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.report import drafting_lines, run_line, say
-from augury.cli.table import table
+from augury.cli.table import align_rows
 from augury.cli.text_file import read_text
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, CapacityError, UnsupportedError
@@ -97,7 +97,7 @@ class Conversation:
     def _run_command(self, command: str, argument: str) -> None:
         match command:
             case "/help":
-                for line in table(list(_COMMANDS.items()), has_head=False):
+                for line in align_rows(list(_COMMANDS.items()), has_head=False):
                     say(line)
             case "/continue" if self.messages:
                 self._answer(self.messages)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
-from augury.cli.table import table
+from augury.cli.table import align_rows
 from augury.files.models import resolve
 from augury.registry import Registry
 
@@ -58,16 +58,16 @@ def _lines(file: ModelFile, *, lists_tensors: bool) -> Iterable[str]:
         yield _printable(str(path))
     yield f"{file.n_bytes:,} bytes ({_size(file.n_bytes)})"
     yield ""
-    yield from table([["key", "value"], *([_printable(key), _short(value)] for key, value in file.metadata.items())])
+    yield from align_rows([["key", "value"], *([_printable(key), _short(value)] for key, value in file.metadata.items())])
     yield ""
-    yield from table([["type", "tensors", "parameters", "size"], *_totals(file)])
+    yield from align_rows([["type", "tensors", "parameters", "size"], *_totals(file)])
     if lists_tensors:
         yield ""
         rows = [
             [_printable(tensor.name), tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.n_bytes:,}"]
             for tensor in file.tensors.values()
         ]
-        yield from table([["tensor", "type", "shape", "bytes"], *rows])
+        yield from align_rows([["tensor", "type", "shape", "bytes"], *rows])
     if isinstance(template := file.metadata.get(_TEMPLATE), str):
         yield ""
         yield "chat template:"

@@ -8,7 +8,7 @@ import sys
 from contextlib import nullcontext
 from typing import TextIO
 
-from augury.cli.table import table
+from augury.cli.table import align_rows
 from augury.engine.draft_log import VerifiedDraft
 from augury.types import TokenLogprob
 
@@ -66,7 +66,7 @@ def draft_lines(draft: VerifiedDraft) -> list[str]:
         fate = "accepted" if token.is_accepted else "not reached" if token.target is None else "rejected"
         rows.append([_token(token.token, token.bytes), p, *_target_cells(token.target), fate])
     rows.append(["", "", *_target_cells(draft.target), "the target's own"])
-    return [f"  {line}" for line in table(rows, is_right=(False, True, False, True, False))]
+    return [f"  {line}" for line in align_rows(rows, is_right=(False, True, False, True, False))]
 
 
 class _Formatter(logging.Formatter):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import (
@@ -25,10 +25,10 @@ from augury.cli.report import say, show_configuration
 from augury.devices import Placement
 from augury.errors import OptionError
 from augury.files.override import Scalar, Untyped, parse_overrides
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.options import options_of
 from augury.registry import Registry
-from augury.types import CACHE_TYPES
+from augury.types import CACHE_TYPES, ModelOptions
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
@@ -37,6 +37,7 @@ __all__ = [
     "add_model_flags",
     "add_override_flag",
     "load_engine",
+    "loaded_model",
     "override_words",
     "overrides_of",
     "placement_of",
@@ -223,3 +224,26 @@ def load_engine(
 def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:
     """Drop options of drafters that are not loaded, if a command loads one after the other: the engine refuses unused ones."""
     return values if is_strict else {name: given for name, given in values.items() if name in in_use}
+
+
+@contextmanager
+def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, str]]:
+    """Load the model alone, with one slot, tell what computes it, and close it afterwards.
+
+    Raises:
+        AuguryError: As loading does.
+    """
+    from augury.loader import Loader, make_backend
+
+    configure_logging(verbosity=args.verbose)
+    backend = make_backend(args.registry, args.backend)
+    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, placement=placement_of(args))
+    with ProgressDisplay() as progress:
+        loader = Loader(args.registry, backend, progress, {args.model: overrides_of(args)})
+        try:
+            model = loader.load(args.model, options, purpose="bench").model
+            loader.close_files()
+            progress.close()
+            yield model, loader.backends[0].title
+        finally:
+            loader.close()

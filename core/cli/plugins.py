@@ -8,7 +8,7 @@ from typing import Any
 
 from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
-from augury.cli.table import fold, table
+from augury.cli.table import align_rows, fold
 from augury.devices import CPU, DeviceInfo
 from augury.interfaces import Backend
 from augury.options import Option, options_of
@@ -48,7 +48,7 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     rows += [
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
-    heads = table(rows)
+    heads = align_rows(rows)
     lines = heads[: -len(records)]
     for record, head in zip(records, heads[-len(records) :], strict=True):
         lines.append(head)

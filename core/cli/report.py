@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from augury.cli.table import table
+from augury.cli.table import align_rows
 from augury.options import Spec
 from augury.types import Allocation, Result, Summary, TokenLogprob
 
@@ -194,7 +194,7 @@ def _memory_lines(lines: Sequence[Allocation]) -> list[str]:
         here = [line for line in lines if line.device == device]
         rows += [[device, line.purpose, _mib(line.n_bytes)] for line in here]
         rows.append([device, "total", _mib(sum(line.n_bytes for line in here))])
-    return table(rows, is_right=(False, False, True), has_head=False)
+    return align_rows(rows, is_right=(False, False, True), has_head=False)
 
 
 def _mib(n_bytes: int) -> str:

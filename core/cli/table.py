@@ -7,13 +7,13 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["fold", "table"]
+__all__ = ["align_rows", "fold"]
 
 _LEAST = 20  # columns that a last column of text needs, or else each row is set by itself
 _BLANK = "\N{NO-BREAK SPACE}"  # which `textwrap` leaves alone
 
 
-def table(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_head: bool = True) -> list[str]:
+def align_rows(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_head: bool = True) -> list[str]:
     """Format rows as aligned columns, one text per row; in a narrow terminal a row has several lines.
 
     There the last column is folded. Where that is not enough, a row is its first cell and, below it, each other cell with the

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from augury.cli.prompts import Prompt
+from augury.cli import Prompt
 from augury.interfaces import Progress
 from augury.plugins.bench.timing import Measurement, Runner, Timing
 

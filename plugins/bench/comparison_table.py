@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from augury.cli.table import fold, table
+from augury.cli import align_rows, fold
 from augury.plugins.bench.pair_stats import PairStats
 
 __all__ = ["comparison_lines", "stall_lines"]
@@ -26,8 +26,8 @@ def comparison_lines(found: Mapping[tuple[str, str], Sequence[PairStats]]) -> li
     is_right = [False, False, True, True, True, True, True, True, False]
     if len({category for _, category in found}) == 1:
         rows = [[row[0], *row[2:]] for row in rows]
-        return table([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]]) + notes
-    return table([_HEAD, *rows], is_right=is_right) + notes
+        return align_rows([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]]) + notes
+    return align_rows([_HEAD, *rows], is_right=is_right) + notes
 
 
 def stall_lines(found: Iterable[PairStats]) -> list[str]:

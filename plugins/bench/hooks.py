@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from augury import Registry
 from augury.hookspecs import hookimpl
-from augury.registry import Registry
 
 
 @hookimpl

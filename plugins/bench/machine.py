@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from augury.cli.prompts import Prompt
+from augury.cli import Prompt
 from augury.plugins.bench.workload import digest
 
 __all__ = ["facts_as_json", "machine_facts", "run_facts"]

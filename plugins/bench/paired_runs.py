@@ -14,8 +14,8 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from augury.cli.prompts import Prompt
-from augury.engine.engine import Engine
+from augury import Engine
+from augury.cli import Prompt
 from augury.errors import AuguryError, PluginError
 from augury.plugins.bench.reliability import Reliability
 from augury.plugins.bench.workload import with_answers

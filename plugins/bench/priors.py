@@ -16,8 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from augury.cli.report import print_lines, say
-from augury.cli.text_file import read_text
+from augury.cli import print_lines, read_text, say
 from augury.errors import AuguryError
 
 __all__ = ["GroundCounts", "main", "pooled", "table_lines"]

@@ -14,9 +14,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import table
-from augury.cli.text_file import read_text
+from augury.cli import align_rows, print_json, print_lines, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 
@@ -163,7 +161,7 @@ def change_lines(path: Path, result: dict[str, Any]) -> list[str]:
         rows.setdefault(change.key, {})[change.name] = str(change)
     names = list(dict.fromkeys(change.name for change in found))
     cells = [[*key, *(row.get(name, _ABSENT) for name in names)] for key, row in rows.items()]
-    lines = [f"against {path}:", *table([[*(_PASSES if now.are_of_passes else _DRAFTERS), *names], *cells])]
+    lines = [f"against {path}:", *align_rows([[*(_PASSES if now.are_of_passes else _DRAFTERS), *names], *cells])]
     if differences:
         lines.append("these runs differ in more than the code, so the change may be theirs: " + "; ".join(differences))
     return lines

@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from augury.cli.prompts import Prompt
-from augury.cli.text_file import read_text
+from augury.cli import Prompt, read_text
 from augury.errors import AuguryError
 
 __all__ = ["SPEC_BENCH", "read_spec_bench"]

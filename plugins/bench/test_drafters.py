@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from augury.cli.prompts import Prompt
-from augury.engine.engine import Engine
+from augury import Engine, Registry
+from augury.cli import Prompt
 from augury.errors import AuguryError
 from augury.plugins.bench.machine import run_facts
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.pytest_plugin import FOUND
 from augury.plugins.bench.workload import builtin_workload, read_workload
-from augury.registry import Registry
 from augury.speculation.config import choose_drafters
 from augury.types import Result
 

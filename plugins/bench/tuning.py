@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from augury.cli.prompts import Prompt
+from augury.cli import Prompt
 from augury.plugins.bench.pair_stats import PairStats
 from augury.plugins.bench.paired_runs import Pair
 

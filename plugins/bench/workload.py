@@ -14,8 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from augury.cli.prompts import Prompt, prompts_of_lines, read_prompts
-from augury.cli.text_file import read_text
+from augury.cli import Prompt, prompts_of_lines, read_prompts, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.spec_bench import SPEC_BENCH, read_spec_bench
 

@@ -9,12 +9,14 @@ import sys
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError, OptionError
 from augury.files.atomic_file import write_atomically
 from augury.hookspecs import hookimpl
-from augury.registry import Registry
+
+if TYPE_CHECKING:
+    from augury import Registry
 
 __all__ = ["augury_commands"]
 

@@ -17,23 +17,28 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from augury.cli.drafter_flags import warn_of_synthetic
-from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
-from augury.cli.log_output import configure_logging
-from augury.cli.model_flags import add_model_flags, load_engine
-from augury.cli.option_flags import add_option_flag, flag_of
-from augury.cli.prompts import add_template_flag
-from augury.cli.report import say
-from augury.cli.sampling_flags import add_sampling_flags, request_params
-from augury.cli.text_file import read_text
+from augury import Registry
+from augury.cli import (
+    FOREIGN_FLAGS_IN_SERVE,
+    add_model_flags,
+    add_option_flag,
+    add_sampling_flags,
+    add_template_flag,
+    configure_logging,
+    flag_of,
+    load_engine,
+    read_text,
+    request_params,
+    say,
+    warn_of_synthetic,
+)
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.options import option, options_of
-from augury.registry import Registry
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from augury.engine.engine import Engine
+    from augury import Engine
     from augury.interfaces import Progress
     from augury.plugins.server.server import Server, ServerOptions
 

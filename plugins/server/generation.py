@@ -23,7 +23,7 @@ from augury.plugins.server.server import Server
 from augury.types import Result, Token
 
 if TYPE_CHECKING:
-    from augury.engine.running import Running
+    from augury import Running
 
 __all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate", "score"]
 

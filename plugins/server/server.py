@@ -11,14 +11,13 @@ from attrs import Factory, define, frozen
 from fastapi import Depends
 from starlette.requests import Request
 
-from augury.cli.progress import ProgressDisplay
-from augury.cli.report import say
+from augury.cli import ProgressDisplay, say
 from augury.errors import AuguryError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
-    from augury.engine.engine import Engine
+    from augury import Engine
     from augury.plugins.server.metrics import Metrics
 
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]

@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from augury.cli.drafter_flags import warn_of_synthetic
-from augury.cli.model_flags import add_model_flags
-from augury.cli.parser import count, counts
-from augury.cli.prompts import add_prompt_flags
-from augury.cli.sampling_flags import add_sampling_flags
-from augury.cli.text_file import check_writable
+from augury import Registry
+from augury.cli import add_model_flags, add_prompt_flags, add_sampling_flags, check_writable, count, counts, warn_of_synthetic
 from augury.errors import OptionError
 from augury.plugins.bench.commands.drafters import TURNS, run_drafters
 from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
@@ -21,7 +17,6 @@ from augury.plugins.bench.commands.roofline import run_roofline
 from augury.plugins.bench.commands.servers import CLIENTS, run_servers
 from augury.plugins.bench.commands.startup import run_startup
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
-from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

@@ -8,12 +8,8 @@ from contextlib import closing
 from itertools import chain, count, repeat
 from typing import Any
 
-from augury.cli.drafter_flags import drafter_options, names_in_use
-from augury.cli.model_flags import load_engine
-from augury.cli.progress import ProgressDisplay
-from augury.cli.report import say
-from augury.cli.sampling_flags import request_params
-from augury.engine.engine import Engine
+from augury import Engine
+from augury.cli import ProgressDisplay, drafter_options, load_engine, names_in_use, request_params, say
 from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress

@@ -5,20 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from augury.cli.log_output import configure_logging
-from augury.cli.model_flags import override_words, overrides_of, placement_of
-from augury.cli.parser import FlagsAction, are_counts, converted, counts
-from augury.cli.progress import ProgressDisplay
-from augury.cli.table import table
+from augury.cli import FlagsAction, ProgressDisplay, align_rows, are_counts, converted, counts, loaded_model, override_words
 from augury.errors import OptionError
 from augury.files.models import resolve
 from augury.interfaces import Model, Progress
-from augury.loader import Loader, make_backend
 from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
@@ -26,7 +20,6 @@ from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.saved_results import check_saved, print_figures
 from augury.plugins.bench.server_runner import LlamaServerOptions, ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
-from augury.types import ModelOptions
 
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
 
@@ -157,27 +150,6 @@ def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: in
     return LlamaServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
 
 
-@contextmanager
-def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, str]]:
-    """Load the model alone, with one slot, tell what computes it, and close it afterwards.
-
-    Raises:
-        AuguryError: As loading does.
-    """
-    configure_logging(verbosity=args.verbose)
-    backend = make_backend(args.registry, args.backend)
-    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, placement=placement_of(args))
-    with ProgressDisplay() as progress:
-        loader = Loader(args.registry, backend, progress, {args.model: overrides_of(args)})
-        try:
-            model = loader.load(args.model, options, purpose="bench").model
-            loader.close_files()
-            progress.close()
-            yield model, loader.backends[0].title
-        finally:
-            loader.close()
-
-
 def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:
     """Timings as JSON, by kind."""
     rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
@@ -198,7 +170,7 @@ def _lines(timings: Sequence[Timing]) -> list[str]:
         alone_ms = single.get(timing.measurement.depth) if timing.measurement.kind == "curve" else None
         against = "" if alone_ms is None else f"{timing.ms / alone_ms:.2f}x"
         rows.append([*_cells(timing.measurement), f"{timing.ms:.2f}", spread, f"{timing.tok_s:.1f}", against])
-    return table(rows, is_right=(False, *[True] * 6))
+    return align_rows(rows, is_right=(False, *[True] * 6))
 
 
 def _cells(measurement: Measurement) -> list[str]:
@@ -226,7 +198,7 @@ def _ratio_lines(ratios: Sequence[PairedTiming]) -> list[str]:
         speeds = [f"{ratio.ours.tok_s:.1f}", f"{ratio.theirs.tok_s:.1f}", f"{ratio.ratio:.2f}x"]
         interval = "{:.2f} to {:.2f}".format(*ratio.interval)
         rows.append([*_cells(ratio.ours.measurement), *speeds, interval, trip_text(ratio.round_trips_ns)])
-    return table(rows, is_right=(False, *[True] * 7))
+    return align_rows(rows, is_right=(False, *[True] * 7))
 
 
 def trip_text(trips_ns: Sequence[float]) -> str:

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from augury.cli.model_flags import load_engine, overrides_of
-from augury.cli.prompts import Prompt
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import table
-from augury.engine.engine import Engine
+from augury import Engine
+from augury.cli import Prompt, align_rows, load_engine, overrides_of, print_json, print_lines
 from augury.errors import OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
@@ -129,7 +126,7 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
                     "" if is_prompt else trip_text(each["round_trip_ns"]),
                 ]
             )
-    return table(rows, is_right=(False, False, *(True,) * 8))
+    return align_rows(rows, is_right=(False, False, *(True,) * 8))
 
 
 def _notes(answers: Sequence[AnswerPairs], found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 
 from attrs import asdict
 
-from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import table
+from augury.cli import ProgressDisplay, align_rows, loaded_model, print_json, print_lines
 from augury.errors import UnsupportedError
-from augury.plugins.bench.commands.passes import loaded_model
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.roofline import Roofline, measure_roofline
@@ -60,7 +57,7 @@ def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
     rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
     rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, limits)])
     rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
-    yield from table([head, *rows], is_right=(False, *[True] * 7))
+    yield from align_rows([head, *rows], is_right=(False, *[True] * 7))
     yield ""
 
 

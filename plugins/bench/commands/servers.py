@@ -17,10 +17,7 @@ from itertools import cycle, islice
 from time import monotonic, sleep
 from typing import Any
 
-from augury.cli.model_flags import override_words, placement_words
-from augury.cli.prompts import Prompt
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import table
+from augury.cli import Prompt, align_rows, override_words, placement_words, print_json, print_lines
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
@@ -142,7 +139,7 @@ def _lines(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
             cells += [f"{each[_key(name)]:.1f}" for name in _FIGURES]
             low, high = each.get("interval", (0, 0))
             rows.append([*cells, *([f"{each['ratio']:.2f}", f"{low:.2f} to {high:.2f}"] if "ratio" in each else ["", ""])])
-    return table(rows, [True, False, *[True] * 8])
+    return align_rows(rows, [True, False, *[True] * 8])
 
 
 def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:

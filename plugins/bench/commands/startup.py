@@ -13,8 +13,7 @@ from time import perf_counter
 
 from attrs import frozen
 
-from augury.cli.model_flags import override_words, placement_words
-from augury.cli.report import print_json, print_lines, say
+from augury.cli import override_words, placement_words, print_json, print_lines, say
 from augury.errors import AuguryError
 from augury.files.models import resolve
 from augury.interfaces import Progress

@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use
-from augury.cli.model_flags import add_model_flags
-from augury.cli.parser import counts
-from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import add_prompt_flags
-from augury.cli.report import print_json, print_lines, say
-from augury.cli.sampling_flags import add_sampling_flags, request_params
-from augury.cli.table import table
+from augury import Registry
+from augury.cli import (
+    ProgressDisplay,
+    add_model_flags,
+    add_prompt_flags,
+    add_sampling_flags,
+    align_rows,
+    counts,
+    drafter_of_model,
+    drafter_options,
+    names_in_use,
+    print_json,
+    print_lines,
+    request_params,
+    say,
+)
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, options_of, parse_specs
@@ -25,7 +33,6 @@ from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.tuning import Candidate, Trial, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
-from augury.registry import Registry
 
 __all__ = ["add_parser", "option_words"]
 
@@ -195,6 +202,6 @@ def _lines(tuning: Tuning) -> list[str]:
                 f"{by_category[slowest]:.2f}x {slowest}" if slowest else "",
             ]
         )
-    lines = table(rows, is_right=(False, True, True, True, True, True, True, False))
+    lines = align_rows(rows, is_right=(False, True, True, True, True, True, True, False))
     notes = stall_lines(tuning.stats(candidate) for candidate in tuning.pairs)
     return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: after it", *notes]

@@ -3,7 +3,7 @@
 import pytest
 from commands import here, run
 
-from augury.cli.table import fold, table
+from augury.cli.table import align_rows, fold
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.pair_stats import PairStats
 
@@ -24,7 +24,7 @@ def columns(monkeypatch):
 @pytest.mark.parametrize("n", [None, 51, 0])
 def test_columns_are_aligned_where_there_is_room_or_no_terminal(columns, n):
     columns(n)
-    assert table(ROWS, is_right=(False, True)) == [
+    assert align_rows(ROWS, is_right=(False, True)) == [
         "name    speed  notes",
         "suffix   12.5  from the longest match in the prompt",
         "none      8.0",
@@ -33,7 +33,7 @@ def test_columns_are_aligned_where_there_is_room_or_no_terminal(columns, n):
 
 def test_a_narrow_terminal_folds_the_last_column(columns):
     columns(40)
-    assert table(ROWS, is_right=(False, True)) == [
+    assert align_rows(ROWS, is_right=(False, True)) == [
         "name    speed  notes",
         "suffix   12.5  from the longest match in\n               the prompt",
         "none      8.0",
@@ -42,9 +42,9 @@ def test_a_narrow_terminal_folds_the_last_column(columns):
 
 def test_a_narrower_one_sets_each_row_by_itself_and_parts_no_cell(columns):
     columns(30)
-    assert table(ROWS) == ["suffix\n  speed 12.5, notes from the\n  longest match in the prompt", "none\n  speed 8.0"]
-    assert table([["weights of a model", "1.5 MiB"]], has_head=False) == ["weights of a model  1.5 MiB"]
-    assert table([["weights of a large model", "1.5 MiB"]], has_head=False) == ["weights of a large model\n  1.5 MiB"]
+    assert align_rows(ROWS) == ["suffix\n  speed 12.5, notes from the\n  longest match in the prompt", "none\n  speed 8.0"]
+    assert align_rows([["weights of a model", "1.5 MiB"]], has_head=False) == ["weights of a model  1.5 MiB"]
+    assert align_rows([["weights of a large model", "1.5 MiB"]], has_head=False) == ["weights of a large model\n  1.5 MiB"]
 
 
 def test_a_line_is_folded_at_blanks(columns):
