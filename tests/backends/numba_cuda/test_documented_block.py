@@ -1,0 +1,55 @@
+"""The block of the page on architectures, which runs on all backends, in the simulator."""
+
+import re
+import types
+from pathlib import Path
+
+import attrs
+import pytest
+from oracles.models import nmse
+from oracles.passes import run_of
+
+from augury.errors import UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.registry import Registry
+from augury.types import ModelOptions
+
+PAGE = Path(__file__).parents[3] / "docs" / "write-an-architecture.md"
+_, TIDAL, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+REGISTRY = Registry.discover()
+
+
+def module_of(source):
+    module = types.ModuleType("augury_documented")
+    exec(source, vars(module))
+    return module
+
+
+@pytest.fixture
+def tidal(tmp_path, monkeypatch):
+    """The file that the page writes, and its plan of the layer with the block alone."""
+    monkeypatch.chdir(tmp_path)
+    exec(TINY, {})
+    file = ModelFile.open(tmp_path / "tiny.gguf")
+    plan = module_of(TIDAL).Tidal.plans(file)["main"]
+    return file, attrs.evolve(plan, layers=plan.layers[1:2])
+
+
+def rows_of(backend, file, plan):
+    kind = REGISTRY.backends[backend]
+    model = kind(kind.options_class()).load(file, plan, ModelOptions(n_ctx=32, threads=1), Progress())
+    return model.forward(run_of([3, 1, 4, 1, 5])).rows()
+
+
+def test_the_block_is_computed_as_the_reference_does(tidal):
+    file, plan = tidal
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
+
+
+def test_an_operation_that_has_no_kernel_for_it_is_refused_by_name(tidal):
+    file, plan = tidal
+    plain = plan.layers[0].feed_forward
+    soft = module_of(SOFT).SoftFeedForward(plain.norm, plain.up, plain.down)
+    with pytest.raises(UnsupportedError, match="SoftFeedForward has the operation Soften, which backend numba-cuda does not"):
+        rows_of("numba-cuda", file, attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], feed_forward=soft),)))
