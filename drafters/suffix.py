@@ -25,6 +25,7 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -164,13 +165,18 @@ class Suffix(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         self._learn(ask.history)
+        if not len(ask.guess):
+            return self._proposed(ask)
         with self._texts.guessed(ask.guess):
-            found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
-            if self._corpus is not None:
-                texts = self._corpus.texts
-                first_ground = len(_CHANCES) + len(_BRANCH_CHANCES)
-                found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_ground))
-                found.sort(key=lambda each: -each.length)
+            return self._proposed(ask)
+
+    def _proposed(self, ask: Ask) -> Draft:
+        found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
+        if self._corpus is not None:
+            texts = self._corpus.texts
+            first_ground = len(_CHANCES) + len(_BRANCH_CHANCES)
+            found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_ground))
+            found.sort(key=lambda each: -each.length)
         if ask.pace is None or len(found[0].tokens) >= ask.limit:
             return Draft(found[0].tokens, evidence=found[0].evidence)
         return _branched(found, ask.limit)
@@ -259,7 +265,7 @@ def _branched(found: Sequence[_Found], limit: int) -> Draft:
 
 
 def _step(length: int) -> int:
-    return sum(length >= first for first in _LENGTHS[1:])
+    return bisect(_LENGTHS, length) - 1
 
 
 @hookimpl

@@ -105,6 +105,11 @@ class RequestDrafter:
     n_right: int = 0  # tokens that it had right in the last round, used or not
     spent_s: float = 0.0  # of drafting that was waited for, since the last round
 
+    @property
+    def can_extend(self) -> bool:
+        """Whether it may be asked what follows others' tokens, as far as is known without asking it."""
+        return not (self.profile.is_costly or self.profile.is_certain or self.guard.is_asked_alone)
+
     def observe_gain(self, n_tokens: float) -> None:
         """What it alone proposed in a round gave so many tokens, or took the time of as many."""
         self.gain += _LEARN_GAIN * (n_tokens - self.gain)

@@ -177,6 +177,8 @@ class JointTree(Generic[Proposer]):
 
     def part(self, nodes: Items[int]) -> Draft:
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
+        if not nodes:
+            return Draft()
         places = {node: i for i, node in enumerate(nodes)}
         parents = [places.get(self.parents[node], -1) for node in nodes]
         is_chain = all(parent == i - 1 for i, parent in enumerate(parents))

@@ -212,19 +212,20 @@ class DraftPlanner:
 
         It pays where a token more is likely enough to be worth its time in the pass and that of asking.
         """
-        curve, found = self._curve(slots, n_beside), []
+        able = []
         for slot in slots:
-            path = slot.tree.best_path(slot.reach())
-            if not 0 < len(path) < slot.limit:
-                continue
-            worth_s, token_s = slot.reach()[path[-1]] * self.plain_s, curve.extra_s(1, len(path))
-            for drafter in slot.of:
-                profile = drafter.profile
-                if profile.is_costly or profile.is_certain or drafter in slot.tree.proposers[path[-1]]:
-                    continue
-                if worth_s * drafter.chances.typical >= token_s + profile.cost.per_ask + self.overhead_s:
-                    found.append((slot, drafter, path))
-        return found
+            path = slot.tree.best_path(slot.reach()) if len(slot.of) > 1 else ()
+            if 0 < len(path) < slot.limit:
+                own = slot.tree.proposers[path[-1]]
+                able += [(slot, each, path) for each in slot.of if each.can_extend and each not in own]
+        if not able:
+            return []
+        curve = self._curve(slots, n_beside)
+        return [each for each in able if self._extends(*each, curve)]
+
+    def _extends(self, slot: SlotProposals, drafter: RequestDrafter, path: Sequence[int], curve: PassCurve) -> bool:
+        worth_s = slot.reach()[path[-1]] * drafter.chances.typical * self.plain_s
+        return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
 
     def choose(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[list[int]]:
         """Choose the nodes (k,) of each slot's tree that are verified, rising.

@@ -84,8 +84,7 @@ class SuffixArray:
     def guessed(self, tokens: np.ndarray) -> Iterator[None]:
         """Let (t,) int32 tokens be the current text's next ones, until the context is left."""
         n, key, places = self._n, self._key, []
-        if len(tokens):
-            self._append(tokens)
+        self._append(tokens)
         for position, token in enumerate(tokens.tolist(), n):
             entry = self._key + position.to_bytes(4)
             places.append(entry)

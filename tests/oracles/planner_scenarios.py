@@ -19,7 +19,7 @@ DEPTH = 100
 
 def request_of(planner):
     """A new request that all drafters of a planner serve."""
-    guard = SimpleNamespace(is_left_out=False)
+    guard = SimpleNamespace(is_left_out=False, is_asked_alone=False)
     return RequestDrafters([RequestDrafter(profile, guard) for profile in planner.profiles], budget=planner.new_budget())
 
 
