@@ -173,7 +173,7 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
                     f"--spec-type {spec.name}: augury has no such drafter; augury plugins lists those that it has"
                 )
             if spec.name == "auto":
-                names += [member.name for _, member in choose_drafters(registry, "auto")]
+                names += [member.name for _, member in choose_drafters(registry, "auto", has_nextn=True)]
             else:
                 names.append(registry.find("drafter", spec.name).name)
     return names

@@ -179,7 +179,7 @@ def load_engine(
     from augury.engine.engine import Engine
 
     configure_logging(verbosity=args.verbose, is_quiet=args.quiet)
-    in_use = names_in_use(spec_type, args.registry)
+    in_use = names_in_use(spec_type or ("auto",), args.registry)
     rest, limits = split_draft_limits(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
     if n_min > n_max > 0:

@@ -177,10 +177,11 @@ class Engine(Evaluations):
         check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
+        speculation = Speculation((), draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
         loader = Loader(registry, device, progress or Progress(), files)
         choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
-        wants_nextn, chosen = uses_nextn(registry, choose(has_nextn=True)), choose()
+        wants_nextn = uses_nextn(registry, chosen := choose(has_nextn=True))
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
@@ -200,11 +201,10 @@ class Engine(Evaluations):
                 implied=implied,
                 wants_nextn=wants_nextn,
             )
-            if context.info.nextn_features:
-                chosen = choose(has_nextn=True)
+            if not context.info.nextn_features:
+                chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []
-            members = tuple(member for _, member in chosen)
-            speculation = Speculation(members, draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
+            speculation = attrs.evolve(speculation, members=tuple(member for _, member in chosen))
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]

@@ -102,7 +102,7 @@ def choose_drafters(
         checked = check_mapping(f"spec_options: {name}", given)
         if found in chain:
             chain[found] = (chain[found][0], dict(checked) | chain[found][1])
-        elif given:
+        elif given and (has_nextn or not registry.drafters[found].uses_nextn):  # or else auto would use it if it could
             in_use = " and ".join(chain) or "none"
             raise OptionError(
                 f"options are given for {name}, but the drafter in use is {in_use}; "

@@ -109,7 +109,7 @@ def test_what_means_nothing_for_a_draft_model_is_ignored_with_a_line(capsys, tex
 
 
 def test_the_engines_own_choice_is_in_use_where_none_is_named():
-    assert names_in_use(["auto"], REGISTRY) == ["suffix", "recycle"]
+    assert names_in_use(["auto"], REGISTRY) == ["suffix", "recycle", "draft-mtp"]
     assert drafter_of_model(REGISTRY) == "draft-model"
     assert drafter_of_model(Registry()) is None
 
