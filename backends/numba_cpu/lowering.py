@@ -121,19 +121,32 @@ class Lowering:
         self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
 
     def programs(
-        self, layers: tuple[int, int] | None = None, features: tuple[str, ...] = (), *, takes_hidden: bool = False
+        self,
+        layers: tuple[int, int] | None = None,
+        features: tuple[str, ...] = (),
+        *,
+        takes_hidden: bool = False,
+        is_told: bool = True,
     ) -> tuple[Program, ...]:
         """The tapes of a range of layers and the output, written when they are first asked for.
+
+        Args:
+            layers: Which; None: all.
+            features: What they give.
+            takes_hidden: Whether they begin with hidden states.
+            is_told: Whether anybody reads what they give, features or logits. If not, the last layer keeps of its tokens what
+                later ones need, and nothing follows.
 
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
         """
-        key, n_layers = (layers, features, takes_hidden), len(self.plan.layers)
+        key, n_layers = (layers, features, takes_hidden, is_told), len(self.plan.layers)
         if key not in self._programs and layers is not None and layers[1] > n_layers:
-            self._programs[key] = (self._nextn_program(layers[0], features),) * len(self._spaces)
+            self._programs[key] = (self._nextn_program(layers[0], features, is_told=is_told),) * len(self._spaces)
         elif key not in self._programs:
+            how = {"takes_hidden": takes_hidden, "is_told": is_told}
             self._programs[key] = tuple(
-                self._program(space, layers or (0, n_layers), features, takes_hidden=takes_hidden) for space in self._spaces
+                self._program(space, layers or (0, n_layers), features, **how) for space in self._spaces
             )
         return self._programs[key]
 
@@ -158,7 +171,9 @@ class Lowering:
         """Views of what a slot keeps of its first n positions."""
         return [view for mixer in self._mixers for view in mixer.slot_memory(slot, n)]
 
-    def _program(self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool) -> Program:
+    def _program(
+        self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_told: bool
+    ) -> Program:
         writing = Tape(self._weights, self._buffers, space, self._arena)
         embedded = space.embedded
         if not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
@@ -176,11 +191,12 @@ class Lowering:
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
-            self._emit_layer(writing, streams, i, layer, features)
-        self._emit_output(writing, streams, self._output, features)
+            self._emit_layer(writing, streams, i, layer, features, is_told=is_told or i < layers[1] - 1)
+        if is_told:
+            self._emit_output(writing, streams, self._output, features)
         return writing.program()
 
-    def _nextn_program(self, i: int, features: tuple[str, ...]) -> Program:
+    def _nextn_program(self, i: int, features: tuple[str, ...], *, is_told: bool) -> Program:
         """The tape of a layer that predicts further tokens, for passes of any number of tokens."""
         space, nextn, ends = self._spaces[1], self.plan.nextn[i - len(self.plan.layers)], self._nextn[i - len(self.plan.layers)]
         writing = Tape(self._weights, self._buffers, space, self._arena)
@@ -190,14 +206,19 @@ class Lowering:
         writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
         streams = self._streams.on(writing, self._arena)
         ends.input.emit(writing)
-        self._emit_layer(writing, streams, i, nextn.layer, features)
-        self._emit_output(writing, streams, ends.output, features)
+        self._emit_layer(writing, streams, i, nextn.layer, features, is_told=is_told)
+        if is_told:
+            self._emit_output(writing, streams, ends.output, features)
         return writing.program()
 
-    def _emit_layer(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...]) -> None:
-        """Write the records of a layer."""
+    def _emit_layer(
+        self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_told: bool
+    ) -> None:
+        """Write the records of a layer, or, of one that nothing follows, those of what it keeps."""
         embedded = writing.space.embedded
-        self._emit_blocks(writing, streams, i, layer)
+        self._emit_blocks(writing, streams, i, layer, is_told=is_told)
+        if not is_told:
+            return
         if layer.scale != 1.0:
             writing.scale_x(layer.scale)
         if layer.skip and embedded is not None:
@@ -216,13 +237,15 @@ class Lowering:
             writing.give_features("output", writing.norm(emitter.block.norm))
         emitter.emit(writing)
 
-    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer) -> None:
-        """Write the records of a layer's blocks."""
+    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_told: bool) -> None:
+        """Write the records of a layer's blocks, or of those alone that keep something of tokens."""
         apart = []
         blocks = list(zip(layer.blocks, self._layers[i], strict=True))
+        if not is_told:
+            blocks = [(block, emitter) for block, emitter in blocks if block.cached() or block.states()]
         for _, emitter in blocks:
             emitter.begin(writing)
-        if layer.apart is not None:
+        if layer.apart is not None and is_told:
             writing.y = self._buffers["y apart"]
             blocks.pop()[1].emit(writing)
             apart = writing.hold("y")

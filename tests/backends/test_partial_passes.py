@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from oracles.models import nmse, tiny_file, with_layers
+from oracles.drafts import DRAFTS, draft_file
+from oracles.models import nmse, tiny_file, tiny_model, with_layers
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
+from augury.batch import Batch
 from augury.errors import OptionError
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.passes import Pass
@@ -72,6 +77,40 @@ def test_the_embedding_is_what_the_first_layer_sees(load, name):
     for wrong in (attrs.evolve(batch, hidden=embedded), attrs.evolve(batch, layers=(1, 2), hidden=embedded)):
         with pytest.raises(OptionError, match="feature 'embedding'"):
             model.forward(attrs.evolve(wrong, features=("embedding",)))
+
+
+OF_EVERY_KIND = (
+    "llama-dense",
+    "gemma3-dense",
+    "qwen35-dense",
+    "falcon-h1-dense",
+    "arctic-moe",
+    "deepseek2-moe",
+    "eagle3-llama",
+)
+
+
+@pytest.mark.parametrize("name", [*OF_EVERY_KIND, "eagle3-llama"])
+def test_a_pass_that_nobody_reads_keeps_what_others_keep(name):
+    file = ModelFile.open(draft_file(name) if name in DRAFTS else tiny_model(name))
+    file.borrow_from(tiny_file("llama-dense"))
+    backend, plan = REGISTRY.backends["numba-cpu"], plan_of(file, REGISTRY)
+    model = backend(backend.options_class()).load(file, plan, ModelOptions(n_slots=2, n_ctx=64, threads=2), Progress())
+    tokens, hidden = some_tokens(40), None
+    if plan.hidden_of:
+        hidden = np.random.default_rng(3).normal(size=(40, plan.embedding.n_embd)).astype(np.float32)
+    for cuts in ([0, 40], [0, 1, 3, 40]):
+        for slot, rows_of in ((0, 1), (1, 0)):
+            for start, end in itertools.pairwise(cuts):
+                given = None if hidden is None else hidden[start:end]
+                wanted = np.arange(rows_of, dtype=np.int32)
+                model.forward(Batch.chain(tokens[start:end], slot=slot, start=start, rows=wanted, hidden=given)).wait()
+        read, unread = (model.slot_memory(slot, 40) for slot in (0, 1))
+        assert all(np.array_equal(a, b) for a, b in zip(read, unread, strict=True))
+    batch = Batch.chain(tokens[:9], hidden=None if hidden is None else hidden[:9], rows=np.int32([8]))
+    n_read, n_unread = (len(model.profile(attrs.evolve(batch, rows=batch.rows[:n]))) for n in (1, 0))
+    assert n_unread < n_read - 2
+    model.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
