@@ -13,9 +13,7 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS
-from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.lowered import LoweredEmitter
-from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.cache import to_move
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
@@ -68,19 +66,16 @@ class Lowering:
             self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
             self._sources.append(self._layers[-1][0].caches if layer.mixer is not None else ())
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
-        self._moving = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]  # what is accepted
+        self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with what is accepted
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
         of_nextn = [nextn.layer for nextn in plan.nextn]
         self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
             self._emitters += [ends.embedding, ends.input, *blocks, ends.output]
-        self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
-        self._caches = [cache for mixer in self._mixers for cache in mixer.caches]
-        n_bytes = sum(cache.bytes_per_position for cache in self._caches)
+        self._blocks = [emitter for emitter in self._emitters if isinstance(emitter, LoweredEmitter)]
+        n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
-        self._recurrent = [each for each in self._mixers if isinstance(each, RecurrentEmitter) and each.bytes_per_sequence()]
-        if self._recurrent:
-            n_bytes_per_sequence = sum(mixer.bytes_per_sequence() for mixer in self._recurrent)
+        if n_bytes_per_sequence := sum(state.n_bytes for block in self._blocks for state in block.states):
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
         self._streams = Streams(plan)
         needed = [emitter.scratch_bytes() for emitter in self._emitters]
@@ -97,12 +92,13 @@ class Lowering:
     @property
     def state_bytes(self) -> int:
         """What all slots' states and the tables for them take."""
-        tables = {key: n_bytes for mixer in self._mixers for key, n_bytes in mixer.tables().items()}
-        return sum(mixer.state_bytes() for mixer in self._mixers) + sum(tables.values())
+        tables = {key: n_bytes for block in self._blocks for key, n_bytes in block.tables().items()}
+        caches = sum(cache.n_bytes for block in self._blocks for cache in block.caches)
+        return caches + sum(state.n_bytes_of_all for block in self._blocks for state in block.states) + sum(tables.values())
 
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
-        blocks = [kernel for emitter in (*self._mixers, *self._emitters) for kernel in emitter.kernels()]
+        blocks = [kernel for emitter in (*self._blocks, *self._emitters) for kernel in emitter.kernels()]
         return [*blocks, *self._streams.kernels(), team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
@@ -116,7 +112,7 @@ class Lowering:
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for emitter in self._emitters:
             emitter.place(weights, buffers, arena)
-        self._to_move = to_move(cache for mixer in self._moving for cache in mixer.caches)
+        self._to_move = to_move(self._moving)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
 
@@ -163,13 +159,13 @@ class Lowering:
     def states(self) -> Program:
         """The tape that brings all states of sequences up to date, for a pass over no tokens."""
         tape = Tape(self._weights, self._buffers, self._spaces[1], self._arena)
-        for mixer in self._recurrent:
-            mixer.emit_states(tape)
+        for block in self._blocks:
+            block.emit_states(tape)
         return tape.program()
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
         """Views of what a slot keeps of its first n positions."""
-        return [view for mixer in self._mixers for view in mixer.slot_memory(slot, n)]
+        return [view for block in self._blocks for view in block.slot_memory(slot, n)]
 
     def _program(
         self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_told: bool

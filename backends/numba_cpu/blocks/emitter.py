@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    import numpy as np
-
     from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.state import State
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.types import ModelOptions
 
-__all__ = ["Emitter", "MixerEmitter"]
+__all__ = ["Emitter"]
 
 
 class Emitter(ABC):
@@ -24,9 +23,11 @@ class Emitter(ABC):
 
     Attributes:
         caches: What the block keeps of positions.
+        states: What it keeps of sequences.
     """
 
     caches: Sequence[Cache] = ()
+    states: Sequence[State] = ()
 
     def __init__(self, block: Any, options: ModelOptions) -> None:
         self.block = block
@@ -44,6 +45,10 @@ class Emitter(ABC):
         """Bytes that each thread needs for itself while it runs a kernel of the block."""
         return 0
 
+    def tables(self) -> Mapping[Hashable, int]:
+        """Bytes that it allocates besides, by what they depend on: blocks share what depends on the same."""
+        return {}
+
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: B027 - most keep nothing
         """Allocate what it keeps from pass to pass; `buffers` has the addresses."""
 
@@ -53,23 +58,3 @@ class Emitter(ABC):
     @abstractmethod
     def emit(self, tape: Tape) -> None:
         """Write its records. May be called for any number of tapes."""
-
-
-class MixerEmitter(Emitter):
-    """A block that keeps something of every token."""
-
-    def bytes_per_sequence(self) -> int:
-        """What one slot takes whatever its length."""
-        return 0
-
-    def state_bytes(self) -> int:
-        """What all slots take."""
-        return 0
-
-    def tables(self) -> Mapping[Hashable, int]:
-        """Bytes that it allocates besides, by what they depend on: blocks share what depends on the same."""
-        return {}
-
-    @abstractmethod
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """Views of what it keeps of a slot's first n positions, and of its sequence."""

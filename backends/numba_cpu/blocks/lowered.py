@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.cache import Cache
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
+from augury.backends.numba_cpu.state import State
 from augury.errors import UnsupportedError
 from augury.lowering import Multiply, Normalize, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["LoweredEmitter"]
 
 
-class LoweredEmitter(RecurrentEmitter):
+class LoweredEmitter(Emitter):
     """Writes the records of a block's operations, in their order."""
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
         super().__init__(block, options)
         build = block.lowered(n_embd)
         self.caches = [Cache(*cached, options) for cached in block.cached()]
+        self.states = [State(state, options) for state in block.states()]
         self._scope, kept = Scope(options, self.caches, sources), (build.x, build.before)
         self._read_embedding = build.embedded
         operations = with_copies(build.operations, kept)
@@ -50,16 +52,12 @@ class LoweredEmitter(RecurrentEmitter):
         emitters = list(self._emitters_of(operations, kept))
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
 
-    def state_bytes(self) -> int:
-        """See `MixerEmitter.state_bytes`."""
-        return super().state_bytes() + sum(cache.n_bytes for cache in self.caches)
-
     def tables(self) -> Mapping[Hashable, int]:
-        """See `MixerEmitter.tables`."""
+        """See `Emitter.tables`."""
         return {key: n_bytes for emitter in self._emitters for key, n_bytes in emitter.tables().items()}
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `MixerEmitter.slot_memory`: head by head, of caches with as many heads."""
+        """Views of what it keeps of a slot's first n positions, head by head, and of its sequence."""
         views = [
             cache.slot_memory(slot, head, n)
             for n_heads, caches in groupby(self.caches, lambda cache: cache.n_heads)
@@ -67,7 +65,7 @@ class LoweredEmitter(RecurrentEmitter):
             for head in range(n_heads)
             for cache in kept
         ]
-        return [*views, *super().slot_memory(slot, n)]
+        return [*views, *(state.slot_memory(slot) for state in self.states)]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
@@ -83,13 +81,16 @@ class LoweredEmitter(RecurrentEmitter):
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`."""
-        return max(super().scratch_bytes(), *(emitter.scratch_bytes() for emitter in self._emitters))
+        needed = [emitter.scratch_bytes() for emitter in self._emitters]
+        return max(0, *needed, *(state.scratch_bytes for state in self.states))
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """See `Emitter.place`."""
         for cache in self.caches:
             cache.place(arena)
-        placed = Placed(weights, arena, self._layout, buffers, self.place_states(arena), self.n_aside)
+        for state in self.states:
+            state.place(arena)
+        placed = Placed(weights, arena, self._layout, buffers, self.states, max(self.options.draft_max, 1))
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
 
@@ -116,7 +117,7 @@ class LoweredEmitter(RecurrentEmitter):
                 written, read = set(), set()
 
     def emit_states(self, tape: Tape) -> None:
-        """See `RecurrentEmitter.emit_states`."""
+        """Write the records alone that bring states up to date, for a pass over no tokens."""
         for emitter in self._emitters:
             emitter.emit_states(tape)
 

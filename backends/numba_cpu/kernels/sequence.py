@@ -28,7 +28,7 @@ class SequenceUpdate:
 
 @struct
 class StateMemory:
-    """Addresses of a state of all slots; see `blocks.recurrent.PlacedState`."""
+    """Addresses of a state of all slots; see `State`."""
 
     values: int
     saved: int

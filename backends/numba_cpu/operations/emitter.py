@@ -12,10 +12,10 @@ from augury.backends.numba_cpu.tape import Rows
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from augury.backends.numba_cpu.blocks.recurrent import PlacedState
     from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.operations.layout import Layout, Place
+    from augury.backends.numba_cpu.state import State
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.lowering import Value
@@ -32,7 +32,7 @@ class Placed:
     arena: Arena
     layout: Layout
     buffers: Mapping[str, int]
-    states: Sequence[PlacedState]
+    states: Sequence[State]
     n_aside: int
 
     def at(self, value: Value) -> Place:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.blocks.recurrent import place_taps
 from augury.backends.numba_cpu.kernels import convolution, ngram
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Place
+from augury.backends.numba_cpu.operations.recurrence import place_taps
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import row_bytes
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.blocks.recurrent import place_convolution
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
@@ -19,6 +18,8 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.state import State
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import LinearRecurrence, Vector
     from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
@@ -30,6 +31,7 @@ __all__ = [
     "GateEmitter",
     "RecurEmitter",
     "ScaleToLengthEmitter",
+    "place_taps",
 ]
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
@@ -56,20 +58,19 @@ class ConvolveEmitter(OperationEmitter):
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
         self._records = []
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
-            x, y = placed.at(value), placed.at(part)
-            self._records.append(
-                place_convolution(
-                    conv,
-                    placed.states[state],
-                    placed.n_aside,
-                    placed.weights,
-                    placed.arena,
-                    x=x,
-                    y=y,
-                    gates=(gates[0], gates[1]),
-                    has_silu=operation.has_silu,
-                )
+            taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
+            layer = place_taps(
+                taps,
+                placed.states[state],
+                placed.n_aside,
+                placed.arena,
+                x=placed.at(value),
+                y=placed.at(part),
+                gates=(gates[0], gates[1]),
+                bias=0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
+                has_silu=operation.has_silu,
             )
+            self._records.append(layer)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -291,3 +292,52 @@ def _by_block(a: np.ndarray) -> np.ndarray:
     padded = np.zeros((up(len(a), width), a.shape[1]), np.float32)
     padded[: len(a)] = a
     return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))
+
+
+def place_taps(
+    taps: np.ndarray,
+    state: State,
+    n_aside: int,
+    arena: Arena,
+    *,
+    x: Place,
+    y: Place,
+    gates: tuple[int, int] = (0, 0),
+    bias: int = 0,
+    has_silu: bool = False,
+) -> int:
+    """Write what `convolve` needs to know of a layer.
+
+    Args:
+        taps: (inputs, channels), what each channel of each input counts.
+        state: Of its inputs.
+        n_aside: Drafted tokens of a slot that there is room for.
+        arena: Where the record is kept.
+        x: The inputs' rows.
+        y: The outputs' rows.
+        gates: Addresses of what is multiplied with inputs and outputs, in rows as far apart as the inputs; 0: nothing.
+        bias: The address of what is added; 0: nothing.
+        has_silu: Whether outputs go through SiLU.
+
+    Returns:
+        The address of the `ConvolutionLayer`.
+    """
+    size, n_channels = taps.shape
+    width = up(n_channels, 16)
+    padded = np.zeros((size, width), np.float32)
+    padded[:, :n_channels] = taps
+    layer = convolution.ConvolutionLayer(
+        x=x,
+        gate_in=gates[0],
+        gate_out=gates[1],
+        y=y,
+        n_channels=n_channels,
+        width=width,
+        size=size,
+        taps=arena.keep(padded, "weights"),
+        bias=bias,
+        has_silu=has_silu,
+        state=state,
+        n_aside=n_aside,
+    )
+    return arena.keep(table([layer]), "scratch")
