@@ -114,7 +114,8 @@ def write_hybrid(path, llama):
             elif layer not in {"0", "2"} or not of_layer.startswith("attn_") or of_layer == "attn_norm.weight":
                 writer.add_tensor(name, array)
         for name in ("attn_q_norm", "attn_k_norm"):
-            writer.add_tensor(f"blk.1.{name}.weight", np.ones(32, np.float32))
+            for layer in (1, 3):
+                writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(32, np.float32))
         for layer in (0, 2):
             for name, shape in {"in_proj": (3 * n_embd, n_embd), "conv": (n_embd, 3), "out_proj": (n_embd, n_embd)}.items():
                 values = rng.standard_normal(shape, np.float32) / np.float32(n_embd**0.5)
