@@ -6,12 +6,10 @@ import pytest
 from augury.backends.numba_cpu.kernels import attention_layer, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
-from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.choice import NO_LISTS
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.packing import aligned
-from augury.backends.numba_cpu.tape import RECORD
 from augury.backends.numba_cpu.team import Team
 from augury.types import CACHE_TYPES
 
@@ -64,9 +62,8 @@ def test_attention(benchmark, kind, shape, n):
             for i in range(n_layers)
         ]
     )
-    tape = np.zeros((n_layers, RECORD), np.int64)
-    tape[:, 0], tape[:, 1] = address(attend_kernel(kind, kind)), 1
-    tape[:, 2] = layers.ctypes.data + layers.strides[0] * np.arange(n_layers)
+    records = [team.record_of(attend_kernel(kind, kind), layer=layers[i:].ctypes.data) for i in range(n_layers)]
+    tape = np.array(records, np.int64)
     threads = Team(N_THREADS)
     state = {
         team.POSITIONS: positions.ctypes.data,
