@@ -24,6 +24,7 @@ from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
+from augury.options import option
 
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
@@ -36,6 +37,15 @@ _N_ENCODED = 256  # tokens of which hidden states are made at once
 @frozen
 class DraftEagle3Options(LoadOptions):
     """Options of `draft-eagle3`; what is not given is as the target has it."""
+
+    p_min: float = option(
+        0.0,
+        help="a draft ends where the head's best token is less probable than this, among its ten best",
+        ge=0.0,
+        le=1.0,
+        aliases=("draft-p-min", "spec-draft-p-min"),
+        per_request=True,
+    )
 
 
 class DraftEagle3(ModelDrafter):

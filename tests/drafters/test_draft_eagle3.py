@@ -282,6 +282,21 @@ def test_a_head_of_another_target_is_refused(tmp_path):
         )
 
 
+def test_a_draft_ends_before_a_token_that_is_improbable_among_the_ten_best(rig):
+    made = rig("eagle3-llama")
+    made.feed(0, 40)
+    drafter, ask = made.drafters[0], Ask(made.drafters[0], as_history(made.text[:41]), 4, pace=Pace(4))
+    (whole,) = made.runner.draft([drafter.request(ask)])
+    sums = [sum(p for _, p in each) for each in whole.candidates]
+    assert len(whole.tokens) == 4
+    assert max(sums) <= 1.0
+    most = max(whole.confidence[1:])
+    drafter.options = attrs.evolve(drafter.options, p_min=most)
+    (cut,) = made.runner.draft([drafter.request(ask)])
+    ends = next(i for i, p in enumerate(whole.confidence) if p < most)
+    assert cut.tokens == whole.tokens[:ends]
+
+
 def test_it_reads_any_target_whose_layers_tell_their_residual_stream():
     assert DraftEagle3.drafts_with(ModelFile.open(draft_file("eagle3-llama")))
     assert not DraftEagle3.drafts_with(tiny_file("llama-dense"))
