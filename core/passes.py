@@ -331,7 +331,8 @@ class Target(ABC):
             vocabulary: See `Batch.vocabulary`.
 
         Returns:
-            Rows in the order of the feeds; the feature `nextn_given` is what the layer gives on for one token more.
+            Rows in the order of the feeds; where there are some, the feature `nextn_given` is what the layer gives on for one
+            token more.
 
         Raises:
             OptionError: There is no such layer, or a share does not fit.

@@ -163,7 +163,7 @@ class EngineContext(Context):
             np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
             layers=(number, number + 1),
             hidden=np.concatenate([feed.hidden for feed in feeds]),
-            features=(feature,),
+            features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads what comes of a prompt
             vocabulary=vocabulary,
         )
         for feed in feeds:

@@ -133,6 +133,21 @@ def test_each_token_of_a_text_is_computed_once():
     assert told.passes == [(0, 60), (0, 1), (0, 1), (0, 1), (0, 3), (0, 1)]
 
 
+def test_nothing_but_keys_and_values_is_computed_of_a_prompt(monkeypatch):
+    told, text = Told("mtp-glm4moe"), runs("mtp-glm4moe")[0].text[:30]
+    forward, batches = told.context.model.forward, []
+    monkeypatch.setattr(told.context.model, "forward", lambda batch: batches.append(batch) or forward(batch))
+    told.open()
+    told.tell(text[:-1])
+    told.runner.begin(0, text)
+    told.draft(text, 2)
+    assert [(len(batch.tokens), len(batch.rows), batch.features) for batch in batches[1:]] == [
+        (29, 0, ()),
+        (1, 1, ("output",)),
+        (1, 1, ("output",)),
+    ]
+
+
 def test_a_text_that_was_given_up_leaves_nothing_to_the_next():
     told, text = Told("mtp-qwen35"), runs("mtp-qwen35")[0].text[:30]
     other = (text + 3) % N_VOCAB
