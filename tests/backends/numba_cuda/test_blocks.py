@@ -135,6 +135,8 @@ def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
     hidden = model.forward(first).features("layer.0").copy()
     later = attrs.evolve(run_of(TOKENS, slot=1), layers=(1, 3), hidden=hidden)
     assert np.array_equal(model.forward(later).rows(), whole)
+    embedded = model.forward(attrs.evolve(run_of(TOKENS, slot=1), features=("embedding",))).features("embedding").copy()
+    assert np.array_equal(model.forward(attrs.evolve(run_of(TOKENS, slot=1), hidden=embedded)).rows(), whole)
     model.forward(run_of(TOKENS[:4], slot=2))
     tree = model.forward(tree_of([7, *TOKENS[4:], 9], [-1, -1, 1, 2, 3, 1], slot=2, start=4)).rows().copy()
     assert np.array_equal(tree[1:5], whole[4:])
