@@ -35,7 +35,8 @@ class LoweredEmitter(RecurrentEmitter):
         self.block, self.options, build = block, options, block.lowered(n_embd)
         streams, n_first = (build.x, build.before), n_early(build.operations, build.before)
         check_norms(build.operations, streams)
-        operations = [*build.operations[:n_first], *rewritten(build.operations[n_first:], streams)]
+        early, others = (rewritten(some, streams) for some in (build.operations[:n_first], build.operations[n_first:]))
+        operations, n_first = [*early, *others], len(early)
         self._layout = Layout(operations, streams, n_first)
         emitters = [self._emitter(each) for each in operations]
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]

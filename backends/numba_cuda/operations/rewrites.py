@@ -183,10 +183,10 @@ def _with_separate_sums(operations: Sequence[Operation], streams: Container[Valu
         is_plain = isinstance(weighed, AddWeighed) and weighed.gate is None and isinstance(add, Add) and add.norm is None
         if not is_plain or not isinstance(weighed, AddWeighed) or not isinstance(add, Add) or add.y is not weighed.out:
             return ()
-        maker = makers[weighed.other]
+        maker = makers.get(weighed.other)
         if isinstance(maker, Multiply) and not _is_normed_after(operations, maker, streams):
             return (Add(weighed.other, None), Add(weighed.y, None))
-        return () if isinstance(makers[weighed.y], FeedExperts) else (Add(weighed.y, None), Add(weighed.other, None))
+        return () if isinstance(makers.get(weighed.y), FeedExperts) else (Add(weighed.y, None), Add(weighed.other, None))
 
     return with_pairs(operations, separate)
 
@@ -292,6 +292,7 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
         return bool(gate.skip or gate.is_gated_first) and len(_readers(operations, gate.y)) > 1
 
     made = [moved(each) for each in operations]
+    yield from (Normalize(value, None, copy) for (value, _), copy in copies.items() if value.root not in makers)  # made early
     for each, before in zip(made, operations, strict=True):
         match each:
             case Convolve(x=xs) if len(xs) > 1 and not _are_neighbours(xs, makers.get(xs[0])):
@@ -320,7 +321,7 @@ def _with_joined_norms(operations: Sequence[Operation], streams: Container[Value
     multiplied = {each.x for each in parts_of(operations) if isinstance(each, Multiply | MultiplyActivated)}
     makers, group = _makers(operations), list[Normalize]()
     for each in [*operations, None]:
-        is_norm = isinstance(each, Normalize) and each.x not in streams and isinstance(makers[each.x.root], Multiply)
+        is_norm = isinstance(each, Normalize) and each.x not in streams and isinstance(makers.get(each.x.root), Multiply)
         in_place = isinstance(each, Normalize) and each.out not in multiplied
         is_alone = isinstance(each, Normalize) and (not in_place or len(_readers(operations, each.x.root)) == 1)
         if is_norm and is_alone and isinstance(each, Normalize) and (each.norm is None or each.norm.size == each.x.width):
@@ -365,7 +366,7 @@ def _with_neighbours(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 def _with_gates(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Gate convolutions twice or not at all, and each recurrence: in the launch that keeps drafted tokens aside."""
-    for each, following in zip(operations, [*operations[1:], None], strict=True):
+    for each, following in zip(operations, [*operations[1:], None], strict=False):
         if isinstance(each, Convolve) and (each.before is None) != (each.after is None):
             ones = Value(each.out.width)
             yield Constant((1.0,) * ones.width, ones)

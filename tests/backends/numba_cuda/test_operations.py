@@ -132,3 +132,31 @@ def test_what_cannot_be_computed_is_refused():
     file = tiny_file("llama-dense")
     with pytest.raises(UnsupportedError, match="block Dreamer has the operation Dream, which backend numba-cuda does not"):
         rows_of("numba-cuda", file, plan_with(file, lambda _: Dreamer()))
+
+
+@attrs.frozen
+class Early(Block):
+    """A feed-forward that has seen x before its layer, too."""
+
+    inner: Block
+
+    def tensors(self):
+        return self.inner.tensors()
+
+    def lower(self, build):
+        inner = self.inner
+        (gate,) = build.multiply(build.normalize(build.before, inner.norm), inner.gate, purpose="early")
+        (back,) = build.multiply(gate, inner.down, purpose="early")
+        n = build.normalize(build.x, inner.norm)
+        (up, other) = (build.multiply(each, inner.up, purpose="products")[0] for each in (n, back))
+        y = build.activate(gate, Activation.SILU, build.add_weighed(up, other))
+        build.add_product(build.add_weighed(y, gate), inner.down, "down")
+
+
+@pytest.mark.sample(0)
+def test_what_is_made_of_x_before_its_layer_is_there_for_all_that_follows():
+    file = tiny_file("llama-dense")
+    plan = plan_of(file, REGISTRY)
+    layers = [attrs.evolve(layer, feed_forward=Early(layer.feed_forward)) for layer in plan.layers[:1]]
+    plan = attrs.evolve(plan, layers=tuple(layers))
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-9
