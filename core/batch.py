@@ -11,7 +11,7 @@ from attrs import frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "Feed", "NextnFeed", "Step", "Tree", "check_batch"]
+__all__ = ["Batch", "NextnSlotInput", "Reservation", "SlotInput", "Tree", "check_batch"]
 
 _NO_DRAFT = Draft()
 
@@ -80,7 +80,7 @@ class Batch:
 
 
 @frozen
-class Step:
+class Reservation:
     """Leave to add tokens to a slot, and what the pass has to do for that before.
 
     Attributes:
@@ -102,11 +102,11 @@ class Step:
 
 
 @frozen(eq=False)
-class Feed:
-    """One slot's share of a pass: what `step` replays, then `tokens`, which are certain, then a draft of what follows them."""
+class SlotInput:
+    """One slot's share of a pass: what its reservation replays, certain `tokens`, then a draft of what follows them."""
 
     slot: int
-    step: Step
+    reservation: Reservation
     tokens: np.ndarray  # (m,) int32
     rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
     draft: Draft = _NO_DRAFT
@@ -117,7 +117,7 @@ class Feed:
     @property
     def n_tokens(self) -> int:
         """In the pass."""
-        return len(self.step.replay) + len(self.tokens) + len(self.draft)
+        return len(self.reservation.replay) + len(self.tokens) + len(self.draft)
 
     @property
     def n_rows(self) -> int:
@@ -126,7 +126,7 @@ class Feed:
 
 
 @frozen(eq=False)
-class NextnFeed:
+class NextnSlotInput:
     """One slot's share of a pass through a layer that predicts further tokens."""
 
     slot: int

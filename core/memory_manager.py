@@ -16,7 +16,7 @@ from augury.types import Allocation, StateSpec
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.batch import Step
+    from augury.batch import Reservation
 
 __all__ = ["MemoryManager", "Opened"]
 
@@ -84,7 +84,7 @@ class MemoryManager(Plugin, ABC):
         return n
 
     @abstractmethod
-    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
         """Make room for so many tokens that stay and, after them, so many that may be undone, before the pass.
 
         Raises:
@@ -92,12 +92,12 @@ class MemoryManager(Plugin, ABC):
         """
 
     @abstractmethod
-    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+    def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """After verification: keep some tokens of the pass and undo the rest.
 
         Args:
             slot: Whose tokens.
-            step: What `prepare` gave for the pass.
+            reservation: What `prepare` gave for the pass.
             tokens: (m,) int32, those kept, what was replayed included.
             path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
         """

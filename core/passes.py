@@ -13,7 +13,7 @@ from augury.errors import OptionError
 from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
-    from augury.batch import Feed, NextnFeed
+    from augury.batch import NextnSlotInput, SlotInput
     from augury.memory_manager import Opened
 
 __all__ = ["ArrayPass", "Context", "NamedPass", "Pass", "Target"]
@@ -255,7 +255,7 @@ class Context(ABC):
     @abstractmethod
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
-    ) -> Feed:
+    ) -> SlotInput:
         """A slot's share of the next pass.
 
         Args:
@@ -273,17 +273,17 @@ class Context(ABC):
         """
 
     @abstractmethod
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
+    def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """One pass over the shares of several slots, or several; rows in the order of the feeds.
 
         Args:
-            feeds: The shares. Those of a model that is given hidden states have them added, see `Feed.hidden`.
+            feeds: The shares. Those of a model that is given hidden states have them added, see `SlotInput.hidden`.
             features: See `Batch.features`.
             vocabulary: See `Batch.vocabulary`.
         """
 
     @abstractmethod
-    def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
+    def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         """After the pass: keep a feed's certain tokens, and those of its draft that `path` names, rising."""
 
 
@@ -319,7 +319,7 @@ class Target(ABC):
             CapacityError: The tokens do not fit into a slot.
         """
 
-    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
+    def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
         """Compute a layer that predicts further tokens, for several slots, and the output that belongs to it.
 
         What is computed of certain tokens stays with the slot's text, wherever that goes. The next certain token overwrites

@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
-from augury.backends.numba_cpu.tape import Rows, Space, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Rows, Tape, Workspace, row_bytes
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Lowering:
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
-        n_embd, needed = self.plan.embedding.n_embd, {**Space.buffers(self.plan), **self._streams.buffers()}
+        n_embd, needed = self.plan.embedding.n_embd, {**Workspace.buffers(self.plan), **self._streams.buffers()}
         if self.plan.nextn:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
         for emitter in self._emitters:
@@ -114,7 +114,7 @@ class Lowering:
             emitter.place(weights, buffers, arena)
         self._to_move = to_move(self._moving)
         self._weights, self._buffers, self._arena = weights, buffers, arena
-        self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
+        self._spaces = [Workspace(n_embd, buffers, arena, n) for n in (n_threads, 0)]
 
     def programs(
         self,
@@ -168,7 +168,7 @@ class Lowering:
         return [view for block in self._blocks for view in block.slot_memory(slot, n)]
 
     def _program(
-        self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_told: bool
+        self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_told: bool
     ) -> Program:
         writing = Tape(self._weights, self._buffers, space, self._arena)
         embedded = space.embedded

@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs, NarrowPass
 from augury.backends.numba_cpu.passes import passes, runs_of
-from augury.backends.numba_cpu.sequences import Sequences
+from augury.backends.numba_cpu.sequences import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
@@ -80,7 +80,7 @@ class NumbaCpuModel(Model):
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
         self._runs = np.zeros((MAX_TOKENS, dtype(offsets.Segment).itemsize // 8), np.int64)
         n_aside = self.state_spec.draft_max
-        self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
+        self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         self.n_threads = n_threads
         self._team = Team(n_threads, cores)
         self._is_closed = False
@@ -266,7 +266,7 @@ class NumbaCpuModel(Model):
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_width)
         self._team.run(program.records)
 
-    def _begin_sequences(self, sequences: Sequences, batch: Batch, order: np.ndarray | None) -> None:
+    def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Do what is to be done to states before a batch, whose tokens are taken in this order."""
         is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
         sequences.begin(batch, is_drafted)

@@ -28,7 +28,7 @@ class _Slot:
     is_begun: bool = False
 
 
-class Sequences:
+class SequenceUpdates:
     """Writes the records of `kernels/sequence.py`.
 
     Attributes:

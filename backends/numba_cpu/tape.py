@@ -45,7 +45,7 @@ def row_bytes(width: int) -> int:
     return 4 * MAX_TOKENS * up(width, step.PANEL_ROWS)
 
 
-class Space:
+class Workspace:
     """The rows that every block works in: for `n_threads` threads that treat rows each for itself, or, if 0, together.
 
     Attributes:
@@ -146,7 +146,7 @@ class Tape:
         kept: Where values of operations are that have no place of their own, such as norms of x.
     """
 
-    def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Space, arena: Arena) -> None:
+    def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Workspace, arena: Arena) -> None:
         self.weights = weights
         self.buffers = buffers
         self.space = space

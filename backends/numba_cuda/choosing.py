@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_token
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device
 
-__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Begun", "Chooser", "Found", "Logits", "Wanted"]
+__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Logits", "PendingRows", "RowReader", "RowRequest", "RowResult"]
 
 MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
 MAX_GATHERED = 4096  # logits that are gathered there; of more ids of a row the row is read
@@ -66,7 +66,7 @@ class Logits:
 
 
 @frozen
-class Wanted:
+class RowRequest:
     """What of every row is computed: so many of the best tokens, and the normaliser."""
 
     k: int = 0
@@ -74,31 +74,31 @@ class Wanted:
 
 
 @frozen(eq=False)
-class Found:
+class RowResult:
     """What was wanted of r rows: ids and logits (r, k), and normalisers (r,) float64."""
 
-    wanted: Wanted
+    wanted: RowRequest
     ids: np.ndarray
     values: np.ndarray
     normalizers: np.ndarray
 
 
 @frozen(eq=False)
-class Begun:
+class PendingRows:
     """What was begun to be found for a pass before it is asked for: tokens by row, rising, and where their logits come to."""
 
-    wanted: Wanted = Wanted()
+    wanted: RowRequest = RowRequest()
     ids: Mapping[int, np.ndarray] = MappingProxyType({})
     places: Mapping[int, int] = MappingProxyType({})
 
 
-class Chooser:
+class RowReader:
     """Finds what is wanted of all rows of a pass at once, and before it is asked for, if it was wanted of the last pass."""
 
     def __init__(self, device: Device, logits: Logits) -> None:
         self.device, self.logits = device, logits
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
-        self._asked = Wanted()
+        self._asked = RowRequest()
         self._asked_ids: dict[int, np.ndarray] = {}  # by slot, what the last pass with rows of it was asked for
         n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab or 1)
         self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
@@ -107,7 +107,7 @@ class Chooser:
         self._staged_chunks = device.staging(n_sums // 2)
         self._staged_places, self._staged_gathered = device.staging(MAX_GATHERED), device.staging(MAX_GATHERED)
 
-    def begin_pass(self, row_slots: np.ndarray, tokens: np.ndarray, slots: np.ndarray) -> Begun:
+    def begin_pass(self, row_slots: np.ndarray, tokens: np.ndarray, slots: np.ndarray) -> PendingRows:
         """Begin to find, after a pass was begun, what was wanted of the last one.
 
         Args:
@@ -117,8 +117,8 @@ class Chooser:
         """
         self.n_of_chunks, n_rows = self.logits.n_vocab, len(row_slots)
         if not n_rows:
-            return Begun()
-        wanted, self._asked = self._asked, Wanted()
+            return PendingRows()
+        wanted, self._asked = self._asked, RowRequest()
         self.begin(n_rows, self.logits.n_vocab, wanted)
         ids: dict[int, np.ndarray] = {}
         for slot in [each for each in self._asked_ids if each in row_slots]:
@@ -126,14 +126,14 @@ class Chooser:
             ids |= dict.fromkeys(np.flatnonzero(row_slots == slot).tolist(), wanted_ids)
         ends = np.cumsum([0, *(len(each) for each in ids.values())]).tolist()
         if not ids or ends[-1] > MAX_GATHERED:
-            return Begun(wanted)
+            return PendingRows(wanted)
         self._begin_gather(np.concatenate([each + row * self.logits.n_vocab for row, each in ids.items()]))
-        return Begun(wanted, ids, dict(zip(ids, ends, strict=False)))
+        return PendingRows(wanted, ids, dict(zip(ids, ends, strict=False)))
 
-    def begin(self, n_rows: int, n: int, wanted: Wanted) -> None:
+    def begin(self, n_rows: int, n: int, wanted: RowRequest) -> None:
         """Begin to find what is wanted of the first n tokens of each row."""
         logits, device = self.logits, self.device
-        if not n_rows or wanted == Wanted():
+        if not n_rows or wanted == RowRequest():
             return
         if n != self.n_of_chunks:
             device.launch(logits.best_of_chunks(n_rows, n))
@@ -148,32 +148,32 @@ class Chooser:
             device.fetch(self._sums, self._staged_sums[: 2 * n_sums])
             device.fetch(logits.chunks, self._staged_chunks[:n_sums])
 
-    def found(self, n_rows: int, n: int, wanted: Wanted) -> Found:
+    def found(self, n_rows: int, n: int, wanted: RowRequest) -> RowResult:
         """What was begun, once it is over."""
         n_top = n_rows * wanted.k
         ids = self._staged_top[:n_top].reshape(n_rows, wanted.k).copy()
         values = self._staged_top[n_top : 2 * n_top].view(np.float32).reshape(n_rows, wanted.k).copy()
         values[ids < 0] = np.nan
         if not wanted.has_sums:
-            return Found(wanted, ids, values, np.empty(0))
+            return RowResult(wanted, ids, values, np.empty(0))
         n_sums = n_rows * self.logits.n_chunks(n)
         sums = self._staged_sums[: 2 * n_sums].view(np.float64).reshape(n_rows, -1)
         best = self._staged_chunks[:n_sums].view(np.float32).astype(np.float64).reshape(n_rows, -1)
-        return Found(wanted, ids, values, _normalizers(sums, best))
+        return RowResult(wanted, ids, values, _normalizers(sums, best))
 
     def normalizer(self, row: np.ndarray) -> float:
         """The normalizer of a row (n,) that is not on the device any more."""
         self.device.write(self.logits.inputs.at(4 * N_ROWS), np.ones(1, np.int32))
         self.device.write(self.logits.at, row)
-        self.n_of_chunks, wanted = -1, Wanted(has_sums=True)
+        self.n_of_chunks, wanted = -1, RowRequest(has_sums=True)
         self.begin(1, len(row), wanted)
         self.device.wait()
         return float(self.found(1, len(row), wanted).normalizers[0])
 
-    def ask(self, n: int, wanted: Wanted) -> Wanted:
+    def ask(self, n: int, wanted: RowRequest) -> RowRequest:
         """What to find, of the first n tokens, so that it is enough for what is wanted, and for what the next pass may want."""
         k = min(max(wanted.k, self._asked.k), n, MAX_K)
-        asked = Wanted(min(-(-k // _K_STEP) * _K_STEP if k > 1 else k, n, MAX_K), wanted.has_sums or self._asked.has_sums)
+        asked = RowRequest(min(-(-k // _K_STEP) * _K_STEP if k > 1 else k, n, MAX_K), wanted.has_sums or self._asked.has_sums)
         if n == self.logits.n_vocab:
             self._asked = asked
         return asked

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.choosing import Chooser, Logits
+from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
-from augury.backends.numba_cuda.sequences import Sequences
+from augury.backends.numba_cuda.sequences import SequenceUpdates
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
@@ -48,13 +48,13 @@ class CudaModel(Model):
         self._n_rows = device.staging(1)  # of a chain
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
-        self._chooser = Chooser(device, Logits(*places, info.n_vocab))
+        self._chooser = RowReader(device, Logits(*places, info.n_vocab))
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         embedding = lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
-        self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
+        self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         self.chain_rows = _CHAIN_ROWS if self._sequences is None else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
@@ -171,7 +171,7 @@ class CudaModel(Model):
         if self._sequences is not None:
             self._sequences.write(to, span, end)
 
-    def _begin_sequences(self, sequences: Sequences, batch: Batch, tree: Tree | None) -> None:
+    def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, tree: Tree | None) -> None:
         """Do what is to be done to states of sequences before a batch."""
         sequences.begin(batch, tree)
         for _ in sequences.write_first(self._inputs):

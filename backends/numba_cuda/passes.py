@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, Begun, Chooser, Found, Wanted
+from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, PendingRows, RowReader, RowRequest, RowResult
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
@@ -24,12 +24,12 @@ class DevicePass(Pass):
 
     def __init__(
         self,
-        chooser: Chooser,
+        chooser: RowReader,
         told: np.ndarray,
         row_slots: np.ndarray,
         features: Mapping[str, tuple[Pointer, int, int]],
         n: int,
-        begun: Begun,
+        begun: PendingRows,
         before_s: float = 0.0,
     ) -> None:
         self._chooser, self._told, self._row_slots, self._features, self._n = chooser, told, row_slots, features, n
@@ -37,7 +37,7 @@ class DevicePass(Pass):
         self._gathered = np.empty(0, np.float32)
         self._rows: dict[int, np.ndarray] = {}
         self._read: np.ndarray | None = None
-        self._found: Found | None = None
+        self._found: RowResult | None = None
         self._seconds: float | None = None
         self._is_over = False
 
@@ -54,7 +54,7 @@ class DevicePass(Pass):
     def argmax(self) -> np.ndarray:
         """See `Pass.argmax`."""
         if self._n != self._chooser.logits.n_vocab:
-            found = self._all(Wanted(1))
+            found = self._all(RowRequest(1))
             ids, values = found.ids[:, 0], found.values[:, 0]
         else:
             self.wait()
@@ -66,7 +66,7 @@ class DevicePass(Pass):
         k = max(0, min(k, self._n))
         if not 0 < k <= MAX_K:
             return ArrayPass(np.stack([self.row(row) for row in rows])).top_k(np.arange(len(rows), dtype=np.int32), k)
-        found = self._all(Wanted(k))
+        found = self._all(RowRequest(k))
         return found.ids[rows, :k], found.values[rows, :k]
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
@@ -96,9 +96,9 @@ class DevicePass(Pass):
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`."""
-        return float(self._all(Wanted(has_sums=True)).normalizers[row])
+        return float(self._all(RowRequest(has_sums=True)).normalizers[row])
 
-    def _all(self, wanted: Wanted) -> Found:
+    def _all(self, wanted: RowRequest) -> RowResult:
         """What is wanted of all rows."""
         self.wait()
         wanted = self._chooser.ask(self._n, wanted)
@@ -140,7 +140,7 @@ class DevicePass(Pass):
     def first(self, n: int) -> Pass:
         """See `Pass.first`."""
         self.wait()
-        begun = evolve(self._begun, wanted=Wanted())
+        begun = evolve(self._begun, wanted=RowRequest())
         narrowed = DevicePass(self._chooser, self._told, self._row_slots, self._features, n, begun)
         narrowed._gathered, narrowed._seconds, narrowed._is_over = self._gathered, self._seconds, True
         return narrowed
@@ -149,7 +149,7 @@ class DevicePass(Pass):
 class GatheredPass(ArrayPass):
     """Rows of several passes, in memory. What their normalizers are, a device says: in its order of additions, as of others."""
 
-    def __init__(self, chooser: Chooser, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, chooser: RowReader, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(array, features)
         self._chooser = chooser
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from augury.batch import Batch, Tree
 
-__all__ = ["Sequences"]
+__all__ = ["SequenceUpdates"]
 
 
 @define
@@ -31,7 +31,7 @@ class _Slot:
     last: int = -1  # the last of its tokens that was written
 
 
-class Sequences:
+class SequenceUpdates:
     """Writes the runs of passes."""
 
     def __init__(self, n_aside: int) -> None:

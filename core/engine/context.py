@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.batch import Batch, Feed, NextnFeed
+from augury.batch import Batch, NextnSlotInput, SlotInput
 from augury.engine.nextn_states import NextnStates
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
@@ -93,7 +93,7 @@ class EngineContext(Context):
         """See `MemoryManager.save`; a pass puts the state right first, where it has taken in what was rejected."""
         if self.replays_accepted:
             feed = self.feed(slot, _NO_TOKENS)
-            if feed.step.restore:
+            if feed.reservation.restore:
                 self._forward_draft([feed], None)
             self.commit(feed)
         return self.memory.save(slot)
@@ -104,14 +104,14 @@ class EngineContext(Context):
 
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
-    ) -> Feed:
+    ) -> SlotInput:
         """See `Context.feed`."""
         if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
         draft = _NO_DRAFT if draft is None else draft
-        return Feed(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
+        return SlotInput(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
 
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
+    def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """See `Context.forward`."""
         batch = self._batch(feeds)
         if features or vocabulary is not None or feeds[0].hidden is not None:
@@ -120,22 +120,22 @@ class EngineContext(Context):
             return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(batch)
 
-    def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
+    def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         """See `Context.commit`."""
-        step, tokens, draft, places = feed.step, feed.tokens, feed.draft, None
+        reservation, tokens, draft, places = feed.reservation, feed.tokens, feed.draft, None
         if len(path):
             tokens = np.concatenate([tokens, draft.tokens[list(path)]])
-        if step.replay:
-            tokens = np.concatenate([np.array(step.replay, np.int32), tokens])
+        if reservation.replay:
+            tokens = np.concatenate([np.array(reservation.replay, np.int32), tokens])
         if draft.parents is not None:
             n = len(tokens) - len(path)
             places = np.array([*range(n), *(n + node for node in path)], np.int32)
-        self.memory.commit(feed.slot, step, tokens, places)
+        self.memory.commit(feed.slot, reservation, tokens, places)
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
-        if feeds := [feed for feed in feeds if feed.step.replay]:
+        if feeds := [feed for feed in feeds if feed.reservation.replay]:
             self._forward_draft(feeds, None)  # through all layers, for what is replayed stays
             for feed in feeds:
                 self.commit(feed)
@@ -146,10 +146,12 @@ class EngineContext(Context):
         logits = self._forward_draft(feeds, (0, n_layers), vocabulary)
         for feed in feeds:
             self.commit(feed)
-            self._last_drafts[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
+            self._last_drafts[feed.slot] = (feed.reservation.mark, n_layers, written[feed.slot])
         return logits
 
-    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int, feature: str, vocabulary: np.ndarray | None = None) -> Pass:
+    def forward_nextn(
+        self, feeds: Sequence[NextnSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None
+    ) -> Pass:
         """See `Target.forward_nextn`."""
         assert self.nextn is not None
         sizes = [len(feed.tokens) for feed in feeds]
@@ -174,56 +176,56 @@ class EngineContext(Context):
         return passed
 
     def _forward_draft(
-        self, feeds: Sequence[Feed], layers: tuple[int, int] | None, vocabulary: np.ndarray | None = None
+        self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None, vocabulary: np.ndarray | None = None
     ) -> Pass:
         try:
             return self.model.forward(attrs.evolve(self._batch(feeds, layers), vocabulary=vocabulary))
         except BaseException:
-            self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
+            self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.reservation.accepted)
             raise
 
-    def _not_yet_computed(self, feed: Feed, n_layers: int) -> Feed:
+    def _not_yet_computed(self, feed: SlotInput, n_layers: int) -> SlotInput:
         """The part of a feed, a draft alone, that the slot's last pass over a draft did not compute."""
         mark, n_layers_then, known = self._last_drafts.pop(feed.slot, (-1, 0, _NO_TOKENS))
-        if (mark, n_layers_then) != (feed.step.mark, n_layers) or feed.step.replay:
+        if (mark, n_layers_then) != (feed.reservation.mark, n_layers) or feed.reservation.replay:
             return feed
         tokens = feed.draft.tokens
         n = min(len(known), len(tokens) - 1)
         differs = known[:n] != tokens[:n]
         n = int(differs.argmax()) if differs.any() else n
-        return Feed(feed.slot, feed.step, feed.tokens, feed.rows, Draft(tokens[n:]), n)
+        return SlotInput(feed.slot, feed.reservation, feed.tokens, feed.rows, Draft(tokens[n:]), n)
 
-    def _batch(self, feeds: Sequence[Feed], layers: tuple[int, int] | None = None) -> Batch:
+    def _batch(self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
         columns: tuple[list[np.ndarray], ...] = ([], [], [], [])
         tokens, slots, positions, rows = columns
         accepted: list[tuple[int, ...]] = []
         n, is_chain = 0, True
         for feed in feeds:
-            step, draft, first, m = feed.step, feed.draft, n, feed.n_tokens
-            if step.restore:
+            reservation, draft, first, m = feed.reservation, feed.draft, n, feed.n_tokens
+            if reservation.restore:
                 n_restores, n_replayed = self.restored(feed.slot)
-                self._restored[feed.slot] = n_restores + 1, n_replayed + len(step.replay)
-            if step.replay:
-                tokens.append(np.array(step.replay, np.int32))
+                self._restored[feed.slot] = n_restores + 1, n_replayed + len(reservation.replay)
+            if reservation.replay:
+                tokens.append(np.array(reservation.replay, np.int32))
             tokens.append(feed.tokens)
             if len(draft):
                 tokens.append(draft.tokens)
                 is_chain = is_chain and draft.parents is None
-            start = step.mark + feed.n_before
+            start = reservation.mark + feed.n_before
             positions.append(np.arange(start, start + m, dtype=np.int32))
             slots.append(np.full(m, feed.slot, np.int32))
             n += m
             if isinstance(feed.rows, int):
                 rows.append(np.arange(n - feed.rows, n, dtype=np.int32))
             else:
-                rows.append(feed.rows + (first + len(step.replay)))
-            accepted += [(feed.slot, *pair) for pair in step.accepted]
+                rows.append(feed.rows + (first + len(reservation.replay)))
+            accepted += [(feed.slot, *pair) for pair in reservation.accepted]
         joined = [each[0] if len(each) == 1 else np.concatenate(each) for each in columns]
         parents = None
         if not is_chain:
             parents, depths = _trees(feeds)
-            starts = np.concatenate([np.full(feed.n_tokens, feed.step.mark, np.int32) for feed in feeds])
+            starts = np.concatenate([np.full(feed.n_tokens, feed.reservation.mark, np.int32) for feed in feeds])
             joined[2] = starts + depths
         taken = np.array(accepted, np.int32) if accepted else None
         if not self._has_sequence_state:
@@ -236,7 +238,7 @@ class CheckedContext(EngineContext):
 
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
-    ) -> Feed:
+    ) -> SlotInput:
         """See `Context.feed`."""
         tokens = _checked(slot, tokens, self.spec, self.info)
         if draft is not None:
@@ -250,7 +252,7 @@ class CheckedContext(EngineContext):
             )
         return super().feed(slot, tokens, rows, draft, n_more)
 
-    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
+    def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """See `Context.forward`."""
         if len(n_more := {feed.n_more for feed in feeds}) > 1 or (features and n_more != {0}):
             raise OptionError(f"{sorted(n_more)} more passes, {len(features)} features; expected one number, 0 with features")
@@ -277,7 +279,7 @@ class EngineTarget(Target):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
 
-    def forward_nextn(self, feeds: Sequence[NextnFeed], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
+    def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward_nextn`; `check_batch` sees that positions and hidden states fit."""
         if not 0 <= layer < len(self.nextn_features):
             return super().forward_nextn(feeds, layer, vocabulary)
@@ -317,23 +319,23 @@ def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.nda
     return copy
 
 
-def _hidden(feeds: Sequence[Feed]) -> np.ndarray | None:
+def _hidden(feeds: Sequence[SlotInput]) -> np.ndarray | None:
     """What the feeds give in place of the embedding; the model refuses what does not fit the pass."""
     given = [feed.hidden for feed in feeds if feed.hidden is not None]
     return np.concatenate(given) if given else None
 
 
-def _of_sequences(feeds: Sequence[Feed]) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+def _of_sequences(feeds: Sequence[SlotInput]) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """`is_drafted`, `restores` and `saves` of a pass."""
     is_drafted = np.concatenate([np.arange(feed.n_tokens) >= feed.n_tokens - len(feed.draft) for feed in feeds])
-    keeps_aside = np.concatenate([np.full(feed.n_tokens, feed.step.keeps_aside) for feed in feeds])
-    restores = np.array([feed.slot for feed in feeds if feed.step.restore], np.int32)
-    saves = np.array([(feed.slot, feed.step.save) for feed in feeds if feed.step.save is not None], np.int32)
+    keeps_aside = np.concatenate([np.full(feed.n_tokens, feed.reservation.keeps_aside) for feed in feeds])
+    restores = np.array([feed.slot for feed in feeds if feed.reservation.restore], np.int32)
+    saves = np.array([(feed.slot, feed.reservation.save) for feed in feeds if feed.reservation.save is not None], np.int32)
     aside = is_drafted & keeps_aside
     return aside if aside.any() else None, restores if len(restores) else None, saves if len(saves) else None
 
 
-def _trees(feeds: Sequence[Feed]) -> tuple[np.ndarray, np.ndarray]:
+def _trees(feeds: Sequence[SlotInput]) -> tuple[np.ndarray, np.ndarray]:
     """Which token of the pass each follows, -1 at a feed's beginning, and how deep it stands in its feed, both (n,) int32."""
     parents: list[int] = []
     depths: list[int] = []

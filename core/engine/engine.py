@@ -267,13 +267,13 @@ class Engine(Evaluations):
         tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
         text = prompt if isinstance(prompt, str) else None
         requests = make_requests(tokens, params, n=n, text=text, make=self._make_request)
-        runnings, leader = list[Running](), None
+        runnings, prompt_owner = list[Running](), None
         try:
             for request in requests:
                 channel = Channel()
                 runnings.append(Running(channel, self._worker, request.id))
                 sequence = self._sequence(request, channel)
-                sequence.leader, leader = leader, leader or sequence
+                sequence.prompt_owner, prompt_owner = prompt_owner, prompt_owner or sequence
                 self._worker.submit(sequence)
         except BaseException:  # Ctrl-C among others: nobody will hold the requests
             for running in runnings:

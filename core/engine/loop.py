@@ -20,7 +20,7 @@ import numpy as np
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.evaluation import Steps, embed, evaluate, score
-from augury.engine.round_pass import RoundPass, Share
+from augury.engine.round_pass import RoundPass, ScheduledInput
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
@@ -109,7 +109,7 @@ class Loop:
             if share.choice is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
                 share.sequence.counter.chunk(n, done.seconds * n / n_tokens)
-        settled: list[tuple[Share, Outcome, int]] = []
+        settled: list[tuple[ScheduledInput, Outcome, int]] = []
         row = first = 0
         for share in shares:
             if (outcome := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
@@ -123,8 +123,8 @@ class Loop:
         outcomes = [outcome for _, outcome, _ in settled]
         decoded = [(share.choice, outcome) for share, outcome, _ in settled if share.choice is not None]
         n_drafted = sum(len(choice.draft) for choice, _ in decoded)
-        n_beside = n_tokens - len(decoded) - n_drafted
-        guarded(self._drafting.observe_round, decoded, n_beside, done.seconds)
+        n_others = n_tokens - len(decoded) - n_drafted
+        guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
         seen = Round(
             n_sequences=len(shares),
             n_tokens=n_tokens,
@@ -218,7 +218,7 @@ class Loop:
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
                 break
-            if sequence.request.slot not in self._taken and not sequence.is_led:
+            if sequence.request.slot not in self._taken and not sequence.waits_for_prompt:
                 self._attempt([sequence], self._start, sequence)
         self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
 
@@ -226,7 +226,7 @@ class Loop:
         """Give a sequence a slot, if there is one."""
         opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
         if opened is not None:
-            sequence.slot, sequence.leader = opened.slot, None
+            sequence.slot, sequence.prompt_owner = opened.slot, None
             n_reused = self._drafting.open(sequence, opened.n_reused)
             if n_reused < opened.n_reused:
                 n_reused = self._context.truncate(opened.slot, n_reused)
@@ -263,21 +263,21 @@ class Loop:
         if not guarded(self._context.end, slot):
             self._unfreed.add(slot)
 
-    def _shares(self, decoding: Items[Sequence]) -> list[Share]:
+    def _shares(self, decoding: Items[Sequence]) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
-        n_beside = sum(len(share.feed.tokens) for share in chunks)
+        n_others = sum(len(share.feed.tokens) for share in chunks)
         limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
         limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
-        choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
+        choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
         shares = []
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
             fed = sequence.slot, sequence.history[-1:], 1 + len(choice.draft), choice.draft
             if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
-                shares.append(Share(sequence, feed, choice))
+                shares.append(ScheduledInput(sequence, feed, choice))
         return shares + chunks
 
-    def _chunks(self, n_chunk: int) -> list[Share]:
+    def _chunks(self, n_chunk: int) -> list[ScheduledInput]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
         shares = []
         for sequence in tuple(self._running):
@@ -289,14 +289,14 @@ class Loop:
                 feed = self._attempt([sequence], self._context.feed, sequence.slot, left[:n], int(n == len(left)))
                 if feed is not None:
                     n_chunk -= n
-                    shares.append(Share(sequence, feed))
+                    shares.append(ScheduledInput(sequence, feed))
         return shares
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
-    def _emit(self, share: Share, done: RoundPass, row: int) -> Outcome | None:
+    def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome | None:
         """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
         draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
@@ -324,11 +324,11 @@ class Loop:
             sequence.counter.prefilled()
         return Outcome(path, n_emitted, is_stopped, top)
 
-    def _feed_drafters(self, share: Share, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
+    def _feed_drafters(self, share: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
         """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
         feed, path = share.feed, list(outcome.path)
         tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
-        places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.step.replay) :]
+        places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.reservation.replay) :]
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from attrs import frozen
 
-from augury.batch import Feed
+from augury.batch import SlotInput
 from augury.engine.context import EngineContext
 from augury.engine.sequence import Sequence
 from augury.passes import Pass
@@ -16,15 +16,15 @@ from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice
 
-__all__ = ["RoundPass", "Share"]
+__all__ = ["RoundPass", "ScheduledInput"]
 
 
 @frozen(eq=False)
-class Share:
+class ScheduledInput:
     """A sequence's share of a pass, and what is verified in it; None while its prompt is processed."""
 
     sequence: Sequence
-    feed: Feed
+    feed: SlotInput
     choice: Choice | None = None
 
 
@@ -39,7 +39,7 @@ class RoundPass:
     late_s: float  # how much longer than that drafting ahead took
 
     @classmethod
-    def compute(cls, context: EngineContext, drafting: Drafting, shares: Items[Share], n_vocab: int) -> RoundPass:
+    def compute(cls, context: EngineContext, drafting: Drafting, shares: Items[ScheduledInput], n_vocab: int) -> RoundPass:
         """Compute everyone's share; tokens from `n_vocab` on cannot be chosen."""
         wanted = drafting.features([share.sequence for share in shares])
         start = perf_counter()
@@ -47,10 +47,10 @@ class RoundPass:
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
         choices = [share.choice for share in shares if share.choice is not None] if context.is_asynchronous else []
         if choices:
-            n_beside = sum(len(share.feed.tokens) for share in shares if share.choice is None)
+            n_others = sum(len(share.feed.tokens) for share in shares if share.choice is None)
             context.is_busy = True
             try:
-                ahead_s = drafting.draft_ahead(choices, n_beside, forward_s)
+                ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
             finally:
                 context.is_busy = False
         device_s = passed.wait()

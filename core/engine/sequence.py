@@ -57,7 +57,9 @@ class Sequence(DraftedSequence):
         """
         self.request = request
         self.id, self.speculation = request.id, request.speculation
-        self.leader: Sequence | None = None  # the first answer to the same prompt: this one waits until the prompt is processed
+        self.prompt_owner: Sequence | None = (
+            None  # the first answer to the same prompt: this one waits until the prompt is processed
+        )
         self.channel = channel
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits
@@ -138,10 +140,10 @@ class Sequence(DraftedSequence):
         return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
 
     @property
-    def is_led(self) -> bool:
+    def waits_for_prompt(self) -> bool:
         """Whether its prompt is being processed for another one, from which it can be copied afterwards."""
-        leader = self.leader
-        return leader is not None and not leader.n_emitted and leader.channel.outcome is None
+        prompt_owner = self.prompt_owner
+        return prompt_owner is not None and not prompt_owner.n_emitted and prompt_owner.channel.outcome is None
 
     @property
     def is_full(self) -> bool:

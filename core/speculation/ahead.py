@@ -21,20 +21,20 @@ from augury.types import Draft
 __all__ = ["draft_ahead", "settle_ahead"]
 
 
-def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
+def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, begun_s: float) -> float:
     """Let the drafters of a pass that is being computed draft ahead.
 
     Args:
         planner: Which says how far.
         choices: Of the slots that decode in the pass.
-        n_beside: Tokens of prompts in it.
+        n_others: Tokens of prompts in it.
         begun_s: Seconds of it that are over.
 
     Returns:
         The seconds that it took; 0 where nobody was asked.
     """
     able = [(choice, drafter, choice.path()) for choice in choices if (drafter := _able(choice)) is not None]
-    lengths = planner.n_ahead(choices, able, n_beside, begun_s) if able else ()
+    lengths = planner.n_ahead(choices, able, n_others, begun_s) if able else ()
     asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
     for (choice, drafter, path), n in zip(able, lengths, strict=True):
         if n:

@@ -142,19 +142,19 @@ class Drafting:
 
     # Before a pass
 
-    def propose(self, limits: Items[tuple[DraftedSequence, int]], n_beside: int) -> list[Choice]:
+    def propose(self, limits: Items[tuple[DraftedSequence, int]], n_others: int) -> list[Choice]:
         """What each sequence takes into the round.
 
         Args:
             limits: The sequences that decode, and how many tokens of a draft each can take.
-            n_beside: Tokens of prompts in the same pass.
+            n_others: Tokens of prompts in the same pass.
         """
         slots = [self._slot(sequence, limit) for sequence, limit in limits]
         asking = [slot for slot in slots if slot.limit > 0 and slot.drafters.every]
         if self._planner is None:
             choices = self._first(asking)
         else:
-            choices = self._planned(self._planner, asking, n_beside + len(slots) - len(asking)) if asking else {}
+            choices = self._planned(self._planner, asking, n_others + len(slots) - len(asking)) if asking else {}
         return [choices.get(slot) or Choice(slot) for slot in slots]
 
     def _slot(self, sequence: DraftedSequence, limit: int) -> SlotProposals:
@@ -193,7 +193,7 @@ class Drafting:
         slot.take(drafter, draft)
         return Choice(slot, part, kept.tolist())
 
-    def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_beside: int) -> dict[SlotProposals, Choice]:
+    def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> dict[SlotProposals, Choice]:
         """Ask who costs nothing, then those costly drafters that promise to pay, and take the best of all proposals."""
         begun_s, self._drafters_s = perf_counter(), 0.0
         for slot in slots:
@@ -208,7 +208,7 @@ class Drafting:
             slot.add(drafter, draft)
         self._forbid(slots)
         probed: dict[SlotProposals, RequestDrafter] = {}
-        if asks := planner.asks(slots, n_beside):
+        if asks := planner.asks(slots, n_others):
             probed = {ask.slot: ask.drafter for ask in asks if ask.is_probe}
             for ask in asks:
                 if not ask.k:
@@ -223,19 +223,19 @@ class Drafting:
             self._forbid(slots)
         if not any(len(slot.tree) for slot in slots):
             return {slot: Choice(slot, probed=probed.get(slot)) for slot in slots}
-        self._extend(planner, slots, n_beside)
-        nodes = planner.choose(slots, n_beside)
+        self._extend(planner, slots, n_others)
+        nodes = planner.choose(slots, n_others)
         choices = {
             slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
         }
         planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / len(slots))
         return choices
 
-    def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_beside: int) -> None:
+    def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> None:
         """Ask lookups what follows the likeliest path, where its end is others' and that promises to pay."""
         paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
         asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
-        for slot, drafter, path in planner.extensions(slots, n_beside):
+        for slot, drafter, path in planner.extensions(slots, n_others):
             if not slot.sequence.speculation.synthetic and drafter.guard.drafts_ahead:
                 paths[slot, drafter] = path
                 limit = slot.limit - len(path)
@@ -302,9 +302,9 @@ class Drafting:
 
     # During it, where the target computes on a device of its own
 
-    def draft_ahead(self, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
+    def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
         """See `augury.speculation.ahead`; 0 without a planner, which alone knows what pays."""
-        return 0.0 if self._planner is None else draft_ahead(self._planner, choices, n_beside, begun_s)
+        return 0.0 if self._planner is None else draft_ahead(self._planner, choices, n_others, begun_s)
 
     # After it
 
@@ -343,9 +343,9 @@ class Drafting:
             n_proposed = 0 if proposal is None else len(proposal.nodes)
             guard.accept(Verdict(n_offered, len(path), outcome.n_emitted, n_offered > 0, n_proposed, path, *top))
 
-    def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_beside: int, pass_s: float) -> None:
-        """A pass over these slots and `n_beside` other tokens took so long."""
+    def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_others: int, pass_s: float) -> None:
+        """A pass over these slots and `n_others` other tokens took so long."""
         planned = [(choice, outcome) for choice, outcome in rounds if choice.proposals.drafters.every]
         if self._planner is not None and planned:
             depth = sum(choice.proposals.n_context for choice, _ in rounds) / len(rounds)
-            self._planner.observe_round(planned, depth, n_beside + len(rounds) - len(planned), pass_s)
+            self._planner.observe_round(planned, depth, n_others + len(rounds) - len(planned), pass_s)

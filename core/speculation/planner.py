@@ -120,17 +120,17 @@ class DraftPlanner:
         share = ask_s / (_FREE * self.plain_s)
         return share <= 1 or drafter.gain * self.plain_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
 
-    def asks(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[CostlyAsk]:
+    def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
 
         Args:
             slots: That decode, with what the other drafters propose.
-            n_beside: Other tokens in the same pass.
+            n_others: Other tokens in the same pass.
         """
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
         if not any(costly):
             return []
-        curve = self._curve(slots, n_beside)
+        curve = self._curve(slots, n_others)
         best = best_nodes(slots, curve, replays_accepted=self.replays_accepted)
         n, expected, draft_s = [len(nodes) for nodes in best.nodes], best.expected.copy(), [0.0 for _ in slots]
         asked: dict[int, CostlyAsk] = {}
@@ -206,7 +206,7 @@ class DraftPlanner:
         return drafter.profile.can_be_teacher_forced and drafter.n_missed > _FAR_BEHIND
 
     def extensions(
-        self, slots: Sequence[SlotProposals], n_beside: int = 0
+        self, slots: Sequence[SlotProposals], n_others: int = 0
     ) -> list[tuple[SlotProposals, RequestDrafter, list[int]]]:
         """Which lookups to ask what follows a path of nodes: the likeliest, where others propose its last one.
 
@@ -220,24 +220,24 @@ class DraftPlanner:
                 able += [(slot, each, path) for each in slot.of if each.can_extend and each not in own]
         if not able:
             return []
-        curve = self._curve(slots, n_beside)
+        curve = self._curve(slots, n_others)
         return [each for each in able if self._extends(*each, curve)]
 
     def _extends(self, slot: SlotProposals, drafter: RequestDrafter, path: Sequence[int], curve: PassCurve) -> bool:
         worth_s = slot.reach()[path[-1]] * drafter.chances.typical * self.plain_s
         return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
 
-    def choose(self, slots: Sequence[SlotProposals], n_beside: int = 0) -> list[list[int]]:
+    def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
         """Choose the nodes (k,) of each slot's tree that are verified, rising.
 
         Args:
             slots: That decode, with all that is proposed.
-            n_beside: Other tokens in the same pass.
+            n_others: Other tokens in the same pass.
         """
-        return best_nodes(slots, self._curve(slots, n_beside), replays_accepted=self.replays_accepted).nodes
+        return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
-    def _curve(self, slots: Sequence[SlotProposals], n_beside: int) -> PassCurve:
-        n_plain = n_beside + len(slots) + sum(slot.drafters.n_replayed for slot in slots)
+    def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
+        n_plain = n_others + len(slots) + sum(slot.drafters.n_replayed for slot in slots)
         n_most = n_plain + sum(slot.limit for slot in slots)
         depth = sum(slot.n_context for slot in slots) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
@@ -264,7 +264,7 @@ class DraftPlanner:
         self,
         choices: Sequence[Choice],
         able: Sequence[tuple[Choice, RequestDrafter, Sequence[int]]],
-        n_beside: int,
+        n_others: int,
         begun_s: float,
     ) -> list[int]:
         """How many tokens to draft ahead: those that are likely enough to be wanted, as far as the pass has time for them.
@@ -273,13 +273,13 @@ class DraftPlanner:
             choices: Of the slots that decode.
             able: Those of them for which a drafter can draft ahead, that drafter, and the nodes that are guessed to be
                 accepted. They share the time.
-            n_beside: Other tokens in the pass.
+            n_others: Other tokens in the pass.
             begun_s: Seconds of the pass that are over.
 
         Returns:
             For each of `able` how many tokens after the one that the target will choose, which is guessed as well.
         """
-        n = n_beside + sum(1 + len(each.draft) + each.proposals.drafters.n_replayed for each in choices)
+        n = n_others + sum(1 + len(each.draft) + each.proposals.drafters.n_replayed for each in choices)
         depth = sum(each.proposals.n_context for each in choices) / len(choices)
         left_s = (self.costs.seconds(n, depth) - begun_s) / len(able)
         found = []
@@ -327,23 +327,23 @@ class DraftPlanner:
         """A drafter has a proposal for the coming round, made ahead or not."""
         drafter.n_missed = drafter.profile.n_waited = 0
 
-    def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_beside: int, pass_s: float) -> None:
+    def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_others: int, pass_s: float) -> None:
         """A round is over.
 
         Args:
             rounds: Of the slots that decoded.
             depth: Mean length of the contexts in the pass.
-            n_beside: Other tokens in the pass, but for those that are replayed.
+            n_others: Other tokens in the pass, but for those that are replayed.
             pass_s: Seconds of the pass.
         """
-        n_plain = len(rounds) + n_beside
+        n_plain = len(rounds) + n_others
         n_replayed = sum(choice.proposals.drafters.n_replayed for choice, _ in rounds)
         n_drafted = sum(len(choice.nodes) for choice, _ in rounds)
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
             plain_s, extra_s = curve[n_plain], curve[n_plain + n_replayed + n_drafted] - curve[n_plain + n_replayed]
-        if not n_beside and not n_replayed:  # such tokens have no logits, and cost less
+        if not n_others and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         for profile in self.profiles:
             profile.n_waited += 1

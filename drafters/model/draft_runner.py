@@ -16,7 +16,7 @@ from augury.passes import Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.batch import Feed
+    from augury.batch import SlotInput
     from augury.drafters.model.draft_sampler import DraftSampler
 
 __all__ = ["N_JUDGED", "DraftRequest", "DraftRunner", "WrittenDraft"]
@@ -319,11 +319,13 @@ class DraftRunner:
             cached.n += len(feed.tokens)
         return logits
 
-    def _feeds(self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int) -> list[Feed]:
+    def _feeds(
+        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
+    ) -> list[SlotInput]:
         """What a pass is fed."""
         return [self._context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
 
-    def _names(self, cached: CachedText, feed: Feed) -> np.ndarray:  # noqa: ARG002 - for those that know more of a text
+    def _names(self, cached: CachedText, feed: SlotInput) -> np.ndarray:  # noqa: ARG002 - for those that know more of a text
         """The tokens (m,) by which what was cached of a feed is found again."""
         return feed.tokens
 

@@ -25,7 +25,7 @@ from augury.drafters.model.cached_text import CachedText
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, WrittenDraft
 
 if TYPE_CHECKING:
-    from augury.batch import Feed
+    from augury.batch import SlotInput
     from augury.passes import Context, Pass
     from augury.types import Draft
 
@@ -206,7 +206,9 @@ class HeadRunner(DraftRunner):
         self._forward([(text, text.tokens[text.n : text.n + n].copy(), None)], n_rows=0)
         text.forget(max(_KEPT, text.n_fed - text.n))
 
-    def _feeds(self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int) -> list[Feed]:
+    def _feeds(
+        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
+    ) -> list[SlotInput]:
         """See `DraftRunner._feeds`: with hidden states."""
         texts = [text for text, _, _ in shares if isinstance(text, HeadText)]
         told = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.is_told]
@@ -234,7 +236,7 @@ class HeadRunner(DraftRunner):
                 text.hidden = made[last : last + 1].copy()
         return logits
 
-    def _names(self, text: CachedText, feed: Feed) -> np.ndarray:
+    def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
         """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide what is reused."""
         assert isinstance(text, HeadText)
         return text.history[text.n : text.n + len(feed.tokens)].copy()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define
 
-from augury.batch import NextnFeed
+from augury.batch import NextnSlotInput
 from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class NextnRunner:
         start = min(self._n_computed(slot, text)[0], end - n)
         if text.n < end or start < 0 or not text.has_before(start):
             return np.full(n, -1, np.int32)
-        feed = NextnFeed(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
+        feed = NextnSlotInput(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
         return self._forward([feed], 0).argmax()
 
     def _text(self, slot: int) -> HiddenText:
@@ -192,25 +192,25 @@ class NextnRunner:
             text.n_computed = [self._target.n_nextn_held(slot, told, layer) for layer in range(self._n_layers)]
         return text.n_computed
 
-    def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> NextnFeed:
+    def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> NextnSlotInput:
         """A slot's share of a step: the last token of the text and what is not computed before it, or what is drafted."""
         text, history, n = self._text(request.slot), request.history, len(request.history)
         start = min(self._n_computed(request.slot, text)[layer], n - 1)
         tokens, hidden = history[start:], text.before(start, n)
         if written and self._n_layers == 1:
-            return NextnFeed(request.slot, n + len(written) - 1, np.array(written[-1:], np.int32), made[-1], 0)
+            return NextnSlotInput(request.slot, n + len(written) - 1, np.array(written[-1:], np.int32), made[-1], 0)
         if written:
             tokens, hidden = np.append(tokens, np.array(written, np.int32)), np.concatenate([hidden, *made])
-        return NextnFeed(request.slot, start, tokens, hidden, n - start)
+        return NextnSlotInput(request.slot, start, tokens, hidden, n - start)
 
     def _go_on(self, slot: int, text: HiddenText) -> None:
         """Let all layers compute what the target has told of."""
         for layer, start in enumerate(self._n_computed(slot, text)):
             if start < text.n and text.has_before(start):
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)
-                self._forward([NextnFeed(slot, start, tokens, hidden, text.n - start, 0)], layer)
+                self._forward([NextnSlotInput(slot, start, tokens, hidden, text.n - start, 0)], layer)
 
-    def _forward(self, feeds: Sequence[NextnFeed], layer: int, *, is_draft: bool = False) -> Pass:
+    def _forward(self, feeds: Sequence[NextnSlotInput], layer: int, *, is_draft: bool = False) -> Pass:
         """One pass; what was computed of certain tokens counts from then on."""
         logits = self._target.forward_nextn(feeds, layer, self._vocabulary.tokens if is_draft else None)
         for feed in feeds:

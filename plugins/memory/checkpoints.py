@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from augury.batch import Step
+from augury.batch import Reservation
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import MemoryManager, Opened
@@ -139,32 +139,32 @@ class Checkpoints(Contiguous):
         may_draft = self._may_draft and not (tries and self._at[slot].n_restored >= tries)
         return super().draft_room(slot) if may_draft else 0
 
-    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
         """See `MemoryManager.prepare`."""
-        step, state, at = super().prepare(slot, n_certain, n_drafted), self._slots[slot], self._at[slot]
+        reservation, state, at = super().prepare(slot, n_certain, n_drafted), self._slots[slot], self._at[slot]
         if self._keeps_aside:
-            return Step(step.mark, accepted=step.accepted, keeps_aside=True)
-        mark, replay = step.mark, ()
+            return Reservation(reservation.mark, accepted=reservation.accepted, keeps_aside=True)
+        mark, replay = reservation.mark, ()
         restore = at.is_behind and mark > 0  # a pass that starts at 0 starts from an empty state
         if restore:
             assert at.saved is not None
             mark, replay = at.saved, tuple(state.tokens[at.saved : state.n].tolist())
         at.n_fed = len(replay) + n_certain + n_drafted
-        return Step(mark, replay=replay, restore=restore, save=len(replay) + n_certain if n_drafted else None)
+        return Reservation(mark, replay=replay, restore=restore, save=len(replay) + n_certain if n_drafted else None)
 
-    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+    def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
         state, at = self._slots[slot], self._at[slot]
         n_certain = state.n_certain or 0
-        super().commit(slot, step, tokens, path)
+        super().commit(slot, reservation, tokens, path)
         if self._keeps_aside:
             cells = range(n_certain, len(tokens)) if path is None else path[n_certain:].tolist()
-            state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in enumerate(cells, n_certain))
+            state.accepted = tuple((reservation.mark + cell, reservation.mark + i) for i, cell in enumerate(cells, n_certain))
         else:
             state.accepted = ()
             at.is_behind = len(tokens) < at.n_fed
-            if step.save is not None:
-                at.saved = step.mark + step.save
+            if reservation.save is not None:
+                at.saved = reservation.mark + reservation.save
             if n_certain:  # or it was a drafter's own pass
                 at.n_restored = at.n_restored + 1 if at.is_behind else 0
         self._copy(slot)

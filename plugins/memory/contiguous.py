@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.batch import Step
+from augury.batch import Reservation
 from augury.errors import CapacityError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import MemoryManager, Opened
@@ -83,7 +83,7 @@ class Contiguous(MemoryManager):
         """See `MemoryManager.room`."""
         return self.spec.n_ctx - self._slots[slot].n
 
-    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
         """See `MemoryManager.prepare`."""
         state = self._slots[slot]
         if n_certain + n_drafted > self.spec.n_ctx - state.n:
@@ -91,15 +91,15 @@ class Contiguous(MemoryManager):
                 f"{n_certain + n_drafted} more tokens do not fit: slot {slot} has room for {self.spec.n_ctx - state.n}"
             )
         state.n_certain = n_certain
-        return Step(mark=state.n, accepted=state.accepted)
+        return Reservation(mark=state.n, accepted=state.accepted)
 
-    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+    def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
         state = self._slots[slot]
-        state.n = step.mark + len(tokens)
-        state.tokens[step.mark : state.n] = tokens
+        state.n = reservation.mark + len(tokens)
+        state.tokens[reservation.mark : state.n] = tokens
         moved = () if path is None else enumerate(path.tolist())
-        state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in moved if cell != i)
+        state.accepted = tuple((reservation.mark + cell, reservation.mark + i) for i, cell in moved if cell != i)
         state.n_certain = None
 
     def truncate(self, slot: int, n: int) -> int:

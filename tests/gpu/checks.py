@@ -242,10 +242,10 @@ def chains():
 class _Eager(DraftPlanner):
     """Drafts, and drafts ahead, whatever it takes."""
 
-    def n_ahead(self, choices, able, n_beside, begun_s):
+    def n_ahead(self, choices, able, n_others, begun_s):
         return [2 for _ in able]
 
-    def observe_round(self, rounds, depth, n_beside, pass_s):
+    def observe_round(self, rounds, depth, n_others, pass_s):
         pass
 
 

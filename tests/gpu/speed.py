@@ -19,7 +19,7 @@ from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.aot import Compiler, all_kernels
-from augury.backends.numba_cuda.choosing import KERNELS, Wanted
+from augury.backends.numba_cuda.choosing import KERNELS, RowRequest
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
@@ -200,7 +200,7 @@ def choosing():
 
             def choose(chooser=chooser, chunks=chunks, n_rows=n_rows, k=k):
                 gpu.launch(chunks)
-                chooser.begin(n_rows, n_vocab, Wanted(k))
+                chooser.begin(n_rows, n_vocab, RowRequest(k))
 
             told[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
     gpu.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracles.weights import FLOATS, dequantised, random_weights
 
-from augury.backends.numba_cuda.choosing import Chooser, Logits
+from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.experts import SOFTMAX, route
@@ -163,7 +163,7 @@ class PassedLogits:
         device.write(places[1], logits)
         self.best = ArrayPass(logits).argmax()
         self.best_logits = logits[np.arange(len(logits)), self.best].view(np.int32)
-        self.chooser = Chooser(device, Logits(*places, logits.shape[1]))
+        self.chooser = RowReader(device, Logits(*places, logits.shape[1]))
 
     def __call__(self, n, tokens=None, slots=None):
         """A pass over the first n logits of each row, or of as many as there are tokens, which are of slots."""

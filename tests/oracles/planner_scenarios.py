@@ -32,9 +32,9 @@ def slot_of(request, proposals=(), limit=16, n_min=1, n_context=DEPTH, agreement
     return slot
 
 
-def chosen(planner, *slots, n_beside=0):
+def chosen(planner, *slots, n_others=0):
     """How many tokens a planner chooses of each slot."""
-    return [len(nodes) for nodes in planner.choose(slots, n_beside)]
+    return [len(nodes) for nodes in planner.choose(slots, n_others)]
 
 
 def choice_of(slot, nodes, **how):

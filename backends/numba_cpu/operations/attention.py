@@ -9,9 +9,9 @@ import numpy as np
 from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import attention_layer, head
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
-from augury.backends.numba_cpu.kernels.bend import bend_scores
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places
@@ -102,11 +102,11 @@ class AttendEmitter(OperationEmitter):
         self._n_cells = (
             scope.options.n_ctx if operation.choice is None else scope.n_listed.get(operation.choice, scope.options.n_ctx)
         )
-        self._bends_scores = operation.softcap is not None or operation.slopes is not None
+        self._adjusts_scores = operation.softcap is not None or operation.slopes is not None
 
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
-        return (self._kernel, *[bend_scores] * self._bends_scores)
+        return (self._kernel, *[adjust_scores] * self._adjusts_scores)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -141,7 +141,7 @@ class AttendEmitter(OperationEmitter):
             window=operation.window or _NO_WINDOW,
             chunk=operation.chunk or 0,
             sinks=0 if sinks is None else placed.weights.vector(sinks.weight, sinks.size),
-            bend=address(bend_scores) if self._bends_scores else 0,
+            bend=address(adjust_scores) if self._adjusts_scores else 0,
             cap=operation.softcap or 0.0,
             slopes=0 if slopes is None else arena.keep(np.array(slopes, np.float32), "scratch"),
             parts=buffers["parts of attention"],

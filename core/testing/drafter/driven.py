@@ -130,9 +130,9 @@ class ScriptedDrafting(Drafting):
         self._pace = pace
         self.plays: dict[str, Play] = {}  # by the request's id
 
-    def draft_ahead(self, choices: Items[Choice], n_beside: int, begun_s: float) -> float:
+    def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
         """Draft ahead of every draft that is verified."""
-        return draft_ahead(_AlwaysAhead(), choices, n_beside, begun_s)
+        return draft_ahead(_AlwaysAhead(), choices, n_others, begun_s)
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
         choices: dict[SlotProposals, Choice] = {}

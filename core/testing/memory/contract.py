@@ -18,7 +18,7 @@ ROOM = Contract(
     "augury.interfaces.MemoryManager.room",
 )
 CHUNK = Contract("`chunk` takes some of a prompt's next tokens, 1 at least.", "augury.interfaces.MemoryManager.chunk")
-STEP = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.batch.Step")
+RESERVATION = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.batch.Reservation")
 STATE = Contract(
     "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
     "augury.interfaces.MemoryManager.commit",

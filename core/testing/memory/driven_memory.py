@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from augury.batch import Feed
+from augury.batch import SlotInput
 from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import MemoryManager
@@ -162,17 +162,17 @@ class DrivenMemory:
             raise self._broken(contract.BYTES, f"{self._memory.n_bytes} bytes for {n_kept} tokens that take {needed}")
         return room
 
-    def _feed(self, slot: int, kept: list[int], tokens: list[int], draft: Draft | None = None) -> Feed:
+    def _feed(self, slot: int, kept: list[int], tokens: list[int], draft: Draft | None = None) -> SlotInput:
         k = 0 if draft is None else len(draft)
         told = f"prepare of {len(tokens)} and {k} drafted in slot {slot}"
         feed = self._call(told, self._context.feed, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
-        step = feed.step
-        if not 0 <= step.mark <= len(kept) or list(step.replay) != kept[step.mark :]:
-            raise self._broken(contract.STEP, f"{step} where {kept} is kept")
+        reservation = feed.reservation
+        if not 0 <= reservation.mark <= len(kept) or list(reservation.replay) != kept[reservation.mark :]:
+            raise self._broken(contract.RESERVATION, f"{reservation} where {kept} is kept")
         self._kept[slot] = kept
         return feed
 
-    def _pass(self, feeds: list[Feed]) -> None:
+    def _pass(self, feeds: list[SlotInput]) -> None:
         if not feeds:
             return
         try:
@@ -181,7 +181,7 @@ class DrivenMemory:
             raise self._broken(contract.STATE, str(error)) from error
         self._compare(rows, [text for feed in feeds for text in self._texts_of(feed)])
 
-    def _texts_of(self, feed: Feed) -> list[list[int]]:
+    def _texts_of(self, feed: SlotInput) -> list[list[int]]:
         """What each row of a feed must follow."""
         texts: list[list[int]] = []
         for token in feed.tokens.tolist():
@@ -197,7 +197,7 @@ class DrivenMemory:
             if not np.array_equal(row, self._logits(tuple(text))):
                 raise self._broken(contract.STATE, f"other states than those of {text}")
 
-    def _commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
+    def _commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         told = f"commit of {feed.tokens.tolist()} and {list(path)} of the draft to slot {feed.slot}"
         self._call(told, self._context.commit, feed, path)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.cuda_products import PassedLogits
 
-from augury.backends.numba_cuda.choosing import Wanted
+from augury.backends.numba_cuda.choosing import RowRequest
 from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.passes import ArrayPass
 
@@ -51,4 +51,4 @@ def test_what_the_last_pass_was_asked_for_comes_with_the_next_one(monkeypatch):
 
     assert [asked(), asked(), asked()] == [3, 1, 1]
     passes(150).wait()
-    assert passes(150)._begun.wanted == Wanted(), "the pass before was asked for nothing"
+    assert passes(150)._begun.wanted == RowRequest(), "the pass before was asked for nothing"

@@ -191,7 +191,7 @@ def test_a_chain_that_does_not_fit_is_computed_pass_by_pass(tiny, monkeypatch):
 @pytest.mark.sample(0)
 def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_pass(tiny, monkeypatch):
     class Planner(DraftPlanner):
-        def n_ahead(self, choices, able, n_beside, begun_s):
+        def n_ahead(self, choices, able, n_others, begun_s):
             return [2 for _ in able]  # what a simulator begins is over, so the planner would have no time left
 
     def logged(name, call):

@@ -339,11 +339,11 @@ class Asking(DraftPlanner):
 
     n_rounds = 0
 
-    def asks(self, slots, n_beside=0):
+    def asks(self, slots, n_others=0):
         self.n_rounds += 1
         return [CostlyAsk(slots[0], slots[0].drafters.every[0])] if self.n_rounds == 18 else []
 
-    def choose(self, slots, n_beside=0):
+    def choose(self, slots, n_others=0):
         return [[0] for _ in slots]
 
 

@@ -154,7 +154,7 @@ def test_any_plan_over_any_chain_gives_the_tokens_of_plain_decoding(script, is_c
 
 def test_what_was_only_scored_or_cut_is_told_as_such():
     class Script(DraftPlanner):
-        def choose(self, slots, n_beside=0):
+        def choose(self, slots, n_others=0):
             return [own_nodes(slot, 0, 2) for slot in slots]
 
     class Wrong(ScriptedDrafter):
@@ -256,11 +256,11 @@ class TeacherForcing(DraftPlanner):
 
     n_rounds = 0
 
-    def asks(self, slots, n_beside=0):
+    def asks(self, slots, n_others=0):
         self.n_rounds += 1
         return [CostlyAsk(slots[0], slots[0].drafters.every[1])] if self.n_rounds == 21 else []
 
-    def choose(self, slots, n_beside=0):
+    def choose(self, slots, n_others=0):
         return [own_nodes(slots[0], 0, 2 if self.n_rounds % 3 == 0 else 0)]
 
     def observe_teacher_forced(self, drafter, is_right, seconds):
@@ -301,14 +301,14 @@ class Told(DraftPlanner):
         super().__init__(*how)
         self.planned, self.passed, self.depths = [], [], []
 
-    def choose(self, slots, n_beside=0):
-        nodes = super().choose(slots, n_beside)
-        self.planned.append(n_beside + sum(1 + len(each) for each in nodes))
+    def choose(self, slots, n_others=0):
+        nodes = super().choose(slots, n_others)
+        self.planned.append(n_others + sum(1 + len(each) for each in nodes))
         return nodes
 
-    def observe_round(self, rounds, depth, n_beside, pass_s):
-        self.passed.append(n_beside + sum(1 + len(choice.draft) for choice, _ in rounds))
-        if not n_beside:
+    def observe_round(self, rounds, depth, n_others, pass_s):
+        self.passed.append(n_others + sum(1 + len(choice.draft) for choice, _ in rounds))
+        if not n_others:
             lengths = [len(choice.proposals.sequence.history) - outcome.n_emitted for choice, outcome in rounds]
             self.depths.append((depth, lengths))
 
@@ -366,7 +366,7 @@ def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
             return Draft(tokens, [-1, -1, 1, 1, 3, 3])
 
     class Plain(DraftPlanner):
-        def choose(self, slots, n_beside=0):
+        def choose(self, slots, n_others=0):
             self.runs = [slot.drafters.every[0].run for slot in slots]
             return [[] for _ in slots]
 
@@ -387,7 +387,7 @@ def test_a_tree_shorter_than_what_was_emitted_is_wrong_only_where_it_went_on(has
             return Draft([right, wrong], [-1, 0]) if has_child else Draft([right], [-1])
 
     class First(DraftPlanner):
-        def choose(self, slots, n_beside=0):
+        def choose(self, slots, n_others=0):
             self.runs = [slot.drafters.every[1].run for slot in slots]
             return [own_nodes(slot, 0, 3) for slot in slots]
 
@@ -494,10 +494,10 @@ def test_lookups_extend_what_a_model_proposes(way):
             ]
 
     class Extending(DraftPlanner):
-        def asks(self, slots, n_beside=0):
+        def asks(self, slots, n_others=0):
             return [CostlyAsk(slot, slot.drafters.every[1], min(2, slot.limit)) for slot in slots]
 
-        def choose(self, slots, n_beside=0):
+        def choose(self, slots, n_others=0):
             return [list(range(min(len(slot.tree), slot.limit))) for slot in slots]
 
     drafter = [Lookup, named("model", [(2, 0), (1, 1)], is_costly=True)]

@@ -293,7 +293,7 @@ def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
     planner = planner_of(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), False)
     (request,) = sure(planner, chance=0.5)
     request.every[0].run = 0
-    (alone,), (beside,) = (chosen(planner, slot_of(request, {0: 16}), n_beside=n) for n in (0, 128))
+    (alone,), (beside,) = (chosen(planner, slot_of(request, {0: 16}), n_others=n) for n in (0, 128))
     assert beside > alone  # the pass takes long anyway
 
 

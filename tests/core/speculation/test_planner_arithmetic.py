@@ -229,7 +229,7 @@ def test_of_several_drafters_that_missed_much_one_a_round_says_what_it_would_hav
     assert [(ask.slot, ask.k) for ask in planner.asks(slots)] == [(slots[0], 0)]
 
 
-def best_by_definition(planner, slots, n_beside):
+def best_by_definition(planner, slots, n_others):
     """The tokens expected per second of the best part of all trees, each closed towards the history."""
     hoped = planner.costs.hopeful_curve(99, sum(slot.n_context for slot in slots) / len(slots))
     parts = []
@@ -245,7 +245,7 @@ def best_by_definition(planner, slots, n_beside):
     for chosen_parts in itertools.product(*parts):
         n, expected = map(sum, zip(*chosen_parts, strict=True))
         bonus = 0.02 if n == 0 else 0.0
-        rates.append((len(slots) + expected + bonus) / hoped[n_beside + len(slots) + n])
+        rates.append((len(slots) + expected + bonus) / hoped[n_others + len(slots) + n])
     return max(rates)
 
 
@@ -267,13 +267,13 @@ def test_the_best_part_of_all_trees_is_chosen(data, n_slots):
             tokens = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
             slot.add(drafter, Draft(tokens, [data.draw(st.integers(-1, i - 1)) for i in range(n)]))
         slots.append(slot)
-    n_beside = data.draw(st.integers(0, 12))
-    nodes = planner.choose(slots, n_beside)
+    n_others = data.draw(st.integers(0, 12))
+    nodes = planner.choose(slots, n_others)
     n = sum(map(len, nodes))
     expected = sum(slot.reach()[node] for slot, mine in zip(slots, nodes, strict=True) for node in mine)
     hoped = planner.costs.hopeful_curve(99, sum(slot.n_context for slot in slots) / len(slots))
-    rate = (n_slots + expected + (0.02 if n == 0 else 0.0)) / hoped[n_beside + n_slots + n]
-    assert rate == pytest.approx(best_by_definition(planner, slots, n_beside))
+    rate = (n_slots + expected + (0.02 if n == 0 else 0.0)) / hoped[n_others + n_slots + n]
+    assert rate == pytest.approx(best_by_definition(planner, slots, n_others))
 
 
 @pytest.mark.parametrize("replays_accepted", [False, True])

@@ -5,7 +5,7 @@ import re
 import attrs
 import pytest
 
-from augury.batch import Step
+from augury.batch import Reservation
 from augury.errors import PluginError
 from augury.interfaces import Opened
 from augury.plugins.memory.checkpoints import Checkpoints
@@ -58,7 +58,7 @@ Hesitant = mutant(open=lambda self, tokens, *, may_reuse, slot=None: None)
 
 class Boundless(Contiguous):
     def prepare(self, slot, n_certain, n_drafted):
-        return Step(mark=self._slots[slot].n, accepted=self._slots[slot].accepted)
+        return Reservation(mark=self._slots[slot].n, accepted=self._slots[slot].accepted)
 
 
 class Generous(Contiguous):
@@ -70,20 +70,20 @@ class Keeping(Contiguous):
     """Never undoes what was rejected."""
 
     def prepare(self, slot, n_certain, n_drafted):
-        step = super().prepare(slot, n_certain, n_drafted)
+        reservation = super().prepare(slot, n_certain, n_drafted)
         self.n_new = n_certain + n_drafted
-        return step
+        return reservation
 
-    def commit(self, slot, step, tokens, path=None):
-        super().commit(slot, step, tokens, path)
-        self._slots[slot].n = step.mark + self.n_new
+    def commit(self, slot, reservation, tokens, path=None):
+        super().commit(slot, reservation, tokens, path)
+        self._slots[slot].n = reservation.mark + self.n_new
 
 
 class Straight(Contiguous):
     """Knows no trees."""
 
-    def commit(self, slot, step, tokens, path=None):
-        super().commit(slot, step, tokens)
+    def commit(self, slot, reservation, tokens, path=None):
+        super().commit(slot, reservation, tokens)
 
 
 class Hasty(Contiguous):
@@ -98,8 +98,8 @@ class Replaying(Contiguous):
     """Replays other tokens than it keeps."""
 
     def prepare(self, slot, n_certain, n_drafted):
-        step = super().prepare(slot, n_certain, n_drafted)
-        return attrs.evolve(step, mark=step.mark - 1, replay=(0,)) if step.mark else step
+        reservation = super().prepare(slot, n_certain, n_drafted)
+        return attrs.evolve(reservation, mark=reservation.mark - 1, replay=(0,)) if reservation.mark else reservation
 
 
 class Raising(Contiguous):
@@ -123,8 +123,8 @@ class Forgiving(Checkpoints):
 class Forgetful(Checkpoints):
     """Names the accepted tokens of trees alone, as if no state had to take them in."""
 
-    def commit(self, slot, step, tokens, path=None):
-        super().commit(slot, step, tokens, path)
+    def commit(self, slot, reservation, tokens, path=None):
+        super().commit(slot, reservation, tokens, path)
         self._slots[slot].accepted = tuple(pair for pair in self._slots[slot].accepted if pair[0] != pair[1])
 
 
@@ -139,11 +139,16 @@ class Late(Checkpoints):
     """Has states saved when a drafted token was taken in."""
 
     def prepare(self, slot, n_certain, n_drafted):
-        step = super().prepare(slot, n_certain, n_drafted)
-        return step if step.save is None else attrs.evolve(step, save=step.save + 1)
+        reservation = super().prepare(slot, n_certain, n_drafted)
+        return reservation if reservation.save is None else attrs.evolve(reservation, save=reservation.save + 1)
 
-    def commit(self, slot, step, tokens, path=None):
-        super().commit(slot, step if step.save is None else attrs.evolve(step, save=step.save - 1), tokens, path)
+    def commit(self, slot, reservation, tokens, path=None):
+        super().commit(
+            slot,
+            reservation if reservation.save is None else attrs.evolve(reservation, save=reservation.save - 1),
+            tokens,
+            path,
+        )
 
 
 class Impatient(Checkpoints):
@@ -163,10 +168,12 @@ class Rewinding(Contiguous):
         return "a recurrent state would take it in twice" if spec.n_bytes_per_sequence else None
 
     def prepare(self, slot, n_certain, n_drafted):
-        step = super().prepare(slot, n_certain, n_drafted)
-        if step.accepted or not step.mark:
-            return step
-        return attrs.evolve(step, mark=step.mark - 1, replay=(int(self._slots[slot].tokens[step.mark - 1]),))
+        reservation = super().prepare(slot, n_certain, n_drafted)
+        if reservation.accepted or not reservation.mark:
+            return reservation
+        return attrs.evolve(
+            reservation, mark=reservation.mark - 1, replay=(int(self._slots[slot].tokens[reservation.mark - 1]),)
+        )
 
 
 @pytest.mark.sample(10)

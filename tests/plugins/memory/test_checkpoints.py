@@ -241,8 +241,8 @@ def test_a_recurrent_state_is_cut_no_further_than_what_it_has_not_taken_in(n, n_
     held.forward([feed])
     held.commit(feed, [0])
     assert held.truncate(0, n) == n_kept
-    step = held.feed(0, tokens(9)).step
-    assert (step.mark, step.accepted, step.keeps_aside) == (n_kept, accepted, True)
+    reservation = held.feed(0, tokens(9)).reservation
+    assert (reservation.mark, reservation.accepted, reservation.keeps_aside) == (n_kept, accepted, True)
 
 
 def reject(held, n=1):
@@ -284,7 +284,7 @@ def test_use_checkpoints_says_how_drafts_are_undone(kind, how, replays, may_draf
     assert (held.replays_accepted, held.memory.draft_room(0) > 0) == (replays, may_draft)
     assert ("nothing is drafted" in caplog.text) == (not may_draft)
     reject(held)
-    assert held.feed(0, tokens(5)).step.restore == replays
+    assert held.feed(0, tokens(5)).reservation.restore == replays
 
 
 @pytest.mark.parametrize("n_accepted", [0, 1, 2])

@@ -37,9 +37,9 @@ def test_a_slot_is_open_until_it_is_ended():
 
 def test_commit_keeps_what_was_accepted_and_forgets_the_rest():
     memory, slot = holding([1, 2])
-    step = memory.prepare(slot, 1, 3)
-    assert (step.mark, step.replay) == (2, ())
-    memory.commit(slot, step, tokens(3, 4))
+    reservation = memory.prepare(slot, 1, 3)
+    assert (reservation.mark, reservation.replay) == (2, ())
+    memory.commit(slot, reservation, tokens(3, 4))
     assert memory.prepare(slot, 1, 0).mark == 4
     assert memory.room(slot) == 4
 
@@ -89,8 +89,8 @@ def test_its_bytes_are_those_of_all_slots():
 
 def test_a_tree_s_path_comes_to_lie_after_the_mark():
     memory, slot = holding([1, 2])
-    step = memory.prepare(slot, 1, 4)
-    memory.commit(slot, step, tokens(3, 4, 5), path=np.array([0, 2, 4], np.int32))
+    reservation = memory.prepare(slot, 1, 4)
+    memory.commit(slot, reservation, tokens(3, 4, 5), path=np.array([0, 2, 4], np.int32))
     after = memory.prepare(slot, 1, 0)
     assert (after.mark, after.accepted) == (5, ((4, 3), (6, 4)))
     fill(memory, slot, [6])

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.simd import fma, load_f32, mul, repeat_f3
 
 
 @kernel(layer=AttentionLayer)
-def bend_scores(layer, scores, first, end, distance, head):
+def adjust_scores(layer, scores, first, end, distance, head):
     """Cap scores and lower them by how far away they are: s → cap * tanh(s / cap) + slope * distance.
 
     Args:
