@@ -135,7 +135,7 @@ class ModelPlan:
 
     @property
     def nextn_features(self) -> tuple[str, ...]:
-        """The features that layers which predict further tokens are given, one by one: of the layers, or of the one before."""
+        """The feature that each layer of `nextn` is given: the output's, or that of the layer before it."""
         first = len(self.layers) - 1
         return tuple("output" if each.hidden == "output" else f"layer.{first + i}" for i, each in enumerate(self.nextn))
 

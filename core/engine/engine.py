@@ -36,7 +36,7 @@ from augury.speculation.calibration import planner_for
 from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates, uses_nextn
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
-from augury.speculation.trials import Trials
+from augury.speculation.trials import Trial
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
@@ -352,7 +352,7 @@ class Engine(Evaluations):
         """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
 
-    def watch_trials(self, told: Callable[[Trials], object] | None) -> None:
+    def watch_trials(self, told: Callable[[Iterable[Trial]], object] | None) -> None:
         """Be told, round by round, what became of every token that was proposed with a chance: whether chances are true.
 
         Args:

@@ -8,7 +8,7 @@ to neither. A plain run that stalled, and would make any drafter look fast, is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,7 @@ from augury.cli import Prompt
 from augury.errors import AuguryError, PluginError
 from augury.plugins.bench.reliability import Reliability
 from augury.plugins.bench.workload import with_answers
-from augury.speculation.trials import Trials
+from augury.speculation.trials import Trial
 from augury.types import Result
 
 __all__ = ["Pair", "PairedRuns", "check_drafters"]
@@ -73,7 +73,7 @@ class PairedRuns:
         self._load = load
         self._params = {**params, **prompt.arguments()}
         self._engine: Engine | None = None
-        self._trials: list[Trials] = []  # of the drafted run that was last
+        self._trials: list[Iterable[Trial]] = []  # of the drafted run that was last
 
     def prepare(self, *, is_warm: bool) -> None:
         """Load a fresh engine and process the prompt; if warm, only once, and let the drafter see the answer, too."""
