@@ -145,10 +145,6 @@ def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..
 # Loads. The name says what lies in memory; the result is a vector of float32 or int32 lanes.
 load_f32 = operation("load_f32", f32x16, (i64,), lambda b, a: load(b, a, F32X16))
 load_i32 = operation("load_i32", i32x16, (i64,), lambda b, a: load(b, a, I32X16))
-load_u8x64 = operation("load_u8x64", u8x64, (i64,), lambda b, a: load(b, a, U8X64))
-load_f16 = operation("load_f16", f32x16, (i64,), lambda b, a: b.fpext(load(b, a, ir.VectorType(F16, 16)), F32X16))
-load_i8 = operation("load_i8", i32x16, (i64,), lambda b, a: b.sext(load(b, a, ir.VectorType(I8, 16)), I32X16))
-load_u8 = operation("load_u8", i32x16, (i64,), lambda b, a: b.zext(load(b, a, ir.VectorType(I8, 16)), I32X16))
 
 
 def emit_load_bf16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -157,11 +153,8 @@ def emit_load_bf16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return b.bitcast(b.shl(wide, constant(I32X16, 16)), F32X16)
 
 
-load_bf16 = operation("load_bf16", f32x16, (i64,), emit_load_bf16)
 # The scalar at an address in every lane.
 repeat_f32 = operation("repeat_f32", f32x16, (i64,), lambda b, a: splat(b, load(b, a, F32), F32X16))
-repeat_i32 = operation("repeat_i32", i32x16, (i64,), lambda b, a: splat(b, load(b, a, I32), I32X16))
-repeat_f16 = operation("repeat_f16", f32x16, (i64,), lambda b, a: splat(b, b.fpext(load(b, a, F16), F32), F32X16))
 
 # Stores: address, vector. store_f16 rounds to nearest even, store_i8 keeps the low byte of each lane.
 
@@ -175,7 +168,6 @@ def _stream(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
 stream_f32 = operation("stream_f32", void, (i64, f32x16), _stream)
 store_f32 = operation("store_f32", void, (i64, f32x16), store)
 store_i32 = operation("store_i32", void, (i64, i32x16), store)
-store_u8x64 = operation("store_u8x64", void, (i64, u8x64), store)
 store_f16 = operation("store_f16", void, (i64, f32x16), lambda b, a, v: store(b, a, b.fptrunc(v, ir.VectorType(F16, 16))))
 store_i8 = operation("store_i8", void, (i64, i32x16), lambda b, a, v: store(b, a, b.trunc(v, ir.VectorType(I8, 16))))
 
@@ -237,10 +229,7 @@ max_lanes = operation(
 
 # Integer lanes.
 zero_i32 = operation("zero_i32", i32x16, (), lambda _: ir.Constant(I32X16, None))
-splat_i32 = operation("splat_i32", i32x16, (i32,), lambda b, x: splat(b, x, I32X16))
 add_i32 = operation("add_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.add(x, y))
-sub_i32 = operation("sub_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.sub(x, y))
-mul_i32 = operation("mul_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.mul(x, y))
 to_f32 = operation("to_f32", f32x16, (i32x16,), lambda b, x: b.sitofp(x, F32X16))
 to_i32 = operation(  # nearest, ties to even; the value must fit
     "to_i32", i32x16, (f32x16,), lambda b, x: b.fptosi(call(b, "llvm.rint.v16f32", F32X16, x), I32X16)
@@ -251,7 +240,6 @@ atomic_add = operation(  # returns the value before
     "atomic_add", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("add", pointer(b, a, I64), v, "acq_rel")
 )
 atomic_load = operation("atomic_load", i64, (i64,), lambda b, a: b.load_atomic(pointer(b, a, I64), "acquire", 8))
-atomic_store = operation("atomic_store", void, (i64, i64), lambda b, a, v: b.store_atomic(v, pointer(b, a, I64), "release", 8))
 
 
 def emit_prefetch(b: ir.IRBuilder, address: ir.Value, locality: int) -> None:
