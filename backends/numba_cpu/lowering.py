@@ -122,7 +122,7 @@ class Lowering:
         features: tuple[str, ...] = (),
         *,
         takes_hidden: bool = False,
-        is_told: bool = True,
+        is_read: bool = True,
     ) -> tuple[Program, ...]:
         """The tapes of a range of layers and the output, written when they are first asked for.
 
@@ -130,17 +130,17 @@ class Lowering:
             layers: Which; None: all.
             features: What they give.
             takes_hidden: Whether they begin with hidden states.
-            is_told: Whether anybody reads what they give, features or logits. If not, the last layer keeps of its tokens what
+            is_read: Whether anybody reads what they give, features or logits. If not, the last layer keeps of its tokens what
                 later ones need, and nothing follows.
 
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
         """
-        key, n_layers = (layers, features, takes_hidden, is_told), len(self.plan.layers)
+        key, n_layers = (layers, features, takes_hidden, is_read), len(self.plan.layers)
         if key not in self._programs and layers is not None and layers[1] > n_layers:
-            self._programs[key] = (self._nextn_program(layers[0], features, is_told=is_told),) * len(self._spaces)
+            self._programs[key] = (self._nextn_program(layers[0], features, is_read=is_read),) * len(self._spaces)
         elif key not in self._programs:
-            how = {"takes_hidden": takes_hidden, "is_told": is_told}
+            how = {"takes_hidden": takes_hidden, "is_read": is_read}
             self._programs[key] = tuple(
                 self._program(space, layers or (0, n_layers), features, **how) for space in self._spaces
             )
@@ -168,7 +168,7 @@ class Lowering:
         return [view for block in self._blocks for view in block.slot_memory(slot, n)]
 
     def _program(
-        self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_told: bool
+        self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_read: bool
     ) -> Program:
         writing = Tape(self._weights, self._buffers, space, self._arena)
         embedded = space.embedded
@@ -187,12 +187,12 @@ class Lowering:
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
-            self._emit_layer(writing, streams, i, layer, features, is_told=is_told or i < layers[1] - 1)
-        if is_told:
+            self._emit_layer(writing, streams, i, layer, features, is_read=is_read or i < layers[1] - 1)
+        if is_read:
             self._emit_output(writing, streams, self._output, features)
         return writing.program()
 
-    def _nextn_program(self, i: int, features: tuple[str, ...], *, is_told: bool) -> Program:
+    def _nextn_program(self, i: int, features: tuple[str, ...], *, is_read: bool) -> Program:
         """The tape of a layer that predicts further tokens, for passes of any number of tokens."""
         space, nextn, ends = self._spaces[1], self.plan.nextn[i - len(self.plan.layers)], self._nextn[i - len(self.plan.layers)]
         writing = Tape(self._weights, self._buffers, space, self._arena)
@@ -202,18 +202,18 @@ class Lowering:
         writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
         streams = self._streams.on(writing, self._arena)
         ends.input.emit(writing)
-        self._emit_layer(writing, streams, i, nextn.layer, features, is_told=is_told)
-        if is_told:
+        self._emit_layer(writing, streams, i, nextn.layer, features, is_read=is_read)
+        if is_read:
             self._emit_output(writing, streams, ends.output, features)
         return writing.program()
 
     def _emit_layer(
-        self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_told: bool
+        self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool
     ) -> None:
         """Write the records of a layer, or, of one that nothing follows, those of what it keeps."""
         embedded = writing.space.embedded
-        self._emit_blocks(writing, streams, i, layer, is_told=is_told)
-        if not is_told:
+        self._emit_blocks(writing, streams, i, layer, is_read=is_read)
+        if not is_read:
             return
         if layer.scale != 1.0:
             writing.scale_x(layer.scale)
@@ -233,15 +233,15 @@ class Lowering:
             writing.give_features("output", writing.norm(emitter.block.norm))
         emitter.emit(writing)
 
-    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_told: bool) -> None:
+    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_read: bool) -> None:
         """Write the records of a layer's blocks, or of those alone that keep something of tokens."""
         apart = []
         blocks = list(zip(layer.blocks, self._layers[i], strict=True))
-        if not is_told:
+        if not is_read:
             blocks = [(block, emitter) for block, emitter in blocks if block.cached() or block.states()]
         for _, emitter in blocks:
             emitter.begin(writing)
-        if layer.apart is not None and is_told:
+        if layer.apart is not None and is_read:
             writing.y = self._buffers["y apart"]
             blocks.pop()[1].emit(writing)
             apart = writing.hold("y")

@@ -220,9 +220,9 @@ class NumbaCpuModel(Model):
     def _programs(self, batch: Batch) -> tuple[Sequence[Program], NarrowOutput | None]:
         """What computes a pass, and how its logits are to be read where they are not those of all tokens."""
         programs: Sequence[Program] = self._whole  # by the shortest way: of small models Python between passes is felt
-        is_told = len(batch.rows) > 0 or len(batch.features) > 0
-        if batch.layers is not None or batch.hidden is not None or batch.features or not is_told:
-            how = {"takes_hidden": batch.hidden is not None, "is_told": is_told}
+        is_read = len(batch.rows) > 0 or len(batch.features) > 0
+        if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
+            how = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
             programs = self._lowering.programs(batch.layers, batch.features, **how)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return programs, None

@@ -71,8 +71,8 @@ class Launch:
         letters = zip(kernel.names[1:], kernel.parameters[1:], strict=True)
         given = (arguments.get(name, nothing.get(letter, first)) for name, letter in letters)
         blocks = (*grid, 1, 1)
-        told = (first, *(int(each) if isinstance(each, bool) else each for each in given))
-        return cls(kernel, (blocks[0], blocks[1], blocks[2]), n_threads, told)
+        values = (first, *(int(each) if isinstance(each, bool) else each for each in given))
+        return cls(kernel, (blocks[0], blocks[1], blocks[2]), n_threads, values)
 
 
 @frozen(eq=False)
@@ -130,14 +130,14 @@ class Device(ABC):
         self,
         steps: Sequence[Launch | Copy],
         staged: tuple[np.ndarray, Pointer] | None = None,
-        told: tuple[Pointer, np.ndarray] | None = None,
+        fetched: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """Put steps together.
 
         Args:
             steps: In order.
             staged: What is first copied from a staging array to the device.
-            told: What is copied at the end from the device to a staging array.
+            fetched: What is copied at the end from the device to a staging array.
         """
 
     @abstractmethod
@@ -185,9 +185,9 @@ class _Eager(Program):
         device: SimulatedDevice,
         steps: Sequence[Launch | Copy],
         staged: tuple[np.ndarray, Pointer] | None,
-        told: tuple[Pointer, np.ndarray] | None,
+        fetched: tuple[Pointer, np.ndarray] | None,
     ) -> None:
-        self._device, self._steps, self._staged, self._told = device, steps, staged, told
+        self._device, self._steps, self._staged, self._fetched = device, steps, staged, fetched
 
     def run(self) -> None:
         if self._staged is not None:
@@ -197,8 +197,8 @@ class _Eager(Program):
                 self._device.copy(step)
             else:
                 self._device.launch(step)
-        if self._told is not None:
-            self._device.fetch(*self._told)
+        if self._fetched is not None:
+            self._device.fetch(*self._fetched)
 
 
 class SimulatedDevice(Device):
@@ -220,10 +220,10 @@ class SimulatedDevice(Device):
         self,
         steps: Sequence[Launch | Copy],
         staged: tuple[np.ndarray, Pointer] | None = None,
-        told: tuple[Pointer, np.ndarray] | None = None,
+        fetched: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """See `Device.program`."""
-        return _Eager(self, steps, staged, told)
+        return _Eager(self, steps, staged, fetched)
 
     def launch(self, launch: Launch) -> None:
         """See `Device.launch`."""

@@ -93,10 +93,10 @@ class Gpu(Device):
         self,
         steps: Sequence[Launch | Copy],
         staged: tuple[np.ndarray, Pointer] | None = None,
-        told: tuple[Pointer, np.ndarray] | None = None,
+        fetched: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """See `Device.program`."""
-        eager = _Steps(self, steps, staged, told)
+        eager = _Steps(self, steps, staged, fetched)
         return _Graph(self, eager) if self._has_graphs else eager
 
     def launch(self, launch: Launch) -> None:
@@ -170,8 +170,8 @@ class Gpu(Device):
         self._enter()
         free, total = self._call("cuMemGetInfo")
         if n_bytes > free:
-            told = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on {self.name}"
-            raise MemoryError(f"{n_bytes / 2**30:.1f} GiB more are needed, {told}")
+            found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on {self.name}"
+            raise MemoryError(f"{n_bytes / 2**30:.1f} GiB more are needed, {found}")
         address = int(self._call("cuMemAlloc", n_bytes))
         self._allocated.append(address)
         self._call("cuMemsetD8Async", address, 0, n_bytes, self.stream)
@@ -234,9 +234,9 @@ class _Steps(Program):
         gpu: Gpu,
         steps: Sequence[Launch | Copy],
         staged: tuple[np.ndarray, Pointer] | None,
-        told: tuple[Pointer, np.ndarray] | None,
+        fetched: tuple[Pointer, np.ndarray] | None,
     ) -> None:
-        self._gpu, self._staged, self._told = gpu, staged, told
+        self._gpu, self._staged, self._fetched = gpu, staged, fetched
         self._steps = [_Call(gpu, step) if isinstance(step, Launch) else step for step in steps]
 
     def run(self) -> None:
@@ -250,8 +250,8 @@ class _Steps(Program):
                 gpu.copy(step)
             else:
                 step.run()
-        if self._told is not None:
-            gpu.fetch(*self._told)
+        if self._fetched is not None:
+            gpu.fetch(*self._fetched)
 
 
 class _Graph(Program):

@@ -130,17 +130,17 @@ class Lowering:
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
 
-    def program(self, size: Size, parts: Parts, staged: np.ndarray, told: np.ndarray) -> Program:
+    def program(self, size: Size, parts: Parts, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program for passes of a size.
 
         Args:
             size: Of the passes.
             parts: What they go through.
             staged: The staging array that their inputs are written to.
-            told: That to which best tokens and their logits are copied.
+            fetched: That to which best tokens and their logits are copied.
         """
         steps = self.steps(size, parts).steps
-        return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], told))
+        return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
     def following(self, size: Size, parts: Parts) -> Program:
         """A program for a pass over the best tokens after the rows of the last one, which are not asked for."""
@@ -170,12 +170,12 @@ class Lowering:
             passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
             tape.copy(passed_on, self.buffers[name], 4 * tape.size.n_tokens * self.plan.n_hidden)
 
-    def states(self, staged: np.ndarray, told: np.ndarray) -> Program:
+    def states(self, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""
         tape = Tape(Size(MAX_TOKENS, 1), self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
         for emitter in self._emitters:
             emitter.emit_states(tape)
-        return self._device.program(tape.steps, (staged, self.inputs), (self.buffers["best"], told))
+        return self._device.program(tape.steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
     def _asides(self) -> Iterator[str]:
         """The names of what is kept beside the residual stream, as wide."""

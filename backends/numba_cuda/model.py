@@ -44,7 +44,7 @@ class CudaModel(Model):
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
         self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
         self._lowering, self._device = lowering, device
-        self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
+        self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
         self._n_rows = device.staging(1)  # of a chain
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
@@ -124,7 +124,7 @@ class CudaModel(Model):
         begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._told, row_slots, features, self.info.n_vocab, begun, before_s)
+        return DevicePass(self._chooser, self._fetched, row_slots, features, self.info.n_vocab, begun, before_s)
 
     def _go_on(self, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain, and let the rows of all be in order."""
@@ -142,7 +142,7 @@ class CudaModel(Model):
         device.send(self._n_rows, self._lowering.inputs.at(4 * inputs.N_ROWS))
         device.launch(logits.best_of_chunks(n_rows, logits.n_vocab))
         device.launch(logits.best(n_rows, logits.n_vocab, 1, best, best.at(4 * MAX_TOKENS)))
-        device.fetch(best, self._told)
+        device.fetch(best, self._fetched)
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start
@@ -176,7 +176,7 @@ class CudaModel(Model):
         sequences.begin(batch, tree)
         for _ in sequences.write_first(self._inputs):
             if self._states is None:
-                self._states = self._lowering.states(self._inputs, self._told)
+                self._states = self._lowering.states(self._inputs, self._fetched)
             self._states.run()
             self._device.wait()
 
@@ -188,7 +188,7 @@ class CudaModel(Model):
             if is_following:
                 program = self._lowering.following(size, parts)
             else:
-                program = self._lowering.program(size, parts, self._inputs, self._told)
+                program = self._lowering.program(size, parts, self._inputs, self._fetched)
             if len(self._programs) == _MOST_PROGRAMS:
                 self._device.wait()
                 del self._programs[next(iter(self._programs))]

@@ -20,19 +20,19 @@ __all__ = ["DevicePass", "GatheredPass"]
 
 
 class DevicePass(Pass):
-    """Rows of logits (r, V) on a device, of which a few hundred bytes come to the host: `told` has best tokens, then logits."""
+    """Rows of logits (r, V) on a device. A few hundred bytes come to the host: `fetched` has best tokens, then logits."""
 
     def __init__(
         self,
         chooser: RowReader,
-        told: np.ndarray,
+        fetched: np.ndarray,
         row_slots: np.ndarray,
         features: Mapping[str, tuple[Pointer, int, int]],
         n: int,
         begun: PendingRows,
         before_s: float = 0.0,
     ) -> None:
-        self._chooser, self._told, self._row_slots, self._features, self._n = chooser, told, row_slots, features, n
+        self._chooser, self._fetched, self._row_slots, self._features, self._n = chooser, fetched, row_slots, features, n
         self._begun, self._n_rows, self._before_s = begun, len(row_slots), before_s
         self._gathered = np.empty(0, np.float32)
         self._rows: dict[int, np.ndarray] = {}
@@ -46,7 +46,7 @@ class DevicePass(Pass):
         if not self._is_over:
             own_s, self._is_over = self._chooser.device.wait(), True
             self._seconds = None if own_s is None else self._before_s + own_s
-            self._told = self._told.copy()
+            self._fetched = self._fetched.copy()
             self._found = self._chooser.found(self._n_rows, self._n, self._begun.wanted)
             self._gathered = self._chooser.gathered(sum(map(len, self._begun.ids.values())))
         return self._seconds
@@ -58,7 +58,7 @@ class DevicePass(Pass):
             ids, values = found.ids[:, 0], found.values[:, 0]
         else:
             self.wait()
-            ids, values = self._told[: self._n_rows], self._told[MAX_TOKENS:].view(np.float32)[: self._n_rows]
+            ids, values = self._fetched[: self._n_rows], self._fetched[MAX_TOKENS:].view(np.float32)[: self._n_rows]
         return np.where(np.isfinite(values), ids, np.int32(-1))
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,8 +74,8 @@ class DevicePass(Pass):
         self.wait()
         if not len(ids):
             return np.empty(0, np.float32)
-        if len(ids) == 1 and ids[0] == self._told[row]:
-            best: np.ndarray = self._told[MAX_TOKENS + row :][:1].view(np.float32)
+        if len(ids) == 1 and ids[0] == self._fetched[row]:
+            best: np.ndarray = self._fetched[MAX_TOKENS + row :][:1].view(np.float32)
             return best
         if self._found is not None and len(ids) == 1:  # a token that was chosen from the best ones
             known = np.flatnonzero(self._found.ids[row] == ids[0])
@@ -141,7 +141,7 @@ class DevicePass(Pass):
         """See `Pass.first`."""
         self.wait()
         begun = evolve(self._begun, wanted=RowRequest())
-        narrowed = DevicePass(self._chooser, self._told, self._row_slots, self._features, n, begun)
+        narrowed = DevicePass(self._chooser, self._fetched, self._row_slots, self._features, n, begun)
         narrowed._gathered, narrowed._seconds, narrowed._is_over = self._gathered, self._seconds, True
         return narrowed
 

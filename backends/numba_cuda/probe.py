@@ -123,8 +123,10 @@ def _no_gpu() -> str | None:
         return f"the NVIDIA driver has no device 0 (error {error}); see what nvidia-smi says"
     capability = _capability(driver, device)
     if capability < LEAST_CAPABILITY:
-        told = f"{_name(driver, device)} has compute capability {capability[0]}.{capability[1]}"
-        return f"{told}, expected {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or later; use another GPU, or --backend numba-cpu"
+        found = f"{_name(driver, device)} has compute capability {capability[0]}.{capability[1]}"
+        return (
+            f"{found}, expected {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or later; use another GPU, or --backend numba-cpu"
+        )
     return None
 
 

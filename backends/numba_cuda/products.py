@@ -90,6 +90,6 @@ def launch_of_two(
     given |= {"n_units": first.n_units, "n_steps": first.n_steps, "n_blocks": n_blocks[0]}
     for (matrix, column), names in zip(products, _NAMES_OF_TWO, strict=True):
         bias = (matrix.bias or to.at, 0 if matrix.bias is None else HAS_BIAS)
-        told = (matrix.words, to.at.at(4 * column), matrix.n_rows, matrix.n, matrix.n_cuts, matrix.scale, *bias)
-        given |= zip(names, told, strict=True)
+        values = (matrix.words, to.at.at(4 * column), matrix.n_rows, matrix.n, matrix.n_cuts, matrix.scale, *bias)
+        given |= zip(names, values, strict=True)
     return Launch.of(kernel, (sum(n_blocks), -(-n_tokens // tile)), WARP * n_warps, inputs, **given)

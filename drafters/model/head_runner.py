@@ -91,7 +91,7 @@ class HeadText(CachedText):
         return sum(map(len, self.told))
 
     @property
-    def is_told(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the target told of the token whose hidden state comes next."""
         return self.n < self.n_fed
 
@@ -159,8 +159,8 @@ class HeadRunner(DraftRunner):
         texts = [self._text(request.slot) for request in requests]
         shifted = []
         for request, text in zip(requests, texts, strict=True):
-            is_told = not text.is_parked and text.n_fed == len(request.history) - 1 and text.n_told > 0
-            shifted.append(evolve(request, history=request.history[1:], limit=request.limit if is_told else 0))
+            is_read = not text.is_parked and text.n_fed == len(request.history) - 1 and text.n_told > 0
+            shifted.append(evolve(request, history=request.history[1:], limit=request.limit if is_read else 0))
         written = super().draft(shifted)
         for text in texts:
             self._cut(text, text.n_fed)
@@ -211,10 +211,10 @@ class HeadRunner(DraftRunner):
     ) -> list[SlotInput]:
         """See `DraftRunner._feeds`: with hidden states."""
         texts = [text for text, _, _ in shares if isinstance(text, HeadText)]
-        told = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.is_told]
+        told = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.is_read]
         ends = np.cumsum([len(rows) for rows in told])[:-1]
         made = iter(np.split(self.encoder.encode(np.concatenate(told)), ends) if told else ())
-        hidden = [next(made) if text.is_told else text.hidden for text in texts]
+        hidden = [next(made) if text.is_read else text.hidden for text in texts]
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, hidden=rows) for feed, rows in zip(feeds, hidden, strict=True)]
 

@@ -46,7 +46,7 @@ def main() -> int:
             found[name]["seconds"] = round(time.monotonic() - begun, 1)
         args.out.write_text(json.dumps(found, indent=1) + "\n")
         print(f"{name}: {json.dumps(found[name])[:2000]}", flush=True)
-    failed = [name for name, told in found.items() if "failed" in told]
+    failed = [name for name, figures in found.items() if "failed" in figures]
     for name in failed:
         print(f"--- {name}\n{found[name]['failed']}", flush=True)
     print(f"{len(found)} parts, failed: {', '.join(failed) or 'none'}; see {args.out}")
@@ -61,23 +61,23 @@ def _told_by(part):
     process.start()
     sending.close()
     try:
-        told = json.loads(receiving.recv()) if receiving.poll(_MOST_S) else {"failed": f"it was stopped after {_MOST_S} s"}
+        figures = json.loads(receiving.recv()) if receiving.poll(_MOST_S) else {"failed": f"it was stopped after {_MOST_S} s"}
     except EOFError:
         process.join()
-        told = {"failed": f"its process ended with status {process.exitcode}"}
+        figures = {"failed": f"its process ended with status {process.exitcode}"}
     process.kill()
     process.join()
-    return told
+    return figures
 
 
 def _tell(part, sending) -> None:
     from augury.backends.numba_cuda.probe import unavailable_reason
 
     try:
-        told = part() or {}
+        figures = part() or {}
     except BaseException:  # noqa: BLE001 - whatever it is
-        told = {"failed": unavailable_reason() or traceback.format_exc()}
-    sending.send(json.dumps(told, default=str))
+        figures = {"failed": unavailable_reason() or traceback.format_exc()}
+    sending.send(json.dumps(figures, default=str))
 
 
 if __name__ == "__main__":

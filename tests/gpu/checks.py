@@ -68,14 +68,14 @@ N_PLACED = 200  # by each number of layers on a GPU
 
 def products():
     """Every kernel of products against float64, and against the others of its type, at a size of a real layer."""
-    gpu, told = Gpu(0), {}
+    gpu, figures = Gpu(0), {}
     gpu.prepare([norm_rows, route, gather_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     for name, fmt in FORMATS.items():
         few, many = (Product(gpu, name, n, 260, 2048) for n in (8, 64))
         found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
         assert all(np.array_equal(each, found[0]) for each in found[: len(TILES)]), f"{name}: tiles differ"
         assert all(np.array_equal(each, found[-1]) for each in found[len(TILES) :]), f"{name}: tiles of cut rows differ"
-        told[name] = float(np.abs(found[0] - few.right).max() / np.abs(few.right).max())
+        figures[name] = float(np.abs(found[0] - few.right).max() / np.abs(few.right).max())
         if not fmt.is_float:
             for tile in MATRIX_TILES[name]:
                 assert np.array_equal(many.by(tile)[:8], found[0]), f"{name}: tensor cores differ"
@@ -84,10 +84,10 @@ def products():
             experts = ExpertProducts(gpu, name, chosen, 8, 260, 2048)
             by_bytes, by_tensor_cores = (experts.by(tile)[0] for tile in (TILES[-1], MATRIX_TILE))
             assert np.array_equal(by_bytes, by_tensor_cores), f"{name}: tensor cores differ for experts"
-            told[name] = max(told[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
-        assert told[name] < 1e-5, (name, told[name])
+            figures[name] = max(figures[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
+        assert figures[name] < 1e-5, (name, figures[name])
     gpu.close()
-    return {"largest error": told}
+    return {"largest error": figures}
 
 
 def latent_attention():
@@ -124,9 +124,9 @@ def near_other_backends():
         model = load(file, backend, n_ctx=128)
         rows[backend] = model.forward(batch).rows().copy()
         model.close()
-    told = {name: nmse(each, rows["reference"]) for name, each in rows.items()}
-    assert told["numba-cuda"] < max(1e-3, 2 * told["numba-cpu"]), told  # random weights make more of what was rounded
-    return {"error against the reference": told}
+    figures = {name: nmse(each, rows["reference"]) for name, each in rows.items()}
+    assert figures["numba-cuda"] < max(1e-3, 2 * figures["numba-cpu"]), figures  # random weights make more of what was rounded
+    return {"error against the reference": figures}
 
 
 def architectures():
@@ -189,7 +189,7 @@ def _n_compared(shape):
 
 def speculation():
     """Text with drafts is that without, to the bit, over thousands of tokens; and how many drafted tokens were right."""
-    file, told = random_model(SMALL, Q4_K_M), {}
+    file, figures = random_model(SMALL, Q4_K_M), {}
     prompts = [np.random.default_rng(i).integers(0, SMALL.n_vocab, 40).tolist() * 2 for i in range(5)]
 
     def written(**how):
@@ -203,9 +203,9 @@ def speculation():
 
     plain, *_ = written(spec_type="none")
     for name, how in (("fixed", {"spec_fixed": True}), ("planned", {}), ("four slots", {"slots": 4})):
-        found, told[f"{name}: drafted"], told[f"{name}: accepted"] = written(spec_type="ngram-simple:n=2,m=8", **how)
+        found, figures[f"{name}: drafted"], figures[f"{name}: accepted"] = written(spec_type="ngram-simple:n=2,m=8", **how)
         assert found == plain, name
-    return told
+    return figures
 
 
 def chains():
@@ -338,13 +338,13 @@ def memory_checker():
     if tool is None:
         return {"left out": "there is no compute-sanitizer"}
     words = [sys.executable, "-c", "from gpu import checks; checks.every_kind_of_block()"]
-    told, environment = {}, os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    figures, environment = {}, os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for name in ("memcheck", "racecheck", "synccheck"):
         words_of_tool = [tool, "--tool", name, "--error-exitcode", "9", *words]
         ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=75, env=environment)
-        told[name] = f"status {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
-    assert all(each.startswith("status 0:") for each in told.values()), told
-    return told
+        figures[name] = f"status {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
+    assert all(each.startswith("status 0:") for each in figures.values()), figures
+    return figures
 
 
 PARTS = (

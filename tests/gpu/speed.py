@@ -50,19 +50,19 @@ _N_EMPTY = 250
 
 def versions():
     """What is installed, and what the GPU is."""
-    told = {"python": platform.python_version(), "machine": platform.platform(), "cores": os.cpu_count()}
+    figures = {"python": platform.python_version(), "machine": platform.platform(), "cores": os.cpu_count()}
     for name in ("numpy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite"):
         with suppress(PackageNotFoundError):
-            told[name] = version(name)
-    told["libnvvm"] = str(probe.find_compiler())
-    told["reason"] = probe.unavailable_reason()
+            figures[name] = version(name)
+    figures["libnvvm"] = str(probe.find_compiler())
+    figures["reason"] = probe.unavailable_reason()
     with suppress(OSError):
         words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
-        told["nvidia-smi"] = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        figures["nvidia-smi"] = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
     gpu = Gpu(0)
-    told |= {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu._call("cuDriverGetVersion")}
+    figures |= {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu._call("cuDriverGetVersion")}
     gpu.close()
-    return told
+    return figures
 
 
 def compilation():
@@ -71,24 +71,24 @@ def compilation():
     kept = len(list(Compiler(gpu.capability).folder.glob("*.cubin")))
     begun = time.perf_counter()
     gpu.prepare(all_kernels(), Progress())
-    told = {"kernels": len(gpu._functions), "kept from before": kept, "seconds": round(time.perf_counter() - begun, 2)}
+    figures = {"kernels": len(gpu._functions), "kept from before": kept, "seconds": round(time.perf_counter() - begun, 2)}
     gpu.close()
-    return told
+    return figures
 
 
 def starts():
     """Seconds until a model of 135 million weights has made its first pass, in a new process: kernels compiled, and kept."""
     words = "from gpu import models; from augury.batch import Batch; "
     words += "models.load(models.random_model(models.SMALL, models.Q4_K_M)).forward(Batch.chain([1])).argmax()"
-    told, path = {}, {"PYTHONPATH": os.pathsep.join(sys.path)}
+    figures, path = {}, {"PYTHONPATH": os.pathsep.join(sys.path)}
     with TemporaryDirectory() as folder:
         from_nothing = {} if probe.find_compiler() is None else {"from nothing": path | {"XDG_CACHE_HOME": folder}}
         for name, variables in {**from_nothing, "warm": from_nothing.get("from nothing", path)}.items():
             environment = os.environ | variables
             begun = time.perf_counter()
             subprocess.run([sys.executable, "-c", words], check=True, env=environment, timeout=200)
-            told[name] = round(time.perf_counter() - begun, 1)
-    return told
+            figures[name] = round(time.perf_counter() - begun, 1)
+    return figures
 
 
 def copying():
@@ -101,20 +101,20 @@ def copying():
         for _ in range(10):
             gpu._call("cuMemcpyDtoDAsync", *addresses, _GIB, gpu.stream)
 
-    told = {"device, GB/s": round(2 * 10 * _GIB / _timed(gpu, copies) / 1e9)}
+    figures = {"device, GB/s": round(2 * 10 * _GIB / _timed(gpu, copies) / 1e9)}
     small = gpu.staging(1 << 20)
     gpu.write(first, small)
     begun = time.perf_counter()
     for _ in range(100):
         gpu.read(first, small)
-    told["device to host, GB/s"] = round(100 * small.nbytes / (time.perf_counter() - begun) / 1e9, 1)
+    figures["device to host, GB/s"] = round(100 * small.nbytes / (time.perf_counter() - begun) / 1e9, 1)
     gpu.close()
-    return told
+    return figures
 
 
 def launches():
     """Microseconds of an empty kernel: launched one by one, in a graph, and with programmatic dependent launch."""
-    gpu, told = Gpu(0), {}
+    gpu, figures = Gpu(0), {}
     driver, module = gpu._driver, gpu._call("cuModuleLoadData", _EMPTY.encode() + b"\0")
 
     def one(name):
@@ -138,7 +138,7 @@ def launches():
             begun = time.perf_counter()
             for _ in range(_N_EMPTY):
                 launch()
-            told[f"{name}: host us per launch"] = round((time.perf_counter() - begun) / _N_EMPTY * 1e6, 2)
+            figures[f"{name}: host us per launch"] = round((time.perf_counter() - begun) / _N_EMPTY * 1e6, 2)
             gpu.wait()
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
             gpu._call("cuStreamBeginCapture", gpu.stream, mode)
@@ -147,21 +147,21 @@ def launches():
             graph = gpu._call("cuGraphInstantiate", gpu._call("cuStreamEndCapture", gpu.stream), 0)
             replay = lambda: gpu._call("cuGraphLaunch", graph, gpu.stream)  # noqa: B023
             replay()
-            told[f"{name}: us per kernel of a graph"] = round(min(_timed(gpu, replay) for _ in range(5)) / _N_EMPTY * 1e6, 3)
+            figures[f"{name}: us per kernel of a graph"] = round(min(_timed(gpu, replay) for _ in range(5)) / _N_EMPTY * 1e6, 3)
         except Exception as error:  # noqa: BLE001 - the others are worth as much
-            told[f"{name}: failed"] = repr(error)
+            figures[f"{name}: failed"] = repr(error)
     gpu.close()
-    return told
+    return figures
 
 
 def products():
     """GB/s of weights, by type and by how many tokens share a reading; of 256 MiB of weights, more than the caches hold."""
-    gpu, told = Gpu(0), {}
+    gpu, figures = Gpu(0), {}
     n_rows, n_cols = 4096, 4096
     gpu.prepare([*MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     x = gpu.allocate(MAX_TOKENS * n_cols * 4, "x").at(0)
     y, at = gpu.allocate(MAX_TOKENS * n_rows * 4, "y").at(0), gpu.allocate(4 * inputs.SIZE, "inputs").at(0)
-    told_by_host, best = gpu.staging(2), gpu.allocate(8, "told").at(0)
+    host_copy, best = gpu.staging(2), gpu.allocate(8, "figures").at(0)
     for name, fmt in FORMATS.items():
         n = n_units(n_rows, n_cols)
         n_bytes = 4 * fmt.n_words(n)
@@ -176,21 +176,21 @@ def products():
             sizes |= {"stride": n_rows, "mode": STORE, "scale": 1.0} | ({} if tile in TILES else {"n_apart": MAX_TOKENS})
             given = {"x": x, "factors": x, "halves": x, "y": y, **sizes}
             steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in copies]
-            program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
+            program = gpu.program(steps, (host_copy, best), (best, host_copy))
             program.run()
             seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)
-            told[f"{name}, {tile} tokens"] = {"GB/s": round(n_bytes / seconds / 1e9), "us": round(seconds * 1e6, 1)}
+            figures[f"{name}, {tile} tokens"] = {"GB/s": round(n_bytes / seconds / 1e9), "us": round(seconds * 1e6, 1)}
             del program
         for each in copies:
             gpu._call("cuMemFree", each.buffer.address)
             gpu._allocated.remove(each.buffer.address)
     gpu.close()
-    return told
+    return figures
 
 
 def choosing():
     """Microseconds that it takes to find the best of 151,936 logits, and the k best, of one row and of eight."""
-    gpu, n_vocab, told = Gpu(0), 151_936, {}
+    gpu, n_vocab, figures = Gpu(0), 151_936, {}
     gpu.prepare(KERNELS, Progress())
     for n_rows in (1, 8):
         logits = np.random.default_rng(1).standard_normal((n_rows, n_vocab), np.float32)
@@ -202,9 +202,9 @@ def choosing():
                 gpu.launch(chunks)
                 chooser.begin(n_rows, n_vocab, RowRequest(k))
 
-            told[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
+            figures[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
     gpu.close()
-    return told
+    return figures
 
 
 def small():
@@ -229,7 +229,7 @@ def mixture():
 
 def kernels():
     """Microseconds of each kernel of a pass of 1 and of 8 tokens through 1.5 billion weights, and how many launches it has."""
-    model, told = load(random_model(MIDDLE, Q4_K_M)), {}
+    model, figures = load(random_model(MIDDLE, Q4_K_M)), {}
     lowering, gpu = model._lowering, model._device
     for n in (1, 8):
         model.forward(Batch.chain(np.arange(n), start=512)).wait()  # which tells what the programs below are over
@@ -238,18 +238,18 @@ def kernels():
             if isinstance(step, Launch):
                 found.setdefault((step.kernel.name, step.grid), []).append(step)
         for (name, grid), steps in found.items():  # of all layers in turn, so that weights are read from memory
-            program = gpu.program(steps, (model._inputs, lowering.inputs), (lowering.buffers["best"], model._told))
+            program = gpu.program(steps, (model._inputs, lowering.inputs), (lowering.buffers["best"], model._fetched))
             program.run()
             seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(steps)
-            told[f"{n} tokens, {name} {grid}"] = {"us": round(1e6 * seconds, 2), "launches": len(steps)}
+            figures[f"{n} tokens, {name} {grid}"] = {"us": round(1e6 * seconds, 2), "launches": len(steps)}
             del program
     model.close()
-    return told
+    return figures
 
 
 def drafts():
     """Microseconds for each token of a draft by 135 million weights: fed to itself and waited for once, and one by one."""
-    model, told = load(random_model(SMALL, Q4_K_M)), {}
+    model, figures = load(random_model(SMALL, Q4_K_M)), {}
     context = EngineContext(model, Contiguous(None, model.state_spec, model))
     runner, text = DraftRunner(context, n_vocab=SMALL.n_vocab), np.random.default_rng(1).integers(0, SMALL.n_vocab, 2000)
     for how, chain_rows in (("at once", model.chain_rows), ("one by one", 0)):
@@ -261,14 +261,14 @@ def drafts():
                     begun = time.perf_counter()
                     (made,) = runner.draft([DraftRequest(0, text[:end].astype(np.int32), n, p_min)])
                     seconds.append((time.perf_counter() - begun) / max(1, len(made.tokens)))
-                told[f"{n} tokens {how}" + ", which may end early" * (p_min > 0)] = round(1e6 * np.median(seconds[5:]), 1)
+                figures[f"{n} tokens {how}" + ", which may end early" * (p_min > 0)] = round(1e6 * np.median(seconds[5:]), 1)
     model.close()
-    return told
+    return figures
 
 
 def rounds():
     """Microseconds of the engine's rounds, and tokens per second, plain and with drafts, by what a request asks for."""
-    file, told = random_model(MIDDLE, Q4_K_M), {}
+    file, figures = random_model(MIDDLE, Q4_K_M), {}
     prompt = np.random.default_rng(1).integers(0, MIDDLE.n_vocab, 40).tolist() * 2
     requests = {
         "greedy": {"temperature": 0.0},
@@ -284,11 +284,11 @@ def rounds():
                 begun = time.perf_counter()
                 (result,) = engine.generate([prompt], max_tokens=300, ignore_eos=True, **params)
                 seconds = time.perf_counter() - begun
-                told[f"{name}, {how}"] = {
+                figures[f"{name}, {how}"] = {
                     "us per round": round(1e6 * seconds / result.stats.n_rounds),
                     "tokens per s": round(len(result.tokens) / seconds),
                 }
-    return told
+    return figures
 
 
 def llama_cpp():
@@ -304,8 +304,8 @@ def llama_cpp():
         words = [tool, "-m", path, "-ngl", "99", "-p", "512,4096", "-n", "128", "-o", "json"]
         ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200)
     runs = json.loads(ended.stdout)
-    told = {f"{run['n_prompt']} in, {run['n_gen']} out, tokens per s": round(run["avg_ts"], 1) for run in runs}
-    return told | {"build": runs[0]["build_number"], "backend": runs[0]["backends"]}
+    figures = {f"{run['n_prompt']} in, {run['n_gen']} out, tokens per s": round(run["avg_ts"], 1) for run in runs}
+    return figures | {"build": runs[0]["build_number"], "backend": runs[0]["backends"]}
 
 
 def _built(sources):
@@ -332,17 +332,17 @@ def _model(shape, prompts=(512, 4096)):
     """Milliseconds of passes of so many tokens after 512 others, tokens per second of plain decoding and of prompts."""
     begun = time.perf_counter()
     file = random_model(shape, Q4_K_M)
-    told = {"made in s": round(time.perf_counter() - begun, 1), "GB": round(file.n_bytes / 1e9, 2)}
+    figures = {"made in s": round(time.perf_counter() - begun, 1), "GB": round(file.n_bytes / 1e9, 2)}
     begun = time.perf_counter()
     model = load(file)
-    told["loaded in s"] = round(time.perf_counter() - begun, 1)
+    figures["loaded in s"] = round(time.perf_counter() - begun, 1)
     tokens = np.random.default_rng(1).integers(0, shape.n_vocab, 4200).astype(np.int32)
     last = lambda n: np.array([n - 1], np.int32)
     for n in prompts:
         model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
         begun = time.perf_counter()
         model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
-        told[f"prompt of {n}, tokens per s"] = round(n / (time.perf_counter() - begun))
+        figures[f"prompt of {n}, tokens per s"] = round(n / (time.perf_counter() - begun))
     for n in (1, 2, 4, 8, 16, 64):
         device, host = [], []
         for _ in range(12):
@@ -351,7 +351,7 @@ def _model(shape, prompts=(512, 4096)):
             passed.argmax()
             host.append(time.perf_counter() - begun)
             device.append(passed.wait() or 0.0)
-        told[f"pass of {n}, ms"] = {
+        figures[f"pass of {n}, ms"] = {
             "device": round(1e3 * np.median(device[2:]), 3),
             "host": round(1e3 * np.median(host[2:]), 3),
             "tokens per s": round(n / np.median(host[2:])),
@@ -359,9 +359,9 @@ def _model(shape, prompts=(512, 4096)):
     token, n, begun = 1, 200, time.perf_counter()
     for i in range(n):
         token = int(model.forward(Batch.chain([token], start=512 + i)).argmax()[0])
-    told["plain decoding, tokens per s"] = round(n / (time.perf_counter() - begun), 1)
+    figures["plain decoding, tokens per s"] = round(n / (time.perf_counter() - begun), 1)
     model.close()
-    return told
+    return figures
 
 
 def _timed(gpu, run):

@@ -164,5 +164,5 @@ def choice(tape: Tape, chooser: Chooser | None) -> Arguments:
     if chooser is None:
         return {}
     of_group = chooser.n_blocks if chooser.n_lists > 1 else 0
-    told = {"block_size": chooser.size, "chosen_stride": chooser.n_lists * chooser.n_blocks, "group_stride": of_group}
-    return {"chosen": tape.buffers["chosen blocks"], **told}
+    strides = {"block_size": chooser.size, "chosen_stride": chooser.n_lists * chooser.n_blocks, "group_stride": of_group}
+    return {"chosen": tape.buffers["chosen blocks"], **strides}

@@ -146,10 +146,10 @@ class MultiplyAndChooseEmitter(OperationEmitter):
     def _product(self, tape: Tape, matrix: Matrix) -> Arguments:
         x = self.layout.operand(self._multiply.operation.x, tape)
         sizes = {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps, "n": matrix.n}
-        told: Arguments = {"w": matrix.words, "x": x.floats, "counters": tape.buffers["counters"], **sizes}
+        arguments: Arguments = {"w": matrix.words, "x": x.floats, "counters": tape.buffers["counters"], **sizes}
         if matrix.bias is not None:
-            told |= {"product_bias": matrix.bias, "has_product_bias": HAS_BIAS}
-        return told | {"n_cuts": matrix.n_cuts, "product_scale": matrix.scale}
+            arguments |= {"product_bias": matrix.bias, "has_product_bias": HAS_BIAS}
+        return arguments | {"n_cuts": matrix.n_cuts, "product_scale": matrix.scale}
 
 
 class SharedExpertEmitter(OperationEmitter):

@@ -115,12 +115,12 @@ def stop_type(result: Result, tokenizer: Tokenizer | None, stops: Sequence[str])
 
 def _final(body: CompletionFields, server: Server, settings: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
     """A whole answer; at the end of a stream what had not been told."""
-    stats, is_told = result.stats, not body.stream and body.n_predict != 0
+    stats, is_read = result.stats, not body.stream and body.n_predict != 0
     kind, word = stop_type(result, server.engine.tokenizer, body.stops)
     found: dict[str, Any] = {
         "index": index,
-        "content": result.text if is_told else "",
-        "tokens": list(result.tokens) if is_told and body.return_tokens else [],
+        "content": result.text if is_read else "",
+        "tokens": list(result.tokens) if is_read and body.return_tokens else [],
         "id_slot": -1 if stats.slot is None else stats.slot,
         "stop": True,
         "model": server.options.names[0],
@@ -135,7 +135,7 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
         "tokens_cached": stats.n_prompt + stats.n_emitted - 1,
         "timings": timings(stats),
     }
-    if is_told and body.n_probs:
+    if is_read and body.n_probs:
         found["completion_probabilities"] = (_probabilities(token, body) for token in result.pieces)
     return found if not body.response_fields else _chosen(found, body.response_fields)
 

@@ -239,9 +239,9 @@ class AnswerParser:
         while (closing := _CLOSING.match(self._text)) is None:
             if (key := _KEY.match(self._text)) is not None:
                 self._text = self._text[key.end() :]
-                is_told = not has_arguments and _decoded(key[1], 0)[0] in _ARGUMENTS
-                yield from self._value(is_told=is_told)
-                has_arguments |= is_told
+                is_read = not has_arguments and _decoded(key[1], 0)[0] in _ARGUMENTS
+                yield from self._value(is_read=is_read)
+                has_arguments |= is_read
             elif self._is_whole:
                 self._text, self.is_cut = "", True
                 return
@@ -251,7 +251,7 @@ class AnswerParser:
         if not has_arguments:
             yield Delta(call=self._n_calls, arguments="{}")
 
-    def _value(self, *, is_told: bool = True) -> _Reading[None]:
+    def _value(self, *, is_read: bool = True) -> _Reading[None]:
         """A JSON value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
         yield from self._spaces()
         is_text, is_scalar = self._text.startswith('"'), not self._text.startswith(('"', "{", "["))
@@ -273,12 +273,12 @@ class AnswerParser:
                     break
             piece = self._taken(end)
             held = held + piece if is_text else ""
-            if piece and is_told and not is_text:
+            if piece and is_read and not is_text:
                 yield Delta(call=self._n_calls, arguments=piece)
             if not is_over:
                 yield None
         self.is_cut |= depth > 0  # a text ends within an object, whose end is missed, too
-        if is_text and is_told:
+        if is_text and is_read:
             yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
 
     def _messages(self) -> _Reading[None]:

@@ -230,11 +230,11 @@ def make_client(server):
 
 
 def test_while_the_model_loads_the_server_says_how_far_it_is():
-    is_told = threading.Event()
+    is_read = threading.Event()
 
     def load(progress):
         progress("compiling", 3, 10)
-        is_told.set()
+        is_read.set()
         while not progress.is_stopped:
             time.sleep(0.001)
         progress("compiling", 4, 10)
@@ -245,7 +245,7 @@ def test_while_the_model_loads_the_server_says_how_far_it_is():
 
     server = Server(ServerOptions(), load)
     server.start()
-    is_told.wait()
+    is_read.wait()
     for answer in asyncio.run(ask()):
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert answer.json()["error"]["progress"] == {"task": "compiling", "done": 3, "total": 10}

@@ -199,8 +199,8 @@ def test_a_server_whose_engine_cannot_be_closed_sleeps_and_wakes_with_another(ca
 
 @pytest.mark.sample(0)
 def test_a_model_that_cannot_be_loaded_again_ends_the_server():
-    server, is_told = sleeping_server([AuguryError("the file has gone")]), []
-    server.on_failure = lambda: is_told.append(True)
+    server, is_read = sleeping_server([AuguryError("the file has gone")]), []
+    server.on_failure = lambda: is_read.append(True)
 
     async def ask():
         async with Sleep(server, 1.0).awake():
@@ -208,4 +208,4 @@ def test_a_model_that_cannot_be_loaded_again_ends_the_server():
 
     with pytest.raises(RequestError, match="cannot be loaded again") as refused:
         asyncio.run(ask())
-    assert (refused.value.status_code, is_told, str(server.failure)) == (500, [True], "the file has gone")
+    assert (refused.value.status_code, is_read, str(server.failure)) == (500, [True], "the file has gone")
