@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -205,9 +205,16 @@ class FeedForward(Block):
     def _hidden(self, build: Builder, x: Value) -> Value:
         linears = (self.up,) if self.gate is None else (self.gate, self.up)
         gate, *up = build.multiply(x, *linears, purpose=", ".join(("gate", "up")[-len(linears) :]))
-        limits: dict[str, Any] = {"limit": self.limit, "limits_activated": self.limits_activated}
-        how: dict[str, Any] = {"divisors": self.divisors, **limits, "constants": self.constants}
-        return build.normalize(build.activate(gate, self.activation, *up, **how), self.hidden_norm)
+        hidden = build.activate(
+            gate,
+            self.activation,
+            *up,
+            divisors=self.divisors,
+            limit=self.limit,
+            limits_activated=self.limits_activated,
+            constants=self.constants,
+        )
+        return build.normalize(hidden, self.hidden_norm)
 
 
 @frozen

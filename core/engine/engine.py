@@ -352,13 +352,13 @@ class Engine(Evaluations):
         """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
 
-    def watch_trials(self, told: Callable[[Iterable[Trial]], object] | None) -> None:
-        """Be told, round by round, what became of every token that was proposed with a chance: whether chances are true.
+    def watch_trials(self, observer: Callable[[Iterable[Trial]], object] | None) -> None:
+        """Hand an observer every token that is proposed with a chance, and whether it was right.
 
         Args:
-            told: Called on the engine's thread, for each slot and round; iterate later over what it is given. None: nobody.
+            observer: Called on the engine's thread, for each slot and round, with trials to iterate over later. None: nobody.
         """
-        self._drafting.on_trials = told
+        self._drafting.on_trials = observer
 
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""

@@ -166,7 +166,7 @@ class Talker:
         )
         return SimpleNamespace(result=lambda: SimpleNamespace(text=f"answer {len(self.asked)}"))
 
-    def watch_trials(self, told):
+    def watch_trials(self, observer):
         pass
 
     def close(self):
