@@ -140,9 +140,9 @@ class Lowering:
         if key not in self._programs and layers is not None and layers[1] > n_layers:
             self._programs[key] = (self._nextn_program(layers[0], features, is_read=is_read),) * len(self._spaces)
         elif key not in self._programs:
-            how = {"takes_hidden": takes_hidden, "is_read": is_read}
             self._programs[key] = tuple(
-                self._program(space, layers or (0, n_layers), features, **how) for space in self._spaces
+                self._program(space, layers or (0, n_layers), features, takes_hidden=takes_hidden, is_read=is_read)
+                for space in self._spaces
             )
         return self._programs[key]
 
@@ -244,14 +244,14 @@ class Lowering:
         if layer.apart is not None and is_read:
             writing.y = self._buffers["y apart"]
             blocks.pop()[1].emit(writing)
-            apart = writing.hold("y")
+            apart = writing.set_apart("y")
         for n, (block, emitter) in enumerate(blocks):
             is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
-            left = writing.hold("y beside") if is_beside else []
+            left = writing.set_apart("y beside") if is_beside else []
             connection = layer.connection(block)
             streams.read(connection)
             emitter.emit(writing)
             streams.write(connection)
             if is_beside:
-                writing.join(left)
-        writing.join(apart)
+                writing.put_back(left)
+        writing.put_back(apart)

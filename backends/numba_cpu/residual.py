@@ -154,13 +154,13 @@ class TapeStreams:
             case GatedHyperConnection():
                 post, comb = 0, -1
             case AllStreams():
-                for y, _ in tape.take_left():
+                for y, _ in tape.take_pending():
                     rows = {"x": self._all, "y": Rows(y, 0, self._all.width), "size": self._all.width}
                     tape.add(Work("adding rows"), step.add_rows, **rows, factor=1.0, is_private=self._private)
                 return
             case _:
                 return
-        for y, _ in tape.take_left():
+        for y, _ in tape.take_pending():
             weights = {"weights": self._weights, "ldw": self._weights.width, "post": post, "comb": comb}
             left = Place(y, up(self._size, PANEL_ROWS))
             self._add("writing streams", streams.write_streams, **self._streams, **weights, y=left)

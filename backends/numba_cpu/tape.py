@@ -139,7 +139,7 @@ class Tape:
         weights: Of the plan.
         buffers: Addresses of the memory that blocks share, by name.
         space: The rows that they work in.
-        y: The address where the next block leaves what is to be added to x, (n, E padded to panels) float32.
+        y: The address where the next block leaves the rows to be added to x, (n, E padded to panels) float32.
         seen: What the next block sees: x, or what is made of several residual streams.
         streams: These, side by side, or x.
         logits: See `Program.logits`; the block that computes them says which it is.
@@ -159,7 +159,7 @@ class Tape:
         self._hidden = 0
         self.seen = self.streams = space.x
         self.kept: dict[Value, Rows] = {}
-        self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
+        self._pending: list[tuple[int, Norm | None]] = []  # rows that the next norm adds to x first, normed or as they are
 
     def program(self) -> Program:
         """What was written; a pass is over when every thread is through, so that a barrier ends it."""
@@ -198,32 +198,32 @@ class Tape:
     def waits(self, waits: bool) -> None:
         self._rows[-1][1] = int(waits)
 
-    def leave(self, post_norm: Norm | None, y: int | None = None) -> None:
-        """Say that the next norm is to add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
+    def add_later(self, post_norm: Norm | None, y: int | None = None) -> None:
+        """Let the next norm add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
         self._pending.append((self.y if y is None else y, post_norm))
 
-    def take_left(self) -> list[tuple[int, Norm | None]]:
-        """What blocks left to be added to x, which is not."""
-        left, self._pending = self._pending, []
-        return left
+    def take_pending(self) -> list[tuple[int, Norm | None]]:
+        """The additions to x that no norm has made yet; none will."""
+        pending, self._pending = self._pending, []
+        return pending
 
-    def hold(self, y: str) -> list[tuple[int, Norm | None]]:
-        """Let the next block see x without what was left, which is given back, to be added with `join`.
+    def set_apart(self, y: str) -> list[tuple[int, Norm | None]]:
+        """Let the next block see x without pending additions; returns these, for `put_back`.
 
         Args:
-            y: The buffer where the next block leaves what is to be added.
+            y: The buffer where the next block leaves the rows that are to be added.
         """
         self.y = self.buffers[y]
-        return self.take_left()
+        return self.take_pending()
 
-    def join(self, left: list[tuple[int, Norm | None]]) -> None:
-        """Add both what `hold` gave and what blocks left after it."""
-        self._pending, self.y = left + self._pending, self.buffers["y"]
+    def put_back(self, pending: list[tuple[int, Norm | None]]) -> None:
+        """Make additions that were `set_apart` pending again, in front of later ones."""
+        self._pending, self.y = pending + self._pending, self.buffers["y"]
 
     def norm(self, norm: Norm | None, *, is_output: bool = False, waits: bool = False) -> Rows:
-        """Write the sum of x and of what blocks left, and its norm; returns the norm, or x where there is none.
+        """Write the sum of x and of pending additions, and its norm; returns the norm, or x where there is none.
 
-        With `waits`, every thread has read what was left before any goes on: then the very next record may write y.
+        With `waits`, every thread has read the added rows before any goes on: then the very next record may write y.
         """
         self._sum_and_norm(norm, self.space.normed, self.seen, is_output=is_output and norm is not None, waits=waits)
         if is_output and norm is None:
@@ -232,7 +232,7 @@ class Tape:
         return self.seen if norm is None else self.space.normed
 
     def norm_x(self, norm: Norm | None) -> None:
-        """Write that x becomes the sum of itself and of what blocks left, and its norm, where there is one."""
+        """Write that x becomes the sum of itself and of pending additions, and its norm, where there is one."""
         self._sum_and_norm(norm, self.space.x, self.space.x)
 
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
@@ -241,7 +241,7 @@ class Tape:
         self.add(Work("adding rows"), step.add_rows, x=x, y=y, size=x.width, factor=factor, is_private=private)
 
     def scale_x(self, factor: float) -> None:
-        """Write that x, with what blocks left, is multiplied by a number."""
+        """Write that x, with pending additions, is multiplied by a number."""
         self.norm_x(None)
         x, private = self.space.x, self.space.is_private
         self.add(Work("scaling rows"), step.scale_rows, x=x, size=x.width, factor=factor, is_private=private)

@@ -223,9 +223,9 @@ class Lowering:
         if layer.turn is not None:
             other = Rows(self.buffers["other"], width)
             if layer.turn is Turn.CHANGE:
-                tape.trade_rows(other)
+                tape.swap_rows_later(other)
             else:
-                tape.leave_rows(other)
+                tape.add_rows_later(other)
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x

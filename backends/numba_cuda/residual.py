@@ -77,7 +77,7 @@ class Streams:
         if self._n == 1:
             return
         x, size = tape.x, self._n_embd
-        tape.settle()
+        tape.add_pending()
         for i in range(0 if takes_hidden else self._n):
             tape.blend(Rows(tape.buffers[_ALL].at(4 * i * size), self._n * size), x, 0.0, 1.0, width=size)
         tape.x = tape.seen = Rows(tape.buffers[_ADDED], size)
@@ -103,7 +103,7 @@ class Streams:
 
     def write(self, tape: Tape, connection: Connection | None) -> None:
         """Write what becomes of the streams with what a block added."""
-        tape.settle()
+        tape.add_pending()
         match connection:
             case HyperConnection(coefficients=made, n_streams=n):
                 self._write(tape, made.n_out, n, n if made.n_out > 2 * n else 0)
@@ -117,7 +117,7 @@ class Streams:
 
     def _mix(self, tape: Tape, connection: AttentionResidual) -> None:
         x, size, norm = tape.x, self._n_embd, connection.norm
-        tape.settle()
+        tape.add_pending()
         if norm is not None:
             n = 1 + (x.at.offset - tape.buffers["x"].offset) // (4 * MAX_TOKENS * size)
             tape.seen = Rows(tape.buffers[_SEEN], size)

@@ -115,7 +115,9 @@ class Tape:
         self.made: dict[Hashable, Rows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
-        self._left: tuple[Rows, Norm | None, bool] | None = None  # what the next norm adds to x, as it is or normed, or trades
+        self._pending: tuple[Rows, Norm | None, bool] | None = (
+            None  # rows that the next norm adds to x, as they are or normed, or swaps with it
+        )
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
     @staticmethod
@@ -150,9 +152,9 @@ class Tape:
     def norm_seen(self, norm: Norm | None, to: Operand, *, is_output: bool = False) -> None:
         """Norm what blocks see."""
         if is_output or self.seen is not self.x:
-            self.settle()  # of the output not all rows are written
-        left, self._left = self._left, None
-        self._norm(self.seen, self.x.width, norm, to, left=left, is_output=is_output)
+            self.add_pending()  # of the output not all rows are written
+        pending, self._pending = self._pending, None
+        self._norm(self.seen, self.x.width, norm, to, pending=pending, is_output=is_output)
 
     def norm_first(self, norms: Sequence[Norm | None]) -> None:
         """Norm what blocks see for all of them until `go_on`, so that these may add to it: each is to have one of two norms."""
@@ -174,7 +176,7 @@ class Tape:
         """Norm the first groups of `size` values of rows, each by itself."""
         if norm is not None:
             if rows is self.x:
-                self.settle()
+                self.add_pending()
             self._norm(rows, size, norm, None, n_groups=n_groups)
 
     def norm_groups(self, norm: Norm, x: Rows, size: int, n_groups: int, to: Operand) -> None:
@@ -206,31 +208,31 @@ class Tape:
                 arguments |= {f"{prefix}weight": self.weights.norm(norm), f"{prefix}eps": norm.eps}
         self.launch(norm_parts, (self.size.n_tokens, 3), THREADS, x=rows.at, stride=rows.width, n_apart=n_apart, **arguments)
 
-    def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
+    def add_product(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""
         if post_norm is None:
             self.multiply(x, ((linear, 0),), self.x, adds=True)
             return
-        self.settle()
+        self.add_pending()
         y = Rows(self.buffers["y"], self.x.width)
         self.multiply(x, ((linear, 0),), y)
-        self._left = (y, post_norm, False)
+        self._pending = (y, post_norm, False)
 
-    def leave_rows(self, rows: Rows, post_norm: Norm | None = None) -> None:
+    def add_rows_later(self, rows: Rows, post_norm: Norm | None = None) -> None:
         """Add rows, or their norm, to the residual stream, which they are not to change before the next norm."""
-        self.settle()
-        self._left = (rows, post_norm, False)
+        self.add_pending()
+        self._pending = (rows, post_norm, False)
 
-    def trade_rows(self, rows: Rows) -> None:
+    def swap_rows_later(self, rows: Rows) -> None:
         """Add rows to the residual stream, which become what that was."""
-        self.settle()
-        self._left = (rows, None, True)
+        self.add_pending()
+        self._pending = (rows, None, True)
 
-    def settle(self) -> None:
-        """Add to the residual stream what was left."""
-        if self._left is not None:
-            left, self._left = self._left, None
-            self._norm(self.x, self.x.width, None, None, left=left)
+    def add_pending(self) -> None:
+        """Add pending rows to the residual stream."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._norm(self.x, self.x.width, None, None, pending=pending)
 
     def put_aside(self) -> Rows:
         """Copy x as it is now, to be `seen` by blocks whatever they add."""
@@ -247,7 +249,7 @@ class Tape:
     def blend(self, x: Rows, y: Rows, a: float, b: float, *, width: int | None = None, is_one_row: bool = False) -> None:
         """Write that x = a * x + b * y, of so many values, or of whole rows of x; y may be one row for all."""
         if x is self.x:
-            self.settle()
+            self.add_pending()
         width = x.width if width is None else width
         grid = (-(-width // WARP), self.size.n_tokens)
         y_stride = 0 if is_one_row else y.width
@@ -261,13 +263,13 @@ class Tape:
         to: Operand | None,
         *,
         n_groups: int = 1,
-        left: tuple[Rows, Norm | None, bool] | None = None,
+        pending: tuple[Rows, Norm | None, bool] | None = None,
         is_output: bool = False,
     ) -> None:
-        """Norm groups of rows, to which is added what was left; without a place to go to in place."""
+        """Norm groups of rows, to which are added pending rows; without a place to go to in place."""
         arguments = {"size": size, "n_out": size, **(to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)).arguments}
-        if left is not None:
-            y, y_norm, is_traded = left
+        if pending is not None:
+            y, y_norm, is_traded = pending
             arguments |= {"y": y.at, "y_stride": y.width, "y_kind": norm_kind(y_norm) | (TRADED if is_traded else 0)}
             if y_norm is not None:
                 arguments |= {"y_weight": self.weights.norm(y_norm), "y_eps": y_norm.eps}
@@ -365,7 +367,7 @@ class Tape:
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes, of x once all was added to it."""
         if source is self.x.at:
-            self.settle()
+            self.add_pending()
         self.steps.append(Copy(source, to, n_bytes))
 
 

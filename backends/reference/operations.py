@@ -26,7 +26,7 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
-    Begin,
+    BeginStreams,
     Constant,
     Convolve,
     Decay,
@@ -141,7 +141,7 @@ def _join(run: Run, each: Join) -> None:
     run.arrays[each.out] = np.hstack([run.get(value) for value in each.x])
 
 
-def _begin(run: Run, each: Begin) -> None:
+def _begin_streams(run: Run, each: BeginStreams) -> None:
     run.begun.extend(run.get(value) for value in each.y)
 
 
@@ -239,7 +239,7 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     ReadInput: _read_input,
     ReadHidden: _read_hidden,
     Join: _join,
-    Begin: _begin,
+    BeginStreams: _begin_streams,
     Constant: _constant,
     Gate: _gate,
     Convolve: _convolve,

@@ -35,4 +35,4 @@ class NextnInput(Block):
         x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
         rows = build.read_hidden(self.n_hidden).split(*[size] * (self.n_hidden // size))
         joined = [build.join(x, build.normalize(row, self.hidden_norm)) for row in rows]
-        build.begin(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))
+        build.begin_streams(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))

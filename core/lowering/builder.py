@@ -19,7 +19,7 @@ from augury.lowering.operations import (
     Activate,
     Add,
     AddWeighed,
-    Begin,
+    BeginStreams,
     Constant,
     Convolve,
     Decay,
@@ -87,7 +87,7 @@ class Builder:
                 elif value.first + value.width > value.root.width:
                     yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}"
             sizes = [*each.sizes()]
-            if isinstance(each, Add | Begin):
+            if isinstance(each, Add | BeginStreams):
                 sizes += [("y", value.width, self.x.width) for value in each.read]
             yield from (
                 f"{what} of {name} has {found} values, expected {right}" for what, found, right in sizes if found != right
@@ -95,7 +95,7 @@ class Builder:
             made.update(each.made)
             kept.update(each.kept())
             written.update(each.cached())
-        *others, last = [isinstance(each, Add | Begin) for each in self.operations] or [False]
+        *others, last = [isinstance(each, Add | BeginStreams) for each in self.operations] or [False]
         if any(others) or not last:
             yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
         if kept != dict(enumerate(states)):
@@ -184,9 +184,9 @@ class Builder:
         self.operations.append(Join(x, out))
         return out
 
-    def begin(self, *y: Value) -> None:
+    def begin_streams(self, *y: Value) -> None:
         """Let the residual streams become y, one for each, or one for all."""
-        self.operations.append(Begin(y))
+        self.operations.append(BeginStreams(y))
 
     def constant(self, numbers: Sequence[float]) -> Value:
         """Rows that have these numbers, each."""

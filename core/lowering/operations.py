@@ -31,7 +31,7 @@ __all__ = [
     "Activate",
     "Add",
     "AddWeighed",
-    "Begin",
+    "BeginStreams",
     "Constant",
     "Convolve",
     "Decay",
@@ -176,7 +176,7 @@ class Join(Operation):
 
 
 @frozen(eq=False)
-class Begin(Operation):
+class BeginStreams(Operation):
     """The residual streams become y, one for each, or one for all."""
 
     y: tuple[Value, ...]

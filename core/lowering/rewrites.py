@@ -1,4 +1,4 @@
-"""What backends do to a block's list of operations alike: operations that are computed together, and checks."""
+"""Rewrites of a block's list of operations that backends share: operations that one kernel computes, and checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Linear
 
 __all__ = [
-    "FeedMoreExperts",
+    "FeedExpertsAndAdd",
     "MultiplyActivated",
     "check_norms",
     "n_early",
@@ -27,12 +27,12 @@ __all__ = [
 
 @frozen(eq=False)
 class MultiplyActivated(Operation):
-    """out[0] = what `activate` makes of the products of x; the others of out are these products, for as long as it takes."""
+    """out[0] = `activate` of the products of x; the other values of out are these products, which last until then."""
 
     x: Value
     linears: tuple[Linear, ...]
     activate: Activate
-    reader: Linear | None  # what alone reads out[0], if it is a matrix
+    reader: Linear | None  # the only matrix that reads out[0], if nothing else does
     purpose: str
     out: tuple[Value, ...]
 
@@ -64,14 +64,14 @@ def _are_alone(multiply: Multiply, activate: Activate, operations: Sequence[Oper
 
 
 @frozen(eq=False)
-class FeedMoreExperts(Operation):
-    """out = what experts give, and what is added to it."""
+class FeedExpertsAndAdd(Operation):
+    """out = the sum over experts, plus the rows that `sum` adds to it."""
 
     feed: FeedExperts
     sum: AddWeighed
     x: Value
     routes: Value
-    besides: tuple[Value, ...]
+    added: tuple[Value, ...]
     out: Value
 
 
@@ -81,8 +81,8 @@ def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
     def join(feed: Operation, following: Operation) -> tuple[Operation, ...]:
         if not (isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out):
             return ()
-        besides = tuple(value for value in (following.other, following.x) if value is not None)
-        return (FeedMoreExperts(feed, following, feed.x, feed.routes, besides, following.out),)
+        added = tuple(value for value in (following.other, following.x) if value is not None)
+        return (FeedExpertsAndAdd(feed, following, feed.x, feed.routes, added, following.out),)
 
     return with_pairs(operations, join)
 
@@ -90,7 +90,7 @@ def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
 def with_pairs(
     operations: Sequence[Operation], join: Callable[[Operation, Operation], Sequence[Operation]]
 ) -> Iterator[Operation]:
-    """The operations with what `join` makes of neighbours in their place, where it makes something."""
+    """The operations, with neighbours replaced by the operations that `join` makes of them; it makes none to keep both."""
     rest = [*operations]
     while rest:
         made = join(rest[0], rest[1]) if len(rest) > 1 else ()

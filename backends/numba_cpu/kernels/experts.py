@@ -177,7 +177,7 @@ def multiply_experts(record, state, thread, n_threads):
 
 
 @struct
-class Hide(Record):
+class ActivateExperts(Record):
     """Operands of `hidden_kernel`'s kernels."""
 
     routes: int = pointer_to(Routes)
@@ -189,7 +189,7 @@ class Hide(Record):
 
 
 def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_capped: bool) -> Any:
-    """The kernel of what experts hide.
+    """Make the kernel of the rows between the matrices of experts.
 
     Args:
         activation: A helper, of 16 lanes.
@@ -199,7 +199,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
         is_capped: Whether the activation is multiplied with the capped gate, and `up` is capped.
     """
 
-    def hide(record: Any, state: int, thread: int, n_threads: int) -> None:
+    def activate_experts(record: Any, state: int, thread: int, n_threads: int) -> None:
         routes, gate, up, out = record.routes, record.matrices[0], record.matrices[1], record.out
         is_limited, limit = record.limit > 0.0, splat_f32(f32(record.limit))
         is_limited_after = record.limits_activated != 0
@@ -240,9 +240,9 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
                         store_part(out + 4 * (row * n_rows + index), value, left)
                 item += end - first
 
-    hide.__name__ = hide.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
-    hide.__doc__ = "Out = activation(gate) * up, or activation(up)."
-    return kernel(hide, record=Hide)
+    activate_experts.__name__ = activate_experts.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
+    activate_experts.__doc__ = "Out = activation(gate) * up, or activation(up)."
+    return kernel(activate_experts, record=ActivateExperts)
 
 
 @struct

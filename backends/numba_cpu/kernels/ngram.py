@@ -80,8 +80,8 @@ def look_up(record, state, thread, n_threads):
 
 
 @struct
-class Give(Record):
-    """Operands of `give`."""
+class GateStreams(Record):
+    """Operands of `gate_streams`."""
 
     keys: Any = nested(StridedRows)  # (n, n_streams * size) float32
     values: Any = nested(StridedRows)  # (n, size) float32
@@ -95,8 +95,8 @@ class Give(Record):
     normed: int  # likewise
 
 
-@kernel(record=Give)
-def give(record, state, thread, n_threads):
+@kernel(record=GateStreams)
+def gate_streams(record, state, thread, n_threads):
     """What each stream is given, gate * value, and its norm."""
     n, size, key = record.n_streams, record.size, scratch_of(state, thread)
     query, n_items = key + 4 * size, get_i64(state + N_TOKENS) * n

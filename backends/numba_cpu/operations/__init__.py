@@ -8,8 +8,8 @@ from augury.backends.numba_cpu.operations.attention import AttendEmitter, Prepar
 from augury.backends.numba_cpu.operations.choice import ChooseBlocksEmitter, ChooseEmitter, PoolEmitter
 from augury.backends.numba_cpu.operations.experts import (
     AddWeighedEmitter,
+    FeedExpertsAndAddEmitter,
     FeedExpertsEmitter,
-    FeedMoreExpertsEmitter,
     RouteEmitter,
 )
 from augury.backends.numba_cpu.operations.latent import MultiplyHeadsEmitter, PrepareLatentsEmitter
@@ -25,7 +25,7 @@ from augury.backends.numba_cpu.operations.recurrence import (
 from augury.backends.numba_cpu.operations.rows import (
     ActivateEmitter,
     AddEmitter,
-    BeginEmitter,
+    BeginStreamsEmitter,
     ConstantEmitter,
     JoinEmitter,
     MultiplyActivatedEmitter,
@@ -37,7 +37,7 @@ from augury.lowering import (
     Add,
     AddWeighed,
     Attend,
-    Begin,
+    BeginStreams,
     Choose,
     ChooseBlocks,
     Constant,
@@ -60,7 +60,7 @@ from augury.lowering import (
     Route,
     ScaleToLength,
 )
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +78,8 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     Activate: ActivateEmitter,
     Route: RouteEmitter,
     FeedExperts: FeedExpertsEmitter,
-    FeedMoreExperts: FeedMoreExpertsEmitter,
-    Begin: BeginEmitter,
+    FeedExpertsAndAdd: FeedExpertsAndAddEmitter,
+    BeginStreams: BeginStreamsEmitter,
     Constant: ConstantEmitter,
     Join: JoinEmitter,
     Gate: GateEmitter,

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Matrices, Router
     from augury.lowering import Route
-    from augury.lowering.rewrites import FeedMoreExperts
+    from augury.lowering.rewrites import FeedExpertsAndAdd
 
-__all__ = ["AddWeighedEmitter", "FeedExpertsEmitter", "FeedMoreExpertsEmitter", "RouteEmitter"]
+__all__ = ["AddWeighedEmitter", "FeedExpertsAndAddEmitter", "FeedExpertsEmitter", "RouteEmitter"]
 
 _KERNELS: dict[tuple[Activation, bool], Any] = {
     (activation, is_gated): experts.hidden_kernel(
@@ -38,7 +38,7 @@ _KERNELS: dict[tuple[Activation, bool], Any] = {
     if activation is not Activation.XIELU
     for is_gated in (True, False)
 }
-_NOTHING: dict[str, Any] = {"shared": 0, "gate": 0, "x": Rows(0, 0, 0)}  # that is added to a sum
+_NOTHING = (0, 0, Rows(0, 0, 0))  # added to a sum, see `_added`
 _GATINGS = {
     Gating.SOFTMAX: routing.SOFTMAX,
     Gating.SIGMOID: routing.SIGMOID,
@@ -108,7 +108,7 @@ class FeedExpertsEmitter(OperationEmitter):
 
     operation: Any
 
-    def __init__(self, operation: FeedExperts | FeedMoreExperts, scope: Scope) -> None:
+    def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._block = block = self._feed.experts
         for part in (block.gate, block.up, block.down):
@@ -190,11 +190,23 @@ class FeedExpertsEmitter(OperationEmitter):
         work = self._work(tape, "experts' down", [block.down])
         tape.add(work, experts.multiply_experts, routes=routes, matrix=down)
         y, size = self.placed.rows(self.operation.out, tape).address, block.down.n_out
-        rows = {"rows": buffers["experts' rows"], "ld": size, "is_weighed": block.weighs_input}
-        tape.add(Work("sum of experts"), experts.combine, routes=routes, **rows, y=y, size=size, **self._besides(tape))
+        shared, gate, gated = self._addition(tape)
+        tape.add(
+            Work("sum of experts"),
+            experts.combine,
+            routes=routes,
+            rows=buffers["experts' rows"],
+            ld=size,
+            is_weighed=block.weighs_input,
+            y=y,
+            size=size,
+            shared=shared,
+            gate=gate,
+            x=gated,
+        )
 
-    def _besides(self, tape: Tape) -> dict[str, Any]:  # noqa: ARG002 - for experts that have some
-        """What `experts.combine` adds to the sum."""
+    def _addition(self, tape: Tape) -> tuple[int, int, Rows]:  # noqa: ARG002 - for experts with an addition
+        """The rows that `experts.combine` adds to the sum, see `_added`."""
         return _NOTHING
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
@@ -232,16 +244,16 @@ class FeedExpertsEmitter(OperationEmitter):
         return Work(f"{name} ({kinds})", n_used * sum(sizes), n_used * sum(part.n_out * part.n_in for part in parts))
 
 
-class FeedMoreExpertsEmitter(FeedExpertsEmitter):
-    """Likewise, with what is added."""
+class FeedExpertsAndAddEmitter(FeedExpertsEmitter):
+    """Likewise, and adds other rows to the sum."""
 
-    operation: FeedMoreExperts
+    operation: FeedExpertsAndAdd
 
     @property
     def _feed(self) -> FeedExperts:
         return self.operation.feed
 
-    def _besides(self, tape: Tape) -> dict[str, Any]:
+    def _addition(self, tape: Tape) -> tuple[int, int, Rows]:
         return _added(self.operation.sum, self.placed, tape)
 
 
@@ -270,18 +282,29 @@ class AddWeighedEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         operation = self.operation
         y, to = self.placed.rows(operation.y, tape), self.placed.rows(operation.out, tape)
-        rows = {"rows": y.address, "ld": self.placed.at(operation.y).stride, "y": to.address, "size": operation.y.width}
-        added = _added(operation, self.placed, tape)
-        tape.add(Work("sum of experts"), experts.combine, routes=self._routes, **rows, is_weighed=True, **added)
+        shared, gate, gated = _added(operation, self.placed, tape)
+        tape.add(
+            Work("sum of experts"),
+            experts.combine,
+            routes=self._routes,
+            rows=y.address,
+            ld=self.placed.at(operation.y).stride,
+            is_weighed=True,
+            y=to.address,
+            size=operation.y.width,
+            shared=shared,
+            gate=gate,
+            x=gated,
+        )
 
 
-def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> dict[str, Any]:
-    """The fields of `experts.Combine` that say what is added."""
-    added = {**_NOTHING, "shared": placed.rows(operation.other, tape).address}
+def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> tuple[int, int, Rows]:
+    """The added rows, the vector of their gate (addresses; 0: none), and the rows that the gate reads."""
+    shared, gate, gated = placed.rows(operation.other, tape).address, *_NOTHING[1:]
     if operation.gate is not None and operation.x is not None:
-        added["gate"] = placed.weights.vector(operation.gate.weight, operation.gate.size)
-        added["x"] = placed.rows(operation.x, tape)
-    return added
+        gate = placed.weights.vector(operation.gate.weight, operation.gate.size)
+        gated = placed.rows(operation.x, tape)
+    return shared, gate, gated
 
 
 def _routes_of_one(arena: Arena) -> np.ndarray:

@@ -36,7 +36,7 @@ from augury.lowering import (
     ScaleToLength,
     Value,
 )
-from augury.lowering.rewrites import FeedMoreExperts
+from augury.lowering.rewrites import FeedExpertsAndAdd
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -58,7 +58,7 @@ _WRITTEN_OVER: dict[type[Operation], str] = {
     PrepareLatents: "queries",
     Pool: "values",
 }
-_SUMS = FeedExperts | FeedMoreExperts | AddWeighed
+_SUMS = FeedExperts | FeedExpertsAndAdd | AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to
 
 

@@ -87,7 +87,7 @@ class GateStreamsEmitter(OperationEmitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
-        return (ngram.give,)
+        return (ngram.gate_streams,)
 
     def scratch_bytes(self) -> int:
         """See `OperationEmitter.scratch_bytes`: of a stream the norms of its key and query."""
@@ -100,4 +100,4 @@ class GateStreamsEmitter(OperationEmitter):
         rows = {"keys": placed.at(operation.keys), "values": placed.at(operation.values), "x": placed.rows(operation.x, tape)}
         norms = {"key_norm": norm(operation.key_norm), "query_norm": norm(operation.query_norm), "norm": norm(operation.norm)}
         sizes = {"n_streams": operation.x.width // size, "size": size}
-        tape.add(Work("gates of n-grams"), ngram.give, **rows, **sizes, **norms, given=given, normed=normed)
+        tape.add(Work("gates of n-grams"), ngram.gate_streams, **rows, **sizes, **norms, given=given, normed=normed)

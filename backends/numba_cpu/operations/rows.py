@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Norm
-    from augury.lowering import Activate, Add, Begin, Constant, Join, Multiply, Normalize, Value
+    from augury.lowering import Activate, Add, BeginStreams, Constant, Join, Multiply, Normalize, Value
     from augury.lowering.rewrites import MultiplyActivated
 
 __all__ = [
     "ActivateEmitter",
     "AddEmitter",
-    "BeginEmitter",
+    "BeginStreamsEmitter",
     "ConstantEmitter",
     "JoinEmitter",
     "MultiplyActivatedEmitter",
@@ -100,7 +100,7 @@ class AddEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.leave(self.operation.norm)
+        tape.add_later(self.operation.norm)
 
 
 class ActivateEmitter(OperationEmitter):
@@ -164,10 +164,10 @@ class JoinEmitter(OperationEmitter):
             column += value.width
 
 
-class BeginEmitter(OperationEmitter):
+class BeginStreamsEmitter(OperationEmitter):
     """Copies rows to the residual streams."""
 
-    operation: Begin
+    operation: BeginStreams
 
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""

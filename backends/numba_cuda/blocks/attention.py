@@ -158,7 +158,7 @@ class AttentionEmitter(Emitter):
         for first, n in shares_of(size.n_tokens, self._part_bytes(size.n_splits)):
             tape.launch(kernel, (size.n_splits, block.n_heads, n), ATTEND_THREADS, first_token=first, **arguments)
         tape.norm_operand(block.out_norm, mixed, block.o.n_in)
-        tape.leave(mixed, block.o, block.post_norm)
+        tape.add_product(mixed, block.o, block.post_norm)
 
     def _prepare(
         self,

@@ -122,7 +122,7 @@ class CompressedAttentionEmitter(Emitter):
             self._attend(tape, rows, mixed, first, n)
         back = attrs.evolve(block.rope, frequencies=-block.rope.frequencies)
         prepare(tape, mixed, n_ctx, Heads(block.n_heads, block.head_dim), rope=back)
-        tape.leave(self._join(tape, mixed), block.o)
+        tape.add_product(self._join(tape, mixed), block.o)
 
     def _attend(self, tape: Tape, rows: Rows, mixed: Rows, first: int, n_tokens: int) -> None:
         """Write some tokens' attention to rows of tokens and to pooled ones, whose splits are merged together."""

@@ -120,7 +120,7 @@ class LatentAttentionEmitter(Emitter):
                 gates = {"gates": heads.at.at(4 * columns[2 + n_compared]), "gate_stride": heads.width}
                 gates["gate_size"] = block.o.n_in // block.gate.n_out
             emit_rows(tape, join_heads, mixed, n, x=rows, size=block.values.n_out, n_values=block.o.n_in, **gates)
-        tape.leave(mixed, block.o)
+        tape.add_product(mixed, block.o)
 
     def _multiply(self, tape: Tape, heads: Rows, columns: Sequence[int]) -> None:
         """Write the products of norm(x), and of what queries are made of."""

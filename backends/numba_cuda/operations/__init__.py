@@ -12,20 +12,20 @@ from augury.backends.numba_cuda.operations.experts import (
     SharedExpertEmitter,
 )
 from augury.backends.numba_cuda.operations.recurrence import (
+    ActivateAndDecayEmitter,
     ConvolveAndDecayEmitter,
     ConvolveEmitter,
     DecayByKeyEmitter,
     DecayEmitter,
     GateEmitter,
-    LightEmitter,
     RecurEmitter,
     ScaleAndDecayEmitter,
     ScaleToLengthEmitter,
 )
 from augury.backends.numba_cuda.operations.rewrites import (
+    ActivateAndDecay,
     ChooseExperts,
     ConvolveAndDecay,
-    Light,
     MultiplyAndChoose,
     NormalizeParts,
     ScaleAndDecay,
@@ -58,7 +58,7 @@ from augury.lowering import (
     Recur,
     ScaleToLength,
 )
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], Operatio
     ChooseExperts: ChooseExpertsEmitter,
     SharedExpert: SharedExpertEmitter,
     FeedExperts: FeedExpertsEmitter,
-    FeedMoreExperts: FeedExpertsEmitter,
+    FeedExpertsAndAdd: FeedExpertsEmitter,
     ReadInput: ReadInputEmitter,
     Constant: ConstantEmitter,
     Gate: GateEmitter,
@@ -91,7 +91,7 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], Operatio
     ScaleAndDecay: ScaleAndDecayEmitter,
     Decay: DecayEmitter,
     DecayByKey: DecayByKeyEmitter,
-    Light: LightEmitter,
+    ActivateAndDecay: ActivateAndDecayEmitter,
     Recur: RecurEmitter,
 }
 """The emitter of each operation that this backend computes."""

@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,12 +173,12 @@ class SharedExpertEmitter(OperationEmitter):
 class FeedExpertsEmitter(OperationEmitter):
     """Sends rows through the experts that a router has chosen, and adds up each token's, and other rows."""
 
-    operation: FeedExperts | FeedMoreExperts
+    operation: FeedExperts | FeedExpertsAndAdd
 
-    def __init__(self, operation: FeedExperts | FeedMoreExperts, layout: Layout, options: ModelOptions) -> None:
+    def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, layout: Layout, options: ModelOptions) -> None:
         super().__init__(operation, layout, options)
-        self._other = operation.sum.other if isinstance(operation, FeedMoreExperts) else None
-        self._block = block = (operation.feed if isinstance(operation, FeedMoreExperts) else operation).experts
+        self._other = operation.sum.other if isinstance(operation, FeedExpertsAndAdd) else None
+        self._block = block = (operation.feed if isinstance(operation, FeedExpertsAndAdd) else operation).experts
         self._width = block.down.n_in * (1 if block.gate is None else 2)
 
     def buffers(self) -> Mapping[str, int]:

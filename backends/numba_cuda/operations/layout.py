@@ -8,7 +8,7 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.operations.rewrites import ChooseExperts, Light, NormalizeParts, made_apart, parts_of
+from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ChooseExperts, NormalizeParts, made_apart, parts_of
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
@@ -25,7 +25,7 @@ from augury.lowering import (
     Recur,
     Value,
 )
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -38,7 +38,7 @@ INPUTS = "layer inputs"
 """The buffer of what the embedding makes for all layers."""
 
 _PRODUCTS = Multiply | MultiplyActivated
-_SUMS = FeedExperts | FeedMoreExperts
+_SUMS = FeedExperts | FeedExpertsAndAdd
 
 
 class Layout:
@@ -85,7 +85,7 @@ class Layout:
     def feed(self, routes: Value) -> FeedExperts:
         """The experts that are chosen by routes."""
         (reader,) = self._readers(routes)
-        feed = reader.feed if isinstance(reader, FeedMoreExperts) else reader
+        feed = reader.feed if isinstance(reader, FeedExpertsAndAdd) else reader
         assert isinstance(feed, FeedExperts)
         return feed
 
@@ -142,7 +142,7 @@ class Layout:
         if (canonical := self._canonical(value)) in self._added:
             if self._added[canonical] is None:
                 return tape.x
-            tape.settle()
+            tape.add_pending()
             return Rows(tape.buffers["y"], tape.x.width)
         row = self.whole_row(value, tape)
         return Rows(row.at.at(4 * self.row(value)[1]), row.width)
@@ -176,7 +176,7 @@ class Layout:
                 continue
             has_floats = has_floats or not isinstance(self._makers[value], Convolve)
             if isinstance(each, _SUMS) and tape.size.n_tokens <= FEW_TOKENS:
-                experts = (each.feed if isinstance(each, FeedMoreExperts) else each).experts
+                experts = (each.feed if isinstance(each, FeedExpertsAndAdd) else each).experts
                 parts += [part for part in (experts.gate, experts.up) if part is not None]
         return parts, has_floats
 
@@ -202,7 +202,7 @@ class Layout:
         return isinstance(operation, Normalize) and operation.x in self._streams
 
     def _add_in_place(self, operation: Operation) -> None:
-        if isinstance(operation, Light):
+        if isinstance(operation, ActivateAndDecay):
             self._in_place |= {each.out: each.x for each in operation.operations if isinstance(each, Activate)}
             return
         for each in parts_of((operation,)):

@@ -18,7 +18,7 @@ from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay, Light, ScaleAndDecay
+    from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Vector
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from augury.types import ModelOptions
 
 __all__ = [
+    "ActivateAndDecayEmitter",
     "ConvolveAndDecayEmitter",
     "ConvolveEmitter",
     "DecayByKeyEmitter",
     "DecayEmitter",
     "GateEmitter",
-    "LightEmitter",
     "RecurEmitter",
     "ScaleAndDecayEmitter",
     "ScaleToLengthEmitter",
@@ -189,10 +189,10 @@ def _n_units(heads: ScaleToLength | None) -> int:
     return 0 if heads is None else heads.x.width // heads.size
 
 
-class LightEmitter(OperationEmitter):
+class ActivateAndDecayEmitter(OperationEmitter):
     """Sends a recurrence's inputs through SiLU where they are, and writes its decays and betas."""
 
-    operation: Light
+    operation: ActivateAndDecay
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""

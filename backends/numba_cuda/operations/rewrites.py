@@ -33,16 +33,16 @@ from augury.lowering import (
     ScaleToLength,
     Value,
 )
-from augury.lowering.rewrites import FeedMoreExperts, MultiplyActivated, with_activated_products, with_pairs, with_sums
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, with_activated_products, with_pairs, with_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 __all__ = [
+    "ActivateAndDecay",
     "ChooseExperts",
     "ConvolveAndDecay",
     "Fused",
-    "Light",
     "MultiplyAndChoose",
     "NormalizeParts",
     "ScaleAndDecay",
@@ -83,7 +83,7 @@ class ConvolveAndDecay(Fused):
     """A convolution, and decays beside it."""
 
 
-class Light(Fused):
+class ActivateAndDecay(Fused):
     """Queries, keys and values through SiLU where they are, and the decays and betas that are the same for all tokens."""
 
 
@@ -113,7 +113,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         *(_with_softplus, with_activated_products, _with_choices, partial(_with_separate_sums, streams=streams), with_sums),
-        *(_with_shared_experts, _with_early_choices, _with_lit_rows, _with_gates, partial(_with_copies, streams=streams)),
+        *(_with_shared_experts, _with_early_choices, _with_activated_rows, _with_gates, partial(_with_copies, streams=streams)),
         *(partial(_with_joined_norms, streams=streams), _with_neighbours),
     )
     for rewrite in rewrites:
@@ -200,11 +200,11 @@ def _is_normed_after(operations: Sequence[Operation], maker: Operation, streams:
 def _with_shared_experts(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Let a shared expert that is like the others be one more of them, which saves its two launches."""
     joined, chosen = dict[Operation, SharedExpert](), dict[Value, SharedExpert]()
-    for feed in (each.feed if isinstance(each, FeedMoreExperts) else each for each in operations):
+    for feed in (each.feed if isinstance(each, FeedExpertsAndAdd) else each for each in operations):
         for hidden, down in pairwise(operations):
             if isinstance(feed, FeedExperts) and (pairs := _pairs(feed, hidden, down)):
                 other = down.made[0]
-                weighed = [each.sum for each in operations if isinstance(each, FeedMoreExperts) and each.feed is feed]
+                weighed = [each.sum for each in operations if isinstance(each, FeedExpertsAndAdd) and each.feed is feed]
                 are_added = {each.y for each in operations if isinstance(each, Add) and each.norm is None} >= {other, feed.out}
                 if are_added or (weighed and weighed[0].other is other):
                     joined[hidden] = chosen[feed.routes] = SharedExpert((hidden, down), pairs)
@@ -377,17 +377,17 @@ def _with_gates(operations: Sequence[Operation]) -> Iterator[Operation]:
             yield Gate(each.out, each.out, Activation.SILU, None, None, None, False, Value(each.out.width))  # nobody reads it
 
 
-def _with_lit_rows(operations: Sequence[Operation]) -> list[Operation]:
+def _with_activated_rows(operations: Sequence[Operation]) -> list[Operation]:
     """Send queries, keys and values through SiLU and add constant decays to their rows in one launch, in place of four."""
     found = [*operations]
     for i in range(len(found)):
         match found[i : i + 6]:
             case Multiply(out=out) as products, Activate() as q, Activate() as k, Activate() as v, Constant() as ends, Recur():
-                lit = (q, k, v)
-                is_alone = all(_is_plain_silu(each) and len(_readers(found, each.x)) == 1 for each in lit)
-                if is_alone and out[:3] == (q.x, k.x, v.x) and not any(each.x.width % TILE_ROWS for each in lit):
+                activations = (q, k, v)
+                is_alone = all(_is_plain_silu(each) and len(_readers(found, each.x)) == 1 for each in activations)
+                if is_alone and out[:3] == (q.x, k.x, v.x) and not any(each.x.width % TILE_ROWS for each in activations):
                     both = [evolve(products, linears=products.linears[at], out=out[at]) for at in (slice(3), slice(3, None))]
-                    found[i : i + 5] = [*(each for each in both if each.out), Light((*lit, ends))]
+                    found[i : i + 5] = [*(each for each in both if each.out), ActivateAndDecay((*activations, ends))]
     return found
 
 

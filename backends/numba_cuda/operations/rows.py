@@ -160,12 +160,12 @@ class AddEmitter(OperationEmitter):
             return
         if not self.layout.is_left(y):
             rows = self.layout.rows(y, tape)
-            tape.settle()
+            tape.add_pending()
             if norm is None:
                 tape.blend(tape.x, rows, 1.0, 1.0)
                 return
             tape.blend(Rows(tape.buffers["y"], tape.x.width), rows, 0.0, 1.0)
-        tape.leave_rows(Rows(tape.buffers["y"], tape.x.width), norm)
+        tape.add_rows_later(Rows(tape.buffers["y"], tape.x.width), norm)
 
 
 class ConstantEmitter(OperationEmitter):
