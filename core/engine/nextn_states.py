@@ -23,6 +23,7 @@ class NextnStates(SlotStates):
 
     def __init__(self, model: Model) -> None:
         self.info, self.options, self._model = model.info, model.options, model
+        self._given = 0, 0  # the slot and positions of the last `slot_memory`
         spec, n_layers = model.state_spec, len(model.info.nextn_features)
         self._marks = np.zeros((n_layers, spec.n_slots, spec.n_ctx), np.uint64)
         factors = np.full(spec.n_ctx, _FACTOR, np.uint64)
@@ -36,11 +37,15 @@ class NextnStates(SlotStates):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `SlotStates.slot_memory`."""
+        self._given = slot, n
         return [*self._model.slot_memory(slot, n), *self._marks[:, slot, :n]]
 
     def slot_written(self) -> None:
-        """See `SlotStates.slot_written`."""
+        """See `SlotStates.slot_written`; of more positions than were asked for, since backends round up, nothing is known."""
         self._model.slot_written()
+        slot, n = self._given
+        if n:
+            self._marks[:, slot, n:] = 0
 
     def forget(self, layer: int, slot: int, start: int) -> None:
         """A pass is to write over what a layer keeps from a position on."""

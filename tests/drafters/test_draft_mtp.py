@@ -222,6 +222,24 @@ def test_hidden_states_of_long_ago_are_given_up():
     assert told.runner.teacher_forced(0, tokens, 239).tolist() == [-1] * 239
 
 
+@pytest.mark.parametrize("how", ["copied", "restored"])
+def test_what_comes_from_another_slot_ends_what_a_slot_held_after_it(how):
+    told, text = Told("mtp-glm4moe", n_slots=2), runs("mtp-glm4moe")[0].text[:40]
+    for slot, tokens in enumerate((np.append(text[:20], (text[20:40] + 1) % N_VOCAB), text)):
+        told.open(slot)
+        told.tell(tokens, slot=slot)
+        told.runner.begin(slot, np.append(tokens, 0))
+    states, held = told.context.memory.states, [told.target.n_nextn_held(slot, text) for slot in range(2)]
+    assert held == [20, 40]
+    if how == "copied":
+        states.copy(0, 1, 20)  # keys lie in blocks of 16, which are copied whole
+    else:
+        states.restore(1, states.save(0, 20))
+    assert told.target.n_nextn_held(1, text) == 20
+    states.restore(1, states.save(0, 0))  # a checkpoint: of no positions
+    assert told.target.n_nextn_held(1, text) == 20
+
+
 # Several layers
 
 
