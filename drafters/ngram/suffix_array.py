@@ -84,13 +84,13 @@ class SuffixArray:
     def guessed(self, tokens: np.ndarray) -> Iterator[None]:
         """Let (t,) int32 tokens be the current text's next ones, until the context is left."""
         n, key, places = self._n, self._key, []
-        self._append(tokens)
-        for position, token in enumerate(tokens.tolist(), n):
-            entry = self._key + position.to_bytes(4)
-            places.append(entry)
-            insort(self._recent, entry)
-            self._key = (token + 1).to_bytes(4) + self._key[:-4]
         try:
+            self._append(tokens)
+            for position, token in enumerate(tokens.tolist(), n):
+                entry = self._key + position.to_bytes(4)
+                insort(self._recent, entry)
+                places.append(entry)
+                self._key = (token + 1).to_bytes(4) + self._key[:-4]
             yield
         finally:
             for entry in places:
