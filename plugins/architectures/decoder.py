@@ -361,8 +361,10 @@ class Decoder(Tensors):
         name = f"{self.embedding}.weight"
         shape = self.file.tensor(name).shape
         if len(shape) != 2 or shape[1] != self.n_embd:
+            file, own_name = self.file.owner(name)
+            draft = f" of {self.file.path}; use a draft model that was made for this target" if file is not self.file else ""
             raise ModelFileError(
-                f"{self.file.path}: tensor {name!r} has shape {shape}, expected (vocabulary, {self.n_embd})",
+                f"{file.path}: tensor {own_name!r} has shape {shape}, expected (vocabulary, {self.n_embd}){draft}"
             )
         n_tokens = len(self.file.get("tokenizer.ggml.tokens", list[str], []))
         if n_tokens > shape[0]:

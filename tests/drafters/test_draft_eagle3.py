@@ -274,7 +274,10 @@ def test_a_head_of_another_target_is_refused(tmp_path):
     from augury.testing.tiny_model import write_tiny_head
 
     write_tiny_head(tmp_path / "other.gguf", n_embd=96, head_dim=32)
-    with pytest.raises(ModelFileError, match=r"token_embd\.weight"), Switch(draft_model=tmp_path / "other.gguf"):
+    with (
+        pytest.raises(ModelFileError, match=r"'token_embd\.weight' has .* 96\) of .*other\.gguf; use a draft model"),
+        Switch(draft_model=tmp_path / "other.gguf"),
+    ):
         pass
     with pytest.raises(UnsupportedError, match="the head reads 256"):
         Engine.load(
