@@ -116,7 +116,7 @@ class Suffix(Drafter):
 
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()
-        self._n_seen = 0  # of the request's text
+        self._seen = np.empty(0, np.int32)  # of the request's text, or of the last one's: what is learnt
         self._text: np.ndarray | None = None  # of the request
         self._n_prompt = 0
         self._corpus: TextCorpus | None = None
@@ -135,12 +135,11 @@ class Suffix(Drafter):
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - requests without drafts may lie between
         """Start a text, but leave out what it has in common with the one before, except for the last tokens of that."""
-        before = self._texts.text
-        n_both = min(len(before), len(history))
-        differ = (before[:n_both] != history[:n_both]).nonzero()[0]
+        n_both = min(len(self._seen), len(history))
+        differ = (self._seen[:n_both] != history[:n_both]).nonzero()[0]
         n_same = int(differ[0]) if len(differ) else n_both
         self._texts.begin()
-        self._n_seen = max(n_same - self.options.max_depth, 0)
+        self._seen = history[: max(n_same - self.options.max_depth, 0)]
         self._text, self._n_prompt = history, len(history) - 1
         self._learn(history)
 
@@ -204,9 +203,9 @@ class Suffix(Drafter):
         return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
 
     def _learn(self, history: np.ndarray) -> None:
-        if len(history) > self._n_seen:
-            self._texts.extend(history[self._n_seen :])
-            self._n_seen = len(history)
+        if len(history) > len(self._seen):
+            self._texts.extend(history[len(self._seen) :])
+            self._seen = history
 
     def _way(self, ways: list[list[int]], n_max: int) -> tuple[list[int], list[float]]:
         """The most frequent of `ways`, token by token, and the share of them that each token follows."""

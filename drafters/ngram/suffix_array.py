@@ -44,11 +44,6 @@ class SuffixArray:
         """All texts, (t,) int32, with -1 in front of each; a view that the next change may outdate."""
         return self._tokens[: self._n]
 
-    @property
-    def text(self) -> np.ndarray:
-        """The current text, (t,) int32, as far as it was added; a view that the next change may outdate."""
-        return self._tokens[self._start : self._n]
-
     def begin(self) -> None:
         """Start another text."""
         self._append(np.array([-1], dtype=np.int32))

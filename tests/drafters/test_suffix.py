@@ -109,6 +109,16 @@ def test_a_reused_prefix_is_known_whether_or_not_it_is_given_again(first, second
     assert not draft or any(known[i : i + 1 + len(draft)] == [second[-1], *draft] for i in range(len(known)))
 
 
+def test_a_conversation_is_learnt_once_however_many_turns_it_has():
+    drafter, text = drafter_of(max_depth=4), list[int]()
+    for turn in range(1, 8):
+        text += range(10 * turn, 10 * turn + 10)
+        drafter.begin(as_history(text), 0)
+        drafter.end()
+        assert len(drafter._texts) <= len(text) + (4 + 1) * turn + 1  # anew: what is looked up at most, and a mark
+    assert drafted(drafter, [*text, 13, 14, 15]) == [16, 17, 18]
+
+
 def test_a_slot_remembers_earlier_requests_and_slots_do_not_know_each_other():
     first, second = drafter_of(), drafter_of()
     first.begin(as_history([1, 2, 3, 4, 5]), 0)

@@ -101,9 +101,9 @@ def test_a_repetitive_text_of_100_000_tokens_is_learnt_token_by_token_in_linear_
 @pytest.mark.parametrize(("guess", "error"), [([1, 2, 3], RuntimeError), ([1, -7, 3], OverflowError)])
 def test_a_guess_leaves_no_trace_whatever_goes_wrong(guess, error):
     array = array_of([1, 2, 3, 1, 2])
-    before = array.text.tolist(), array.ending, array.matches()
+    before = array.tokens.tolist(), array.ending, array.matches()
     with pytest.raises(error), array.guessed(np.array(guess, np.int32)):
         raise RuntimeError
-    assert (array.text.tolist(), array.ending, array.matches()) == before
+    assert (array.tokens.tolist(), array.ending, array.matches()) == before
     array.extend(np.array([3], np.int32))
     assert array.matches() == [(3, 4)]
