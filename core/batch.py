@@ -34,7 +34,7 @@ class Batch:
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
-    from the others, is given tokens and, as `hidden`, what the layers before made of the token before each: see `NextnLayer`.
+    from the others, reads tokens and, as `hidden`, the states of the token before each: see `NextnLayer`.
     It does nothing that concerns all layers.
 
     A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
@@ -56,7 +56,7 @@ class Batch:
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
-    hidden: np.ndarray | None = None  # (n, S * E) float32: what the layer before the first gives, in place of the embedding
+    hidden: np.ndarray | None = None  # (n, S * E) float32: output of the layer before the first, in place of the embedding
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
     vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
 
@@ -103,7 +103,7 @@ class Reservation:
 
 @frozen(eq=False)
 class SlotInput:
-    """One slot's share of a pass: what its reservation replays, certain `tokens`, then a draft of what follows them."""
+    """One slot's share of a pass: replayed tokens of its reservation, certain `tokens`, then a draft of the next ones."""
 
     slot: int
     reservation: Reservation
@@ -132,7 +132,7 @@ class NextnSlotInput:
     slot: int
     start: int  # the position of the first token
     tokens: np.ndarray  # (m,) int32: the first `n_certain` are of the text, the others are drafted
-    hidden: np.ndarray  # (m, F) float32, what the layers before gave of the token before each; zeros for position 0
+    hidden: np.ndarray  # (m, F) float32, output of the layers before for the token before each; zeros for position 0
     n_certain: int
     n_rows: int = 1  # how many of the last ones have logits
 

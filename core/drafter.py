@@ -97,12 +97,12 @@ class Drafter(Plugin, ABC):
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
 
     drafts_ahead: bool = False
-    """Whether `draft_together` takes asks with a `guess`. One that costs nothing is then asked in the same round what follows
+    """Whether `draft_together` takes asks with a `guess`. A cheap drafter is then asked in the same round for the tokens after
     the likeliest path that others propose. A costly one may be asked while the target, on a device of its own, verifies a
-    draft: for what follows its likeliest path, and for the target's next token before that. If the text goes on that way the
+    draft: for the target's token after the draft's likeliest path, and the tokens after that. If the text goes on that way the
     rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked at before every
-    such ask. Whoever makes passes of the `target` says no, for it is busy then, and so does whoever draws its drafts at random,
-    for others would be drawn without such asks."""
+    such ask. A drafter that makes passes of the `target` says no, because the target is busy then. So does one that draws its
+    drafts at random, because it would draw other drafts without such asks."""
 
     is_paced: bool = False
     """Whether `draft_together` heeds `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average; one
@@ -113,8 +113,8 @@ class Drafter(Plugin, ABC):
     """Options that the target's memory manager is given, where it has them and the user does not set them."""
 
     features: tuple[str, ...] = ()
-    """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no
-    such features is refused when the engine is loaded."""
+    """The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that has no such
+    features is refused when the engine is loaded."""
 
     uses_nextn: ClassVar[bool] = False
     """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_nextn`. These are loaded

@@ -62,8 +62,8 @@ class Model(SlotStates, ABC):
     is empty each number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
-    counted from 0, or several of them one after the other; `embedding`, the same before the first layer; `output`, what the
-    output's matrix is multiplied with."""
+    counted from 0, or several of them one after the other; `embedding`, the same before the first layer; `output`, the input of
+    the output's matrix."""
 
     is_asynchronous: bool = False
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""

@@ -1,4 +1,4 @@
-"""What others may know of a loaded model."""
+"""Facts of a loaded model that other parts may read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2m
 
 @frozen
 class ModelInfo:
-    """What others may know of a loaded model."""
+    """Facts of a loaded model that other parts may read."""
 
     name: str  # of the file, without folder and suffix
     architecture: str
@@ -29,7 +29,7 @@ class ModelInfo:
     n_bytes: int  # of the file
     digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
     pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
-    has_embedding_head: bool = False  # whether its embeddings are what a head makes of the last norm's output
+    has_embedding_head: bool = False  # whether a head makes its embeddings of the last norm's output
     # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
     nextn_features: tuple[str, ...] = field(default=(), repr=False)
     hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone

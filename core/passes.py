@@ -298,7 +298,7 @@ class Target(ABC):
     nextn_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
     whose file has such layers loads them for drafters with `uses_nextn`."""
-    features: Mapping[str, int] = MappingProxyType({})  # what it can tell drafters of each token; see `Model.features`
+    features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -322,8 +322,8 @@ class Target(ABC):
     def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
         """Compute a layer that predicts further tokens, for several slots, and the output that belongs to it.
 
-        What is computed of certain tokens stays with the slot's text, wherever that goes. The next certain token overwrites
-        what was computed of drafted ones.
+        The states of certain tokens stay with the slot's text, wherever that goes. The next certain token overwrites those of
+        drafted tokens.
 
         Args:
             feeds: The shares, one for each slot.
@@ -331,14 +331,13 @@ class Target(ABC):
             vocabulary: See `Batch.vocabulary`.
 
         Returns:
-            Rows in the order of the feeds; where there are some, the feature `nextn_given` is what the layer gives on for one
-            token more.
+            Rows in the order of the feeds; if there are any, the feature `nextn_given` is the hidden state for one token more.
 
         Raises:
             OptionError: There is no such layer, or a share does not fit.
             CapacityError: A position does not fit into a slot.
         """
-        raise OptionError(f"a pass through layer {layer} of those that predict further tokens; this target has none")
+        raise OptionError(f"a pass through layer {layer} of the layers that predict further tokens; this target has none")
 
     def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
         """How many of the first tokens of `text` (t,) int32 such a layer has computed in a slot, wherever that came from."""

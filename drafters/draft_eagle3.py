@@ -36,7 +36,7 @@ _N_ENCODED = 256  # tokens of which hidden states are made at once
 
 @frozen
 class DraftEagle3Options(LoadOptions):
-    """Options of `draft-eagle3`; what is not given is as the target has it."""
+    """Options of `draft-eagle3`; options that are not given are the target's."""
 
     p_min: float = option(
         0.0,
@@ -78,16 +78,16 @@ class DraftEagle3(ModelDrafter):
         return self.runner.n_held(self.session.slot, history)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Keep what the target told, and process a long prompt as it comes."""
+        """Keep the target's features, and process a long prompt as it comes."""
         self.runner.feed(self.session.slot, start, tokens, features)
 
-    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows what it holds
-        """Process what is left of the prompt."""
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
+        """Process the rest of the prompt."""
         self.begin_sampling()
         return self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray:
-        """What it would have drafted for the last tokens."""
+        """Its drafts for the last tokens, by teacher forcing."""
         return self.runner.teacher_forced(self.session.slot, history, n)
 
 

@@ -83,7 +83,7 @@ class DraftModel(ModelDrafter):
         if self._tree is not None and self._translation is not None:
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
-    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows what it holds
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
         """Feed the prompt in chunks, except for what the draft model's slot already holds."""
         if self._translation is None:
             self.begin_sampling()

@@ -1,8 +1,9 @@
 """`draft-mtp`: the target's own layers that predict further tokens write ahead (multi-token prediction, NextN).
 
-Files of some models have them: layers that are trained to say, of what the model made of one token and of the token after it,
-which comes next. A pass through one of them takes a small part of a pass through the model. Their keys and values lie in the
-target's slots, and so does what they know of a prompt that is taken up again. Drafts branch by the tokens that were considered.
+Files of some models have such layers. They are trained to predict the next token from the model's hidden state of one token
+and from the token after it. A pass through one of them takes a small part of a pass through the model. Their keys and values
+lie in the target's slots, so they are reused with a prompt that is taken up again. Drafts branch by the tokens that were
+considered.
 
 Source: Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction" (arXiv 2404.19737); DeepSeek-AI
 2024, "DeepSeek-V3" (arXiv 2412.19437), section 2.2; llama.cpp's `draft-mtp`, whose drafts these are.
@@ -34,7 +35,7 @@ class DraftMtpOptions:
 
     vocab: int | None = option(
         None,
-        help="drafts are chosen among so many tokens, the first ones, and those that the text holds; 0: all; unless given a "
+        help="drafts are chosen among so many first tokens, and the tokens of the text; 0: all; unless given a "
         "quarter, 16384 at least",
         ge=0,
         aliases=("draft-vocab",),
@@ -82,16 +83,16 @@ class DraftMtp(ModelDrafter):
         return self.runner.n_held(self.session.slot, history)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Take note of hidden states; of many the layers compute what they keep of them."""
+        """Take note of hidden states; of many at once the layers compute their keys and values."""
         self.runner.feed(self.session.slot, start, tokens, features[self.features[0]])
 
-    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the target knows what is computed
-        """Compute what is left of the prompt."""
+    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the target knows the computed tokens
+        """Compute the rest of the prompt."""
         self.begin_sampling()
         self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray:
-        """What it would have drafted for the last tokens."""
+        """Its drafts for the last tokens, by teacher forcing."""
         return self.runner.teacher_forced(self.session.slot, history, n)
 
 

@@ -12,8 +12,8 @@ occurrences go on with it.
 
 Where a planner chooses among proposals, the other ways on become branches, those after longer endings first.
 
-With `corpus` the ending is also looked up in what the model wrote in all requests of the process, and of earlier ones. What
-tokens from there are worth is learnt apart. The draft goes on from where more of the ending occurred.
+With `corpus` the ending is also looked up in the answers of all requests of the process, and of earlier ones. The worth of
+tokens from there is learnt apart. The draft goes on from the place where more of the ending occurred.
 
 Shorter endings occurred more often and say more about frequency. So the longest and those down to half of it are tried, and the
 draft is taken that promises more tokens: the sum of its tokens' probabilities.
@@ -73,7 +73,7 @@ class SuffixOptions:
     max_tokens: int = option(262144, help="tokens kept for a slot; beyond, the older half is forgotten", ge=1024)
     corpus: str | None = option(
         None,
-        help="file for what all requests wrote, made if there is none: each then learns from all others, and from earlier runs",
+        help="file for the answers of all requests, made if there is none: each learns from all others, and from earlier runs",
     )
     corpus_tokens: int = option(
         262144, help="tokens kept there, 140 bytes of memory each; beyond, the older half is forgotten", ge=1024
@@ -97,11 +97,11 @@ class _Found:
     tokens: Sequence[int] = ()  # of the draft
     evidence: Sequence[int] = ()
     ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and what followed each
-    first_branch: int = 0  # the first ground of what the draft does not follow
+    first_branch: int = 0  # the first ground of the branches
 
 
 class Suffix(Drafter):
-    """Keeps the slot's texts in a suffix array. What is learnt lives as long as the slot, but for a corpus."""
+    """Keeps the slot's texts in a suffix array. Its knowledge lives as long as the slot, a corpus longer."""
 
     name = "suffix"
     scope = "slot"
@@ -148,7 +148,7 @@ class Suffix(Drafter):
         self._text = history
 
     def end(self) -> None:
-        """Add what was written to the corpus, with what it may be found by."""
+        """Add the answer to the corpus, and the tokens before it by which it may be found."""
         text, self._text = self._text, None
         if text is not None and self._corpus is not None and self.options.corpus_learns:
             self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())

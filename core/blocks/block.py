@@ -31,15 +31,15 @@ class Block:
 
     @property
     def reads_embedding(self) -> bool:
-        """Whether it reads what the embedding made of the tokens, beside the residual stream."""
+        """Whether it reads the embedding's output, beside the residual stream."""
         return False
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """What it keeps per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
+        """Its caches per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
         return ()
 
     def states(self) -> tuple[SequenceState, ...]:
-        """What it keeps per sequence."""
+        """Its states per sequence."""
         return ()
 
     def lower(self, build: Builder) -> None:  # noqa: ARG002 - for blocks that say it
@@ -51,7 +51,7 @@ class Block:
         raise UnsupportedError(f"block {type(self).__name__} does not say how it is computed; define its `lower`")
 
     def lowered(self, n_embd: int) -> Builder:
-        """What `lower` writes for rows of `n_embd` values, with all that the operations read and keep in place.
+        """The operations that `lower` writes for rows of `n_embd` values, checked against each other and the block.
 
         Raises:
             PluginError: Operations do not fit each other, or the block's states and caches.

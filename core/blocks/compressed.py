@@ -85,7 +85,7 @@ class CompressedAttention(Block):
             build.pool(others[: len(to_pool)], pooling, 1, 2)
             choice = self._choice(build, pooling.size, [*of_indexer, *others[len(to_pool) :]])
         heads, pooled = (self.n_heads, size, self.scale), None if choice is None else 2
-        window = self.window if choice is None else None  # a list has what is seen alone
+        window = self.window if choice is None else None  # a list has no other positions than those in the window
         y = build.attend(q, 0, None, *heads, window=window, sinks=self.sinks, choice=choice, pooled=pooled)
         (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
         build.add_product(build.multiply_heads(y, self.groups), self.o, "attention's output")

@@ -73,7 +73,7 @@ class MixtureOfExperts(Block):
 
     @property
     def experts(self) -> Experts:
-        """Those that a router chooses among."""
+        """The experts that a router chooses among."""
         limits = (self.limit, self.limits_activated)
         matrices = (self.gate, self.up, self.down)
         return Experts(self.router, *matrices, self.activation, *limits, self.weighs_input, self.constants)

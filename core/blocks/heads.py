@@ -1,4 +1,4 @@
-"""What is done to heads of attention, and how rows of several positions become one."""
+"""Steps that prepare heads of attention, and pooling, which makes one row of several positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Pooling", "Preparation"]
 
 @frozen
 class Preparation:
-    """What is done to a head, in this order, or with the rope before the norm."""
+    """Steps on the values of a head, in this order, or with the rope before the norm."""
 
     clamp: float | None = None  # to [-clamp, clamp]
     norm: Norm | None = None

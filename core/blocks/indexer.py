@@ -1,7 +1,7 @@
-"""What chooses the tokens that attention sees.
+"""Indexers, which choose the tokens that attention sees.
 
-Indexers say how they choose, as blocks do (`Block.lower`), by values that are made by their `linears`: the first of what
-attention's queries are made of, the others of norm(x).
+They write operations as blocks do (`Block.lower`), on the products of their `linears`: the first multiplies the values that
+attention's queries are made of, the others norm(x).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["BlockIndexer", "Indexer", "PoolIndexer"]
 class Indexer:
     """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
 
-    A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of what attention's q is made of. The
+    A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of the same values as attention's q. The
     score of a token is the sum of w_h * max(q_h · k, 0) over heads, with w = weights(n); of equal ones the earlier is chosen.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1. Its Hadamard transforms leave products as they are.
@@ -58,7 +58,7 @@ class Indexer:
         return (self.q, self.k, self.weights)
 
     def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1) -> Value:
-        """Say how it chooses, with what it keeps from place `cache` of the block's on."""
+        """Write operations that choose; its caches are those of the block from place `cache` on."""
         q, k, weights = made
         steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
         q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))

@@ -1,4 +1,4 @@
-"""What a layer that predicts further tokens begins with."""
+"""The input of a layer that predicts further tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NextnInput"]
 class NextnInput(Block):
     """The residual streams begin as projection(token_norm(x), hidden_norm(h)), both norms side by side.
 
-    x is the token's embedding, h what `Batch.hidden` gives of the token before it. Where h has a row (E,) for each stream,
+    x is the token's embedding, h the row of `Batch.hidden`, of the token before it. Where h has a row (E,) for each stream,
     each begins as its own; one row is the beginning of all.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.

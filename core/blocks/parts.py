@@ -259,11 +259,11 @@ Part = Linear | Matrices | Norm | Vector | Integers | Convolution
 
 
 class Gating(Enum):
-    """What makes experts' weights of a router's logits."""
+    """The function that makes experts' weights of a router's logits."""
 
     SOFTMAX = "softmax"  # over all experts
     SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over those that were chosen, by their logits
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over the chosen experts, by their logits
     SQRT_SOFTPLUS = "sqrt softplus"  # sqrt(ln(1 + e^l))
 
 
@@ -274,11 +274,11 @@ class Router:
     Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by
     number. With groups, of experts that stand beside each other, only those of the `n_groups_used` groups are candidates whose
     two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
-    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, what was chosen as e
-    is expert e // n_alike, and weighed as such.
+    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, candidate e is
+    expert e // n_alike, and weighed as such.
 
-    With `token_experts`, no scores are compared: what is chosen for a token stands in the row of its id, some experts perhaps
-    more than once. They are weighed as others are.
+    With `token_experts`, no scores are compared: the row of a token's id names its experts, some perhaps more than
+    once. They are weighed as others are.
     """
 
     logits: Linear  # E → n_experts

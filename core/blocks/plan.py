@@ -76,10 +76,10 @@ class Layer:
 
 @frozen
 class NextnLayer:
-    """Predicts the token after the next one, of what the layers before gave of a token, and of the next token.
+    """Predicts the token after the next one, from the output of the layers before for a token, and from the next token.
 
-    `hidden` says what it is given and gives on to one more token: what the output's matrix is multiplied with, or all residual
-    streams, as the features of these names; see `Model.features`.
+    `hidden` names the feature that it reads, and gives on for one more token: the input of the output's matrix, or all residual
+    streams; see `Model.features`.
     """
 
     embedding: Embedding
@@ -93,8 +93,8 @@ class NextnLayer:
 class ModelPlan:
     """A whole model, in the order in which it is computed.
 
-    Layers that predict further tokens, `nextn`, are numbered on from the others, keep what they keep in the same slots, and are
-    not of the normal range: a pass goes through one of them alone, see `Batch.layers`.
+    Layers that predict further tokens, `nextn`, are numbered on from the others, and have their caches in the same slots. They
+    are not of the normal range: a pass goes through one of them alone, see `Batch.layers`.
     """
 
     architecture: str
@@ -115,7 +115,7 @@ class ModelPlan:
 
     @property
     def keeps_embedded(self) -> bool:
-        """Whether layers make use of what the embedding made of the tokens."""
+        """Whether layers make use of the embedding's output."""
         return any(layer.skip or any(block.reads_embedding for block in layer.blocks) for layer in self.every_layer)
 
     @property
@@ -125,7 +125,7 @@ class ModelPlan:
 
     @property
     def every_layer(self) -> tuple[Layer, ...]:
-        """The layers, and after them those that predict further tokens."""
+        """The layers, and after them the layers that predict further tokens."""
         return (*self.layers, *(each.layer for each in self.nextn))
 
     def nextn_of(self, layers: tuple[int, int] | None) -> NextnLayer | None:
@@ -145,10 +145,10 @@ class ModelPlan:
 
     @property
     def features(self) -> dict[str, int]:
-        """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
+        """The features of every token beside logits, and their widths; see `Model.features`.
 
-        Layers give all of their residual streams, one after the other, but for those that layers begin or trade, and so does
-        the embedding. A pass gives those of the layers that it goes through.
+        Layers and the embedding give all of their residual streams, one after the other. Models whose layers begin or trade
+        streams give none. A pass gives the features of the layers that it goes through.
         """
         of_output = {} if self.output.weight is None else {"output": self.embedding.n_embd}
         if self._changes_streams:

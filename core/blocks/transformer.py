@@ -66,8 +66,8 @@ class Attention(Block):
     those from p // c * c on. What else is given acts in this order: q, k and v are clamped, q and k normed and turned (or the
     other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
     `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
-    With `source`, keys and values are those that the mixer of another layer, before it, has stored. With an `embedded_norm`,
-    q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is what the embedding made of the token.
+    With `source`, the mixer of an earlier layer has stored the keys and values. With an `embedded_norm`,
+    q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is the embedding's output.
     """
 
     norm: Norm | None
@@ -198,7 +198,7 @@ class FeedForward(Block):
         build.add_product(self._hidden(build, build.normalize(build.x, self.norm)), self.down, "down", self.post_norm)
 
     def feed(self, build: Builder, x: Value) -> Value:
-        """What it gives for x, which is normed."""
+        """Its output for x, which is normed."""
         (y,) = build.multiply(self._hidden(build, x), self.down, purpose="down")
         return build.normalize(y, self.post_norm)
 

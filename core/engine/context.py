@@ -165,7 +165,7 @@ class EngineContext(Context):
             np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
             layers=(number, number + 1),
             hidden=np.concatenate([feed.hidden for feed in feeds]),
-            features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads what comes of a prompt
+            features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
         )
         for feed in feeds:
@@ -320,7 +320,7 @@ def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.nda
 
 
 def _hidden(feeds: Sequence[SlotInput]) -> np.ndarray | None:
-    """What the feeds give in place of the embedding; the model refuses what does not fit the pass."""
+    """The rows that the feeds give in place of the embedding; the model refuses rows that do not fit the pass."""
     given = [feed.hidden for feed in feeds if feed.hidden is not None]
     return np.concatenate(given) if given else None
 

@@ -15,10 +15,10 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse; the bits of the 
 
 
 class NextnStates(SlotStates):
-    """The states of a model's slots, with a mark beside what such layers keep of a position: the digest of the text up to it.
+    """The states of a model's slots, with a mark for each position of such a layer: the digest of the text up to it.
 
-    Marks are copied, saved and restored with the rest. So a layer's states are known by the text that they were computed of,
-    however they came into a slot; those that were written over have other marks, or none.
+    Marks are copied, saved and restored with the rest. So a layer's states are known by the text of which they were computed,
+    however they came into a slot. States that were written over have other marks, or none.
     """
 
     def __init__(self, model: Model) -> None:
@@ -48,7 +48,7 @@ class NextnStates(SlotStates):
             self._marks[:, slot, n:] = 0
 
     def forget(self, layer: int, slot: int, start: int) -> None:
-        """A pass is to write over what a layer keeps from a position on."""
+        """A pass is to write over the positions of a layer from one on."""
         self._marks[layer, slot, start:] = 0
 
     def keep(self, layer: int, slot: int, start: int, tokens: np.ndarray) -> None:

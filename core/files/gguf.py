@@ -26,7 +26,7 @@ from augury.memory_limit import lack_of_memory
 __all__ = ["BORROWED", "REQUIRED", "ModelFile", "Tensor", "TensorType"]
 
 BORROWED = "target/"
-"""What the names of tensors begin with that a draft model's plan borrows of its target's file."""
+"""The prefix of names of tensors that a draft model's plan borrows from its target's file."""
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -97,7 +97,7 @@ class ModelFile:
             the same have the same content. Empty if it was not read from files.
         head: A hash of the files' headers.
         target: The file that a draft model's borrows tensors of: the names of these begin with `BORROWED`.
-        in_memory: By backend and tensor, what a backend made of a tensor, for as long as it holds that.
+        in_memory: By backend and tensor, the weights that a backend made of a tensor, as long as it holds them.
     """
 
     def __init__(

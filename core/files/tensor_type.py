@@ -11,7 +11,7 @@ class TensorType(enum.IntEnum):
     """How a tensor's weights are stored; the number is ggml's type id, as files hold it.
 
     Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes. I32 and I64 are no weight types:
-    what they hold are numbers of experts, tokens and the like.
+    they hold numbers of experts, tokens and the like.
 
     >>> TensorType.Q4_K.block_size, TensorType.Q4_K.block_bytes
     (256, 144)

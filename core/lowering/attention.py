@@ -1,6 +1,6 @@
-"""The operations of attention: what is done to heads, what is kept of positions, which of them take part, what is mixed.
+"""The operations of attention: preparing heads, keeping them, choosing positions, and mixing values.
 
-Caches are named by their places in `Block.cached()`. What is kept of a token is there for the operations after it.
+Caches are named by their places in `Block.cached()`. Operations see what earlier ones have kept of the same token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Attend", "Choose", "ChooseBlocks", "MultiplyHeads", "Pool", "Prepare
 
 @frozen(eq=False)
 class PrepareHeads(Operation):
-    """out[i] = x[i] with its heads prepared, which may be in place; those that have a cache are kept there."""
+    """out[i] = x[i] with its heads prepared, perhaps in place; heads with a cache are kept there."""
 
     x: tuple[Value, ...]
     dims: tuple[int, ...]  # values of a head
@@ -86,7 +86,7 @@ class MultiplyHeads(Operation):
 
 @frozen(eq=False)
 class Attend(Operation):
-    """out = softmax(scale * q k^T) v by head, over what a token sees and, with a `choice`, what of that is chosen.
+    """out = softmax(scale * q k^T) v by head, over the positions that a token sees; with a `choice`, over the chosen ones.
 
     Scores, windows, chunks and sinks are those of `Attention`. Query head h reads head h // (H / G) of the caches. Rows of
     the cache `pooled` take part as well where the choice names them.
@@ -117,7 +117,7 @@ class Attend(Operation):
 
 @frozen(eq=False)
 class Choose(Operation):
-    """out = the `n_chosen` blocks of `size` positions with the highest scores, of those that a token sees.
+    """out = the `n_chosen` blocks of `size` positions with the highest scores, among the positions that a token sees.
 
     With weights a position's score is the sum of w_h * max(q_h · k, 0) over heads. Otherwise every head's products are scores
     for a list of its own. A block's score is its largest. The last `n_local` blocks are chosen before all others; of equal
@@ -135,7 +135,7 @@ class Choose(Operation):
 
 @frozen(eq=False)
 class Pool(Operation):
-    """Keep what a token gives to be pooled, and pool the block of positions that it ends; see `Pooling`."""
+    """Keep the values of a token, and pool the block of positions that it ends; see `Pooling`."""
 
     values: Value
     weights: Value | None

@@ -60,14 +60,14 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """What `Block.lower` writes operations on: each method adds one, and returns the values that it makes.
+    """The list on which `Block.lower` writes operations: each method adds one, and returns the values that it makes.
 
     Attributes:
         x: The residual stream as the block sees it, (n, E).
-        before: The residual stream as it was before the layer, (n, E): it is normed and multiplied first of all, or not.
-        embedded: What the embedding made of the tokens, (n, E), for blocks that say that they read it.
-        last_choice: What the last layer before that chooses has chosen.
-        operations: Those that were added, in order.
+        before: The residual stream as it was before the layer, (n, E). Only the first operations may read it.
+        embedded: The embedding's output, (n, E), for blocks that say that they read it (`Block.reads_embedding`).
+        last_choice: The choice of the nearest layer before that makes one.
+        operations: The added ones, in order.
     """
 
     def __init__(self, n_embd: int) -> None:
@@ -75,7 +75,7 @@ class Builder:
         self.operations: list[Operation] = []
 
     def flaws(self, states: Sequence[SequenceState], cached: Sequence[tuple[str, int, int]]) -> Iterator[str]:
-        """What does not fit in the operations of a block that keeps these states and caches, in words."""
+        """The misfits between operations, and with the states and caches that the block declares, in words."""
         made, kept, written = {self.x, self.before, self.embedded, self.last_choice}, {}, {}
         for each in self.operations:
             name = type(each).__name__
@@ -97,7 +97,7 @@ class Builder:
             written.update(each.cached())
         *others, last = [isinstance(each, Add | BeginStreams) for each in self.operations] or [False]
         if any(others) or not last:
-            yield "it adds to x more than once, or not in the end; let its last operation add all that it gives"
+            yield "it adds to x more than once, or not in the end; let its last operation add the whole result"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
         expected = {i: n_heads * size for i, (_, n_heads, size) in enumerate(cached)}
@@ -143,7 +143,7 @@ class Builder:
         limits_activated: bool = False,
         constants: tuple[float, ...] = (),
     ) -> Value:
-        """activation(x) / divisors * up, of what is given; see `Activate`."""
+        """activation(x) / divisors * up, of the arguments that are given; see `Activate`."""
         out = Value(x.width)
         self.operations.append(Activate(x, activation, up, divisors, limit, limits_activated, constants, out))
         return out
@@ -155,19 +155,19 @@ class Builder:
         return out
 
     def feed_experts(self, x: Value, routes: Value, experts: Experts) -> Value:
-        """The weighed sum of what a token's experts give for x."""
+        """The weighed sum of the outputs of a token's experts for x."""
         out = Value(experts.down.n_out)
         self.operations.append(FeedExperts(x, routes, experts, out))
         return out
 
     def add_weighed(self, y: Value, other: Value, gate: Vector | None = None, x: Value | None = None) -> Value:
-        """Y + other, or y + sigmoid(gate · x) * other."""
+        """The sum y + other, or y + sigmoid(gate · x) * other."""
         out = Value(y.width)
         self.operations.append(AddWeighed(y, other, gate, x, out))
         return out
 
     def read_input(self, index: int, n_layers: int, width: int) -> Value:
-        """What the embedding made of tokens for one of n layers."""
+        """The rows that the embedding made for one of n layers."""
         out = Value(width)
         self.operations.append(ReadInput(index, n_layers, out))
         return out
@@ -189,7 +189,7 @@ class Builder:
         self.operations.append(BeginStreams(y))
 
     def constant(self, numbers: Sequence[float]) -> Value:
-        """Rows that have these numbers, each."""
+        """Rows of which each has these numbers."""
         out = Value(len(numbers))
         self.operations.append(Constant(tuple(numbers), out))
         return out
@@ -220,7 +220,7 @@ class Builder:
         before: Value | None = None,
         after: Value | None = None,
     ) -> Value:
-        """After * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
+        """The product after * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
         out = Value(sum(conv.n_channels for conv in convs))
         self.operations.append(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))
         return out
@@ -254,7 +254,7 @@ class Builder:
         betas: Value,
         a: Vector | None = None,
     ) -> Value:
-        """What the matrices of heads yield for the queries."""
+        """The output of the matrices of heads for the queries."""
         out = Value(heads.n_heads * heads.value_dim)
         self.operations.append(Recur(heads, state, queries, keys, values, decays, betas, a, out))
         return out
@@ -314,7 +314,7 @@ class Builder:
         pooled: int | None = None,
         source: int | None = None,
     ) -> Value:
-        """What heads mix of the values that they ask for; see `Attend`."""
+        """The values that heads mix by their queries; see `Attend`."""
         out, scores = Value(n_heads * value_dim), (softcap, slopes, sinks)
         operation = Attend(queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, out)
         self.operations.append(operation)
@@ -353,13 +353,13 @@ class Builder:
     def gate_streams(
         self, x: Value, keys: Value, values: Value, key_norm: Norm, query_norm: Norm, norm: Norm
     ) -> tuple[Value, Value]:
-        """What each stream is given, and its norm; see `GateStreams`."""
+        """The addition to each stream, and its norm; see `GateStreams`."""
         out = Value(x.width), Value(x.width)
         self.operations.append(GateStreams(x, keys, values, key_norm, query_norm, norm, out))
         return out
 
     def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:
-        """Keep what the matrices of a pooling made, and pool it block by block."""
+        """Keep the products of a pooling's matrices, and pool them block by block."""
         values, *weights = made
         self.operations.append(Pool(values, weights[0] if weights else None, pooling, to_pool, pooled))
 

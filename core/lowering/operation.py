@@ -1,4 +1,4 @@
-"""What all operations have in common, and the values that they read and make."""
+"""The parent of all operations, and the values that they read and make."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Operation:
     """A step of a block. Fields named `out` are the values that it makes; its other values are read.
 
     Attributes:
-        kernels: By names of backends that do not know the operation, what computes it there, in the backend's own form.
+        kernels: Functions that compute the operation on backends that do not know it, by the backends' names.
             `reference` and `numba-cpu` take a function of one row, to which the operation's fields are given in their order,
             those of `out` last: values as rows (width,), to be read or, of `out`, to be filled; vectors as arrays of their
             numbers; numbers as they are. Rows are float64 there, and float32 here, where numba compiles the function.
@@ -57,12 +57,12 @@ class Operation:
 
     @property
     def read(self) -> tuple[Value, ...]:
-        """The values that it reads, parts of others as such."""
+        """The values that it reads; parts of others as parts."""
         return tuple(value for operand in self.operands for value in _values(operand))
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """What is given to a function of its `kernels`, before the rows that it makes."""
+        """The arguments of a function of its `kernels`, before the rows that it makes."""
         return tuple(getattr(self, each.name) for each in fields(type(self)) if each.name != "out")
 
     def with_values(self, others: Mapping[Value, Value]) -> Self:
@@ -72,7 +72,7 @@ class Operation:
         return evolve(self, **{name: _replaced(field, others) for name, field in read.items()}) if others else self
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """What it is given, how wide that is, and how wide it has to be."""
+        """Its arguments in words, each with the width that it has and the width that it must have."""
         yield from ()
 
     def kept(self) -> dict[int, SequenceState]:

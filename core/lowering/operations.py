@@ -2,7 +2,7 @@
 
 An operation is a record: the values that it reads, the weights and numbers that take part, and the values that it makes. A
 value stands for rows of a pass, one for each of its n tokens, (n, width) float32. Operations read x, the residual stream as the
-block sees it, and add to it; nothing else leaves a block but what its states keep. Every norm of x is read before the next.
+block sees it, and add to it; only that, caches and states leave a block. Every norm of x is read before the next.
 
 Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, K and V the sizes of their keys and values.
 """
@@ -153,7 +153,7 @@ class AddWeighed(Operation):
 
 @frozen(eq=False)
 class ReadInput(Operation):
-    """out = what the embedding made of tokens for one of n layers; see `LayerInputs`."""
+    """out = the rows that the embedding made for one of n layers; see `LayerInputs`."""
 
     index: int  # of the layer
     n_layers: int
@@ -162,7 +162,7 @@ class ReadInput(Operation):
 
 @frozen(eq=False)
 class ReadHidden(Operation):
-    """out = what `Batch.hidden` gives."""
+    """out = the rows of `Batch.hidden`."""
 
     out: Value
 
@@ -312,7 +312,7 @@ class DecayByKey(Operation):
 
 @frozen(eq=False)
 class Recur(Operation):
-    """out = what the heads' matrices yield for queries once they took in keys and values; see `LinearRecurrence`."""
+    """out = the heads' matrices times queries, after they took in keys and values; see `LinearRecurrence`."""
 
     heads: LinearRecurrence
     state: int  # a place in `Block.states`

@@ -1,6 +1,6 @@
 """Drafts made ahead: while a pass verifies drafts on a device of its own, drafters write on after the likeliest path of each.
 
-The target's own token after a draft is guessed as well. If the text goes on that way, what follows is the next draft, and took
+The target's own token after a draft is guessed as well. If the text goes on that way, the rest is the next draft, and took
 no time. Otherwise it is thrown away, and a drafter cuts back its state as after any rejection.
 
 Source: the post-verify of PEARL (Liu et al. 2024, arXiv 2408.11850).

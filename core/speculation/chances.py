@@ -40,7 +40,7 @@ _MODEL_CHANCE = 0.65
 
 @frozen
 class Ground:
-    """What a drafter proposed a token on, in words, and the chance that such a token is right before any was seen."""
+    """The ground on which a drafter proposed a token, in words, and the chance of such a token before any was seen."""
 
     name: str
     prior: float
@@ -93,7 +93,7 @@ class Chances:
         return self._values[_EVIDENCE - 1]
 
     def ground(self, ground: int) -> Ground:
-        """What one of the `grounds` is."""
+        """One of the `grounds`, in words."""
         if ground >= _EVIDENCE:
             name = f"evidence {ground - _EVIDENCE}"
         elif ground >= _CONFIDENCE:

@@ -119,7 +119,7 @@ class DrafterGuard:
         return Ask(self.drafter, self.history, limit, guess, pace)
 
     def draft(self, ask: Ask) -> Draft:
-        """What it drafts alone, at most `ask.limit` tokens; nothing after a guess, which `draft_together` alone knows."""
+        """Its draft for one slot, at most `ask.limit` tokens; none after a guess, which only `draft_together` takes."""
         if len(ask.guess):
             return _NO_DRAFT
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
@@ -150,11 +150,11 @@ class DrafterGuard:
         return tokens
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Give it what was computed of tokens that the text keeps; with a prompt it begins."""
+        """Feed it the features of tokens that the text keeps; with a prompt it begins."""
         self._call("feed", self.drafter.feed, start, tokens, features)
         if self._has_begun:
             self.sequence.counter.took(self.name, self.seconds, "accept_s")
-        else:  # what it does with a prompt
+        else:  # its work on a prompt
             self._begun()
 
     def accept(self, verdict: Verdict) -> None:
@@ -227,7 +227,7 @@ def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
 
 
 def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
-    """What a drafter drafts for several slots together; where it fails, what it drafts slot by slot."""
+    """A drafter's drafts for several slots together; where that fails, slot by slot."""
     start = perf_counter()
     try:
         drafts = _answers(guards, asks)

@@ -232,7 +232,7 @@ class Drafting:
         return choices
 
     def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> None:
-        """Ask lookups what follows the likeliest path, where its end is others' and that promises to pay."""
+        """Ask lookups for the tokens after the likeliest path, if others proposed its end and that promises to pay."""
         paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
         asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
         for slot, drafter, path in planner.extensions(slots, n_others):

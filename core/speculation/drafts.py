@@ -107,7 +107,7 @@ class RequestDrafter:
 
     @property
     def can_extend(self) -> bool:
-        """Whether it may be asked what follows others' tokens, as far as is known without asking it."""
+        """Whether it may be asked for tokens after others', as far as is known without asking it."""
         return not (self.profile.is_costly or self.profile.is_certain or self.guard.is_asked_alone)
 
     def observe_gain(self, n_tokens: float) -> None:
@@ -116,7 +116,7 @@ class RequestDrafter:
         self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
     def score(self, slot: SlotProposals, emitted: Items[int]) -> None:
-        """Learn from the tokens that a round emitted by its proposal, used or not. What a constraint forbids is no trial."""
+        """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
         self.n_missed += len(emitted)
         self.n_right = 0
         proposal, tree = slot.of.get(self), slot.tree
@@ -181,11 +181,11 @@ class AheadDraft:
 
 @frozen(eq=False)
 class CostlyAsk:
-    """What a costly drafter is asked for."""
+    """The drafts that a costly drafter is asked for."""
 
     slot: SlotProposals
     drafter: RequestDrafter
-    k: int = 0  # tokens one after another; 0: what it would have drafted for the last tokens of the text
+    k: int = 0  # tokens one after another; 0: its drafts for the last tokens of the text, by teacher forcing
     pace: Pace | None = None  # of one that ends drafts itself where they no longer pay
     is_probe: bool = False  # not because it promises more, but to see whether it does
 
@@ -194,8 +194,8 @@ class CostlyAsk:
 class Proposal:
     """What one drafter proposes."""
 
-    draft: Draft  # what follows the history
-    nodes: Items[int]  # (k,) of the slot's tree, of what follows others' tokens as well; -1 of what is left out
+    draft: Draft  # after the history
+    nodes: Items[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
     grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
@@ -247,7 +247,7 @@ class SlotProposals:
         self._reach = None
 
     def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
-        """Merge what a drafter that has a proposal drafts after a node of the tree, too."""
+        """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
         before, grounds = self.of[drafter], drafter.chances.grounds(draft, 0)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds), node)
         self.of[drafter] = evolve(before, nodes=[*before.nodes, *nodes], grounds=[*before.grounds, *grounds])

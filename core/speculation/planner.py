@@ -208,9 +208,9 @@ class DraftPlanner:
     def extensions(
         self, slots: Sequence[SlotProposals], n_others: int = 0
     ) -> list[tuple[SlotProposals, RequestDrafter, list[int]]]:
-        """Which lookups to ask what follows a path of nodes: the likeliest, where others propose its last one.
+        """The lookups to ask for tokens after the likeliest path of a slot, whose end others propose.
 
-        It pays where a token more is likely enough to be worth its time in the pass and that of asking.
+        Asking pays where one more token is likely enough to be worth its time in the pass and that of asking.
         """
         able = []
         for slot in slots:

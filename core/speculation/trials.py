@@ -1,4 +1,4 @@
-"""What became of proposed tokens, for programs that see whether chances are true and what grounds are worth."""
+"""Proposed tokens and whether they were right, for programs that check chances and the worth of grounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trial:
 
     chance: float  # that it is right, as the planner had it
     is_right: bool
-    grounds: Mapping[str, Ground]  # by the names of those who proposed it
+    grounds: Mapping[str, Ground]  # by the names of the drafters that proposed it
 
 
 @frozen(eq=False)

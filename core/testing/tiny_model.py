@@ -130,7 +130,7 @@ def write_tiny_model(
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
         tensors: Others, or in place of those of their names; float32 is stored.
         keys: Further metadata.
-        has_nextn: Whether a layer more predicts further tokens. It is often right, for the output is the model's.
+        has_nextn: Whether a layer more predicts further tokens. It is often right, because the output is the model's.
     """
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
@@ -156,7 +156,7 @@ def write_tiny_model(
 
 
 def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = _SIZES.head_dim, n_layers: int = 1) -> None:
-    """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts what a token's embedding does alone.
+    """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts by a token's embedding alone.
 
     Its attention looks at the token itself, whose embedding it passes on; hidden states of the target change nothing.
 
@@ -209,7 +209,7 @@ def _alphabet() -> list[str]:
 
 
 def _nextn(at: str) -> dict[str, np.ndarray]:
-    """What makes a layer predict further tokens: it sees what it is given of the token alone."""
+    """The parts that make a layer predict further tokens: it sees the token alone, not its hidden state."""
     norms = {f"{at}.{name}.weight": np.ones(N_EMBD, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
     return norms | {f"{at}.eh_proj.weight": np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)}
 

@@ -25,7 +25,7 @@ class ToyModel(Model):
 
     Attributes:
         cells: (n_slots, n_ctx) int64, the tokens that were stored.
-        nextn_cells: The same of those that a layer was given which predicts further tokens.
+        nextn_cells: The same for the layer that predicts further tokens.
         batches: The passes so far.
         on_forward: Called at the beginning of every pass.
         is_closed: Whether `close` was called.
@@ -108,7 +108,7 @@ class ToyModel(Model):
         return batch.layers is not None and batch.layers[1] > self.info.n_layers
 
     def _nextn(self, batch: Batch) -> Pass:
-        """A pass through a layer that predicts further tokens: it expects what a model with fewer layers does.
+        """A pass through a layer that predicts further tokens: it expects the tokens of a model with fewer layers.
 
         Raises:
             AuguryError: A hidden state is not that of the token before.
@@ -132,7 +132,7 @@ class ToyModel(Model):
         return _bytes(tokens)
 
     def _feature(self, held: bytes) -> np.ndarray:
-        """What it tells of a token of which this is held."""
+        """The features of a token of which this is held."""
         return _normal(hashlib.sha256(held).digest()[18:26], self.info.n_embd).astype(np.float32)
 
     def _passed(self, batch: Batch, rows: Sequence[np.ndarray], held: Iterable[bytes]) -> Pass:

@@ -119,7 +119,7 @@ class ToyRecurrentModel(ToyModel):
             self.aside[slot] = {}
 
     def _follow(self, tokens: np.ndarray) -> Any:
-        """What there is after a text."""
+        """The state after a text."""
         held = self._nothing()
         for token in tokens:
             held = self._after(held, int(token))

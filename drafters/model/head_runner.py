@@ -1,14 +1,14 @@
 """Runs a head for all slots: a draft model that is given hidden states of its target beside tokens.
 
-The head's slots are the target's, of the same numbers. Position p of one holds what the head keeps of the token p + 1 and of
-the target's hidden state of token p; the head's output there predicts token p + 2::
+The head's slots are the target's, of the same numbers. Position p of one holds the head's keys and values of token p + 1
+and of the target's hidden state of token p; the head's output there predicts token p + 2::
 
     text                  the   cat   sat   on          "on" was sampled last, and is not in the target's memory
     hidden states of       0     1     2
     the head is given   (cat,0)(sat,1)(on,2)            predicts token 4, the draft's first
 
-The draft's further tokens are given with what the head's own layer made of the one before. They are cut off again, for the
-target will compute hidden states of those that it accepts.
+Further tokens of a draft come with the output of the head's own layer for the token before. They are cut off again, because
+the target will compute hidden states of the accepted ones.
 
 Source: EAGLE-3 (see `augury.plugins.architectures.eagle`), as llama.cpp's driver feeds it.
 """
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "HeadRunner"]
 
 _CHUNK = 256  # tokens in a pass over a text, for which all wait
-_KEPT = 32  # of the last tokens features are kept, for what is given again: more than teacher forcing asks for
+_KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 
 
 class Encoder:
-    """Makes hidden states (m, E) of what the target told of m tokens.
+    """Makes hidden states (m, E) of the target's features of m tokens.
 
     Attributes:
         names: The target's features that they are made of, side by side; empty ones stand for zeros.
@@ -71,13 +71,13 @@ class Encoder:
 
 @define(eq=False)
 class HeadText(CachedText):
-    """The cached text of one request of a head, and what the target told of it.
+    """The cached text of one request of a head, and the target's features of it.
 
     Attributes:
         history: (n_ctx + 1,) int32, of which `tokens` are all but the first.
         n_fed: Of how many of the text's first tokens the target told.
-        told: What it told of the last of these, (m, F) float32 in parts.
-        hidden: (1, E) float32, what the head's layer made of the last token that it was given.
+        told: The features of the last of these, (m, F) float32 in parts.
+        hidden: (1, E) float32, output of the head's layer for its last token.
     """
 
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
@@ -87,7 +87,7 @@ class HeadText(CachedText):
 
     @property
     def n_told(self) -> int:
-        """How many rows are kept of what the target told."""
+        """How many rows of the target's features are kept."""
         return sum(map(len, self.told))
 
     @property
@@ -96,19 +96,19 @@ class HeadText(CachedText):
         return self.n < self.n_fed
 
     def rows(self, n: int) -> np.ndarray:
-        """What the target told of the n tokens from `self.n` on."""
+        """The target's features of the n tokens from `self.n` on."""
         told = self.told[0] if len(self.told) == 1 else np.concatenate(self.told)
         start = self.n - (self.n_fed - len(told))
         return told[start : start + n]
 
     def take_back(self, n: int) -> None:
-        """Go back to the first n tokens of what was told."""
+        """Go back to the features of the first n tokens."""
         if n < self.n_fed:
             n_kept = max(self.n_told - (self.n_fed - n), 0)
             self.told, self.n_fed = ([np.concatenate(self.told)[:n_kept]] if n_kept else []), n
 
     def forget(self, n_kept: int) -> None:
-        """Keep what was told of the last `n_kept` tokens."""
+        """Keep the features of the last `n_kept` tokens."""
         while self.told and self.n_told - len(self.told[0]) >= n_kept:
             self.told.pop(0)
 
@@ -116,7 +116,7 @@ class HeadText(CachedText):
 class HeadRunner(DraftRunner):
     """A head that the drafters of all slots share.
 
-    Texts are given up to the last hidden state that the target told; what is drafted goes on from there.
+    Texts are given up to the last hidden state that the target told; drafts go on from there.
     """
 
     def __init__(self, context: Context, encoder: Encoder, *, n_vocab: int) -> None:
@@ -137,7 +137,7 @@ class HeadRunner(DraftRunner):
         text = self._text(slot)
         self._cut(text, start)
         text.take_back(start)
-        if start != text.n_fed or text.n < text.n_fed - text.n_told:  # the target did not tell of all between
+        if start != text.n_fed or text.n < text.n_fed - text.n_told:  # tokens between are missing
             text.is_parked = True
         if text.is_parked:
             return
@@ -148,7 +148,7 @@ class HeadRunner(DraftRunner):
             self._go_on(text)
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:  # noqa: ARG002 - it was told of the prompt
-        """Process what is left of a prompt that the target has told of."""
+        """Process the rest of a prompt that the target has told of."""
         text = self._text(slot)
         while not text.is_parked and text.n < text.n_fed - 1:
             self._go_on(text)
@@ -181,7 +181,7 @@ class HeadRunner(DraftRunner):
         return np.concatenate([np.full(n - len(best), -1, np.int32), best])
 
     def _text(self, slot: int) -> HeadText:
-        """A slot's text; one that nothing is known of if it has none, or if a pass of it failed."""
+        """A slot's text; an unknown one if it has none, or if a pass of it failed."""
         text = self._texts.get(slot)
         return text if isinstance(text, HeadText) else HeadText(-1, np.empty(0, np.int32), is_parked=True)
 
@@ -189,7 +189,7 @@ class HeadRunner(DraftRunner):
         return self._text(slot)
 
     def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> HeadText:
-        """Open a slot for a text; what it holds of it already are the pairs whose tokens both agree."""
+        """Open a slot for a text; it holds already the pairs whose tokens both agree."""
         self.end(slot)
         opened = self._context.open(history, may_reuse=may_reuse, slot=slot)
         assert opened is not None
@@ -226,7 +226,7 @@ class HeadRunner(DraftRunner):
         n_more: int = 0,
         vocabulary: np.ndarray | None = None,
     ) -> Pass:
-        """See `DraftRunner._forward`; what the layer made of each share's last token is kept."""
+        """See `DraftRunner._forward`; the layer's output for each share's last token is kept."""
         logits = super()._forward(shares, n_rows=n_rows, n_more=n_more, vocabulary=vocabulary)
         if n_rows:
             made, last = logits.features(self._made), -1
@@ -237,6 +237,6 @@ class HeadRunner(DraftRunner):
         return logits
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
-        """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide what is reused."""
+        """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide on reuse."""
         assert isinstance(text, HeadText)
         return text.history[text.n : text.n + len(feed.tokens)].copy()

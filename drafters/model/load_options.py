@@ -1,4 +1,4 @@
-"""How a draft model is loaded: options that drafters share which have one."""
+"""How a draft model is loaded: options of all drafters that have one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LoadOptions"]
 
 @frozen
 class LoadOptions:
-    """Options of a draft model; what is not given is as the target has it."""
+    """Options of a draft model; options that are not given are the target's."""
 
     model: str | None = option(None, help="the draft model: a name or a path", aliases=("md", "model-draft"))
     threads: int | None = option(

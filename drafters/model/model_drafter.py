@@ -1,4 +1,4 @@
-"""What drafters have in common that write ahead with a model: one runner for all slots, and an ask becomes its request."""
+"""The common part of drafters that write ahead with a model: one runner for all slots, to which asks become requests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from augury.types import Draft
 
 __all__ = ["ModelDrafter"]
 
-_N_CANDIDATES = 4  # for each place, where a planner takes those that pay
+_N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
 
 
 class Runner(Protocol):
     """Writes ahead for all slots."""
 
-    n_model_vocab: int  # V of what writes
+    n_model_vocab: int  # V of the model that writes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """Write ahead for several slots at once, in order."""
 
     def end(self, slot: int) -> None:
-        """A slot's request is over; what is kept of its text may serve another."""
+        """A slot's request is over; its cached text may serve another."""
 
 
 class ModelDrafter(Drafter):
@@ -38,7 +38,7 @@ class ModelDrafter(Drafter):
         sampler: Of a request whose drafts are drawn.
     """
 
-    scope = "request"  # it learns nothing; what it caches outlives a request and changes no draft
+    scope = "request"  # it learns nothing; its cache outlives a request and changes no draft
     is_costly = True
     is_paced = True
     runner: Runner
@@ -60,7 +60,7 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
-        """Write ahead for several slots; those that share a model share its passes."""
+        """Write ahead for several slots; slots that share a model share its passes."""
         drafts = [Draft() for _ in asks]
         indices: dict[Runner, list[int]] = {}
         drafters, requests = [], []
@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         return drafts
 
     def request(self, ask: Ask) -> DraftRequest:
-        """What the runner is asked for: a chain, and where a planner asks, the candidates for each place."""
+        """The request to the runner: for a chain, and where a planner asks, candidates for each place."""
         depth, n_candidates, least_reach = ask.limit, 1, 0.0
         if ask.pace is not None:
             depth, n_candidates, least_reach = min(depth, ask.pace.depth), _N_CANDIDATES, ask.pace.least_reach
@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
         )
 
     def made_of(self, written: WrittenDraft, limit: int) -> Draft:
-        """The draft of what was written."""
+        """The draft of the written tokens."""
         if written.candidates:
             return branched(written, limit, self.options.p_min)
         return Draft(

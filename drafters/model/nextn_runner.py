@@ -1,7 +1,7 @@
 """Writes ahead with the target's own layers that predict further tokens, for several slots at once.
 
-Such a layer computes, at position p, token p and what the target's layers made of token p - 1, `hidden`; its output predicts
-token p + 1. What it keeps of the text stays in the target's slots, so it is computed once::
+Such a layer reads, at position p, token p and `hidden`, the output of the target's layers for token p - 1; its own output
+predicts token p + 1. Its keys and values stay in the target's slots, so they are computed once::
 
     text            the   cat   sat   on          "on" was sampled last, and is not in the target's memory
     hidden           h0    h1    h2
@@ -52,7 +52,7 @@ class HiddenText:
     n_computed: list[int] | None = None
 
     def add(self, start: int, tokens: np.ndarray, rows: np.ndarray) -> None:
-        """The target told of tokens (m,) from `start` on; what was told from there on was of another text."""
+        """The target told of tokens (m,) from `start` on, in place of those of an earlier text there."""
         if not self.first <= start <= self.n:
             self.first = start
         end, kept = start + len(tokens), start - self.first
@@ -131,19 +131,19 @@ class NextnRunner:
             self._go_on(slot, text)
 
     def begin(self, slot: int, history: np.ndarray) -> None:
-        """Compute what is left of a prompt."""
+        """Compute the rest of a prompt."""
         self._vocabulary.begin(slot, history)
         self._go_on(slot, self._text(slot))
 
     def end(self, slot: int) -> None:
-        """The request of a slot is over. What it told of may serve the next one."""
+        """The request of a slot is over. Its text may serve the next one."""
         self._text(slot).n_computed = None
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """Write ahead for several slots, a token of each with every pass.
 
         Returns:
-            What was written for each request, in order; nothing where the target has not told of all tokens before.
+            The tokens written for each request, in order; none where the target has not told of all tokens before.
         """
         written, limits = [WrittenDraft() for _ in requests], [0] * len(requests)
         for i, request in enumerate(requests):
@@ -152,7 +152,7 @@ class NextnRunner:
             if text.n == n - 1 and all(text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)):
                 limits[i] = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
         writing = [i for i, limit in enumerate(limits) if limit > 0]
-        made: list[list[np.ndarray]] = [[] for _ in requests]  # (1, F) each, of what was written
+        made: list[list[np.ndarray]] = [[] for _ in requests]  # (1, F) each, of written tokens
         step = 0
         while writing:
             layer = min(step, self._n_layers - 1)
@@ -193,7 +193,7 @@ class NextnRunner:
         return text.n_computed
 
     def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> NextnSlotInput:
-        """A slot's share of a step: the last token of the text and what is not computed before it, or what is drafted."""
+        """A slot's share of a step: the last token of the text and uncomputed ones before it, or the drafted tokens."""
         text, history, n = self._text(request.slot), request.history, len(request.history)
         start = min(self._n_computed(request.slot, text)[layer], n - 1)
         tokens, hidden = history[start:], text.before(start, n)
@@ -204,14 +204,14 @@ class NextnRunner:
         return NextnSlotInput(request.slot, start, tokens, hidden, n - start)
 
     def _go_on(self, slot: int, text: HiddenText) -> None:
-        """Let all layers compute what the target has told of."""
+        """Let all layers compute the tokens that the target has told of."""
         for layer, start in enumerate(self._n_computed(slot, text)):
             if start < text.n and text.has_before(start):
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)
                 self._forward([NextnSlotInput(slot, start, tokens, hidden, text.n - start, 0)], layer)
 
     def _forward(self, feeds: Sequence[NextnSlotInput], layer: int, *, is_draft: bool = False) -> Pass:
-        """One pass; what was computed of certain tokens counts from then on."""
+        """One pass; its certain tokens count as computed from then on."""
         logits = self._target.forward_nextn(feeds, layer, self._vocabulary.tokens if is_draft else None)
         for feed in feeds:
             text = self._text(feed.slot)

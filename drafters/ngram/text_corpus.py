@@ -27,22 +27,22 @@ _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0t"
 _VERSION = 1
 _DIGEST_SIZE = 16
-_SAVED_EVERY = 1 << 14  # tokens that were learnt: where the process is killed no more are lost
+_SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more
 _BEGINNING = np.array([-1], np.int32)
 
 
 class TextCorpus:
     """A suffix array that all slots add to. Beyond `n_max` tokens the older half is forgotten, here and in the file.
 
-    Several processes may have one file: whoever saves adds to what the file holds then.
+    Several processes may have one file: each saves by adding to the file's tokens at that time.
     """
 
     def __init__(self, path: Path, vocabulary: bytes, depth: int, n_max: int) -> None:
-        """Start with what the file holds, if there is one.
+        """Start with the tokens of the file, if there is one.
 
         Args:
             path: The file.
-            vocabulary: What tokens mean, see `vocabulary_digest`.
+            vocabulary: The digest of the meaning of tokens, see `vocabulary_digest`.
             depth: See `SuffixArray`.
             n_max: Tokens at most.
 
@@ -70,7 +70,7 @@ class TextCorpus:
             self.close()
 
     def close(self) -> None:
-        """Save what was learnt. A file that cannot be written, or is no corpus any more, stays, and the log has an error."""
+        """Save the learnt tokens. A file that cannot be written, or is no corpus any more, stays, and the log has an error."""
         new, self._new = self._new, []
         if not new:
             return

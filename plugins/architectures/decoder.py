@@ -189,7 +189,7 @@ class Decoder(Tensors):
     def _nextn(
         self, number: int, layer: Layer, hidden: Literal["output", "layer"], n_hidden: int, output: Output
     ) -> NextnLayer:
-        """A layer with what makes it predict further tokens; the model's embedding and output serve where it has none."""
+        """A layer that predicts further tokens; the model's embedding and output serve where it has none of its own."""
         at, tensors, n_embd, n_vocab = f"blk.{number}.nextn", self.file.tensors, self.n_embd, self.n_vocab
         rows = f"{at}.embed_tokens.weight" if f"{at}.embed_tokens.weight" in tensors else f"{self.embedding}.weight"
         self.file.tensor(rows, (n_vocab, n_embd))

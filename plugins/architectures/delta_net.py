@@ -23,7 +23,7 @@ _EPS = 1e-6  # is added to squares of lengths
 
 @frozen
 class DeltaNetMixer(Block):
-    """x += o(out_norm(y)) by head, with n = norm(x), and y what a recurrence with the delta rule and without decays yields.
+    """x += o(out_norm(y)) by head, with n = norm(x), and y the output of a recurrence with the delta rule and without decays.
 
     Queries, keys and values are silu(conv(q(n))), and so on; queries and keys are divided by their lengths, queries by sqrt(K).
     Betas are sigmoid(beta(n)).

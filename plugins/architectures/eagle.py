@@ -68,7 +68,7 @@ class Eagle3(Architecture):
 
 
 def _features(decoder: Decoder) -> tuple[str, ...]:
-    """What the target has to tell of a token, by names of its features; the file numbers layers by what enters them."""
+    """The target's features that the head reads, by name; the file numbers layers by their inputs."""
     numbers = decoder.file.get(decoder.keys.full("target_layers"), list[int])
     if not numbers or min(numbers) < 0:
         decoder.keys.fail("target_layers", numbers, "numbers of layers")

@@ -156,7 +156,7 @@ def _positions(drafter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reliability(found: Reliability) -> dict[str, Any]:
-    """Whether chances are true: a chart for each drafter, all together first, and what each ground was worth."""
+    """Whether chances are true: a chart for each drafter, all together first, and the worth of each ground."""
     names = list(found.steps)
     charts = [{"name": name} | _steps(found.steps[name]) for name in (names[1:] if len(names) == 2 else names)]
     grounds = [(*key, prior, tally) for key, (prior, tally) in found.grounds.items()]

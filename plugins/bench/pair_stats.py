@@ -42,7 +42,7 @@ class PairStats:
         synthetic: The chances by which drafts were accepted, where that was not the model's verdict.
         n_repeated: Plain runs that stalled and were repeated.
         n_stalled: Pairs without a speed, because the last repetition of the plain run stalled, too.
-        reliability: How true the chances of what was proposed were, where a planner gave any.
+        reliability: How true the chances of proposed tokens were, where a planner gave any.
     """
 
     speeds: tuple[tuple[float, float], ...] = ()

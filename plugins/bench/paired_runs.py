@@ -38,7 +38,7 @@ class Pair:
     drafted: Result
     is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
     n_repeated: int = 0  # plain runs that stalled before this one
-    reliability: Reliability = Factory(Reliability)  # of what was proposed in the drafted run
+    reliability: Reliability = Factory(Reliability)  # of tokens proposed in the drafted run
 
     @property
     def is_identical(self) -> bool:
@@ -99,7 +99,7 @@ class PairedRuns:
         """Generate with the drafter."""
         self._trials.clear()
         options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
-        # what is measured must not teach later runs
+        # measured texts must not teach later runs
         result = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
         check_drafters(result)
         return result

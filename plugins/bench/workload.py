@@ -59,7 +59,7 @@ def read_workload(path: str | Path) -> list[Prompt]:
 
     Each line has one of `prompt` (a text), `messages` and `tokens` (ids); what else it has are parameters of the request.
     Without an id a prompt has its number's, without a category it belongs to `all`. A message of the assistant without content,
-    between others, stands for what the model itself answers there; see `with_answers`.
+    between others, stands for the model's own answer there; see `with_answers`.
 
     Args:
         path: The file; `spec-bench:FILE` is a copy of the questions of Spec-Bench.
@@ -82,7 +82,7 @@ def with_answers(messages: Sequence[Mapping[str, Any]], answer: Callable[[list[A
 
     Args:
         messages: Of the conversation.
-        answer: What the model answers to messages.
+        answer: Gives the model's answer to messages.
     """
     filled: list[Any] = []
     for message in messages:

@@ -69,7 +69,7 @@ class Subject:
 
     @property
     def scope(self) -> str:
-        """How long what it learns lives, as it says."""
+        """How long its knowledge of texts lives, as it says."""
         return self.drafter.scope_of(self.options())
 
     @property
