@@ -1,4 +1,4 @@
-"""What slots keep of positions: see `Block.cached`."""
+"""Caches: the memory of slots for positions, see `Block.cached`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "to_move"]
 
-_BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
+_BLOCK = 64  # positions that a slot's memory is padded to: at least as many as attention scores at once
 
 
 class Cache:

@@ -21,7 +21,7 @@ TABLES = "rope tables"
 
 
 def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) -> int:
-    """The address of what kernels know of what is done to heads; 0 if nothing is."""
+    """The address of the `HeadSteps` that prepare heads; 0 if there are none."""
     if steps.is_nothing:
         return 0
     turns, n_pairs, is_interleaved, offset = 0, 0, False, 0

@@ -59,14 +59,14 @@ class Lowering:
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         self.plan = plan = plan.for_context(options.n_ctx)
         self.options = options
-        self._sources: list[Sequence[Cache]] = []  # what mixers keep, layer by layer
+        self._sources: list[Sequence[Cache]] = []  # the caches of mixers, layer by layer
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
         self._layers: list[list[Emitter]] = []
         for layer in plan.layers:
             self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
             self._sources.append(self._layers[-1][0].caches if layer.mixer is not None else ())
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
-        self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with what is accepted
+        self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with accepted tokens
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
         of_nextn = [nextn.layer for nextn in plan.nextn]
         self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
@@ -84,7 +84,7 @@ class Lowering:
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
     def _emitter(self, block: Block, n_seen: int | None = None) -> Emitter:
-        """What writes a block's records: a class of its own, or the emitters of its operations."""
+        """The emitter of a block: a class of its own, or one that has the emitters of its operations."""
         if type(block) in EMITTERS:
             return EMITTERS[type(block)](block, self.options)
         return LoweredEmitter(block, self.options, n_seen or self.plan.embedding.n_embd, self._sources)
@@ -128,10 +128,10 @@ class Lowering:
 
         Args:
             layers: Which; None: all.
-            features: What they give.
+            features: The features that they give.
             takes_hidden: Whether they begin with hidden states.
-            is_read: Whether anybody reads what they give, features or logits. If not, the last layer keeps of its tokens what
-                later ones need, and nothing follows.
+            is_read: Whether anybody reads features or logits. If not, the tape ends when the last layer has stored its caches
+                and states.
 
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
@@ -210,7 +210,7 @@ class Lowering:
     def _emit_layer(
         self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool
     ) -> None:
-        """Write the records of a layer, or, of one that nothing follows, those of what it keeps."""
+        """Write the records of a layer; of a last one that is not read, only those that store caches and states."""
         embedded = writing.space.embedded
         self._emit_blocks(writing, streams, i, layer, is_read=is_read)
         if not is_read:

@@ -69,7 +69,7 @@ class NumbaCpuModel(Model):
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         self._whole, n_layers = lowering.programs(), self.info.n_layers
-        for i in range(n_layers, n_layers + len(self.info.nextn_features)):  # which loads what they have of the file
+        for i in range(n_layers, n_layers + len(self.info.nextn_features)):  # which loads their weights
             lowering.programs((i, i + 1), takes_hidden=True)
         self._weights.close_file()
         self._narrow = NarrowOutputs(self.info.n_vocab)

@@ -69,7 +69,7 @@ def _narrowed(program: Program, panels: np.ndarray) -> Program:
     is_first = np.diff(panels, prepend=-2) != 1
     places = np.flatnonzero(is_first)  # of the runs' first panels, among all
     firsts, sizes = panels[places], np.diff(places, append=len(panels))
-    entries = np.repeat(program.logits, len(places) + 1)  # one more for whoever treats all of the logits
+    entries = np.repeat(program.logits, len(places) + 1)  # one more for the record that treats all of the logits
     entries["first"][:-1], entries["n_panels"][:-1] = firsts, sizes
     entries["n_rows"][-1] = step.PANEL_ROWS * len(panels)
     records = program.records.copy()

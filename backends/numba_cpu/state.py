@@ -1,4 +1,4 @@
-"""What slots keep of sequences: see `Block.states`."""
+"""States: the memory of slots for sequences, see `Block.states`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["State"]
 class State:
     """A state of every slot, of float32, in rows of whole vectors.
 
-    Of a matrix, what is added to its columns lies apart from what is the same for all of them.
+    Of a drafted token, the part that is added to columns of a matrix lies apart from the part that all columns share.
 
     Attributes:
         values: Where states are, once they have a place, as the following.
         saved: Where they are as they were saved.
-        aside: Where what was kept aside of drafted tokens is, to be taken in.
-        added: Where that part of it is that is added to columns.
+        aside: Where the inputs of drafted tokens are kept, to be taken in.
+        added: Where the part is that is added to columns.
         n_bytes: Of one slot.
         scratch_bytes: Bytes that each thread needs for itself while it brings the state up to date.
     """
@@ -50,7 +50,7 @@ class State:
 
     @property
     def n_bytes_of_all(self) -> int:
-        """Bytes of all slots: states as they are and as they were saved, and what is aside."""
+        """Bytes of all slots: states as they are and as they were saved, and drafted tokens aside."""
         return self._n_slots * (2 * self.n_bytes + self._n_aside * sum(self._aside))
 
     def place(self, arena: Arena) -> None:

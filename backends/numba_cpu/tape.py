@@ -1,4 +1,4 @@
-"""What blocks write their records on, and the memory that the records work in."""
+"""The tape on which blocks write their records, and the memory in which the records work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rows:
     address: int
     stride: int
     width: int
-    is_operand: bool = False  # they are what the matrix that reads them wants, not floats
+    is_operand: bool = False  # they are operands of the matrix that reads them, not floats
 
 
 def row_bytes(width: int) -> int:
@@ -140,7 +140,7 @@ class Tape:
         buffers: Addresses of the memory that blocks share, by name.
         space: The rows that they work in.
         y: The address where the next block leaves the rows to be added to x, (n, E padded to panels) float32.
-        seen: What the next block sees: x, or what is made of several residual streams.
+        seen: The rows that the next block sees: x, or rows made of several residual streams.
         streams: These, side by side, or x.
         logits: See `Program.logits`; the block that computes them says which it is.
         kept: Where values of operations are that have no place of their own, such as norms of x.
@@ -179,11 +179,11 @@ class Tape:
         self.waits = not self.space.is_private
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
-        """Write the record of a kernel; a barrier follows unless its threads go on with what is their own.
+        """Write the record of a kernel; a barrier follows unless its threads go on with rows of their own.
 
         Args:
-            work: What it does.
-            kernel: What computes it.
+            work: Its purpose and size.
+            kernel: The kernel that computes it.
             fields: Of the kernel's record, all but those of `Record`.
         """
         self._works.append(work)

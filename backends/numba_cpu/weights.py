@@ -44,7 +44,7 @@ _BACKEND = "numba-cpu"
 
 
 def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
-    """The tensors of a plan's matrices by name, without those that are lent."""
+    """The tensors of a plan's matrices by name, without lent ones."""
     lent, parts = lent_matrices(file, plan), (part for part in plan.parts() if isinstance(part, Linear | Matrices))
     return {name: _stored(file, part) for part in parts if (name := _name(part)) not in lent}
 

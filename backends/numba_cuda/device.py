@@ -50,7 +50,7 @@ class Pointer:
 
 
 Arguments = dict[str, Pointer | float]
-"""What a kernel is given, by the names of its parameters."""
+"""The arguments of a kernel, by the names of its parameters."""
 
 
 @frozen(eq=False)

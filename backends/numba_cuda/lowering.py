@@ -190,7 +190,7 @@ class Lowering:
             yield "given"
 
     def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
-        """The norms of what several blocks of a layer see that stand side by side, if there are at most two."""
+        """The norms of x for several blocks side by side in a layer, if there are at most two."""
         layer, emitters = self.plan.layers[i], self._layers[i]
         emitters = emitters if layer.is_parallel else emitters[: len(layer.mixers)]
         if len(emitters) < 2 or layer.apart or any(len(emitter.norms) != 1 for emitter in emitters):

@@ -45,7 +45,7 @@ class Operand:
 
     @property
     def arguments(self) -> Arguments:
-        """What kernels that write it are told."""
+        """The arguments of kernels that write it."""
         places = {"out": self.floats, "quantised": self.quantised, "factors": self.factors, "sums": self.sums}
         return {**places, "width": self.width, "as_floats": self.as_floats, "as_bytes": self.as_bytes}
 

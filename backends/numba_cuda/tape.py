@@ -57,7 +57,7 @@ class Gate:
 
     @property
     def arguments(self) -> dict[str, float]:
-        """What kernels are told: the limit, and four constants."""
+        """The arguments of kernels: the limit, and four constants."""
         limit = math.inf if self.limit is None else self.limit
         return {"limits_activated": self.limits_activated, "limit": limit, **dict(zip("abcd", self.constants, strict=False))}
 
@@ -104,7 +104,7 @@ class Tape:
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
         made: Products that blocks side by side begin with; see `blocks.asked`.
-        operands: Norms of x, and what lies elsewhere than a block's layout says, by value.
+        operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
     """
 
@@ -347,7 +347,7 @@ class Tape:
     def multiply_combined(
         self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, to: Pointer, **combined: Pointer | float
     ) -> None:
-        """Multiply rows by matrices that routes choose, and add up what comes of a token; see `routes.combine`."""
+        """Multiply rows by matrices that routes choose, and add up the rows of a token; see `routes.combine`."""
         if tiles.n_apart:
             self.multiply_tiles(x, [part], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)

@@ -70,7 +70,7 @@ def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hid
         block: The layer's.
         weights: Of the plan.
         embedded: The tokens' embeddings, (n, E).
-        hidden: What the layers before gave of the tokens before, (n, S * E), or (n, E) for all streams.
+        hidden: The output of the layers before for the tokens before, (n, S * E), or (n, E) for all streams.
 
     Returns:
         (n, S, E), or (n, 1, E).
@@ -106,7 +106,7 @@ def attention(
     x: np.ndarray,
     embedded: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What attention adds to x (n, E), with what the embedding made (n, E): post_norm(o(softmax(scale * q k^T) v)).
+    """The addition of attention to x (n, E), with the embedding's rows (n, E): post_norm(o(softmax(scale * q k^T) v)).
 
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
     lies on its path.
@@ -172,7 +172,7 @@ def _compared(
 
 
 def chosen_positions(indexer: BlockIndexer | Choose, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
-    """What takes part (G, T) of what is seen, with queries (G, D_i), and keys (T, D_i) from position `first` on."""
+    """Whether each seen position takes part (G, T), with queries (G, D_i), and keys (T, D_i) from position `first` on."""
     blocks = np.arange(first, first + len(keys)) // indexer.size
     chosen = np.empty((len(queries), len(keys)), bool)
     for group, query in enumerate(queries):
@@ -235,7 +235,7 @@ def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -
 def sum_of_experts(
     block: MixtureOfExperts | Experts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
 ) -> np.ndarray:
-    """The weighted sum (n, E) of what experts give for normed rows, by experts and their weights (n, n_used)."""
+    """The weighted sum (n, E) of the outputs of experts for normed rows, by experts and their weights (n, n_used)."""
     shares = shares[:, :, None]
     added = np.empty((*chosen.shape, block.down.n_out))
     for index in set(chosen.ravel().tolist()):

@@ -1,4 +1,4 @@
-"""A block that is computed by its operations: what it keeps, and its values in a pass."""
+"""A block that is computed by its operations: its caches and states, and its values in a pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Choice = list[tuple[np.ndarray, np.ndarray]]
 
 
 class LoweredBlock(LayerStates):
-    """A block's operations, and what they keep of slots.
+    """A block's operations, with their caches and states of slots.
 
     Attributes:
         cache: Of positions, as `Block.cached` says.
@@ -51,16 +51,16 @@ class LoweredBlock(LayerStates):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of states and of what is kept of positions."""
+        """Bytes of states and of caches."""
         return super().n_bytes + self.cache.n_bytes
 
     def begin(self, batch: Batch) -> None:
-        """Do what a pass begins with."""
+        """Begin a pass: bring states up to date."""
         super().begin(batch)
         self.cache.begin(batch)
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of what is kept of a slot."""
+        """Views of a slot's caches and states."""
         return [*self.cache.slot_memory(slot, n), *super().slot_memory(slot, n)]
 
 
@@ -82,7 +82,7 @@ class Run:
     begun: list[np.ndarray] = field(factory=list)  # what residual streams become
 
     def choice(self, value: Value) -> Choice:
-        """What is chosen, by this block or by the last layer that did."""
+        """The chosen positions, of this block or of the last layer that chose."""
         return self.chosen[0] if value is self.block.last_choice else self.choices[value]
 
     def get(self, value: Value) -> np.ndarray:
@@ -103,6 +103,6 @@ class Run:
             self.block.cache.store_part(cache, slot, cell, row)
 
     def choose(self, out: Value, choice: Choice) -> None:
-        """Say what is chosen, for this block and later ones."""
+        """Set the chosen positions, for this block and later ones."""
         self.choices[out] = choice
         self.chosen[:] = [choice]

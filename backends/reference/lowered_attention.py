@@ -32,7 +32,7 @@ def _prepare_heads(run: Run, each: PrepareHeads) -> None:
 
 
 def _prepared(run: Run, heads: np.ndarray, steps: Preparation) -> np.ndarray:
-    """Heads (n, H, D) after what is done to them."""
+    """Heads (n, H, D), prepared by steps."""
     positions = run.batch.positions
     if steps.clamp is not None:
         heads = heads.clip(-steps.clamp, steps.clamp)
@@ -137,4 +137,4 @@ ATTENTION: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Pool: _pool,
     ChooseBlocks: _choose_blocks,
 }
-"""What is computed here."""
+"""The functions of operations of attention."""

@@ -69,7 +69,7 @@ class ReferenceModel(Model):
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree, nextn = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), self._plan.nextn_of(batch.layers)
         for (i, _), cache in self._caches.items() if nextn is None else ():
-            if i < self.info.n_layers:  # the states of others are not of what is accepted or restored
+            if i < self.info.n_layers:  # layers that predict further tokens compute accepted tokens anew
                 cache.begin(batch)
         ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
         embedded = embed(ends.embedding, weights, batch)
@@ -180,7 +180,7 @@ class ReferenceModel(Model):
         return Run(weights, block, batch, tree, inputs, np.zeros_like(x), rows, sources, self._chosen)
 
     def _cache_of(self, layer: int) -> LayerCache:
-        """What a layer's mixer keeps of positions."""
+        """The cache of a layer's mixer."""
         cache = self._caches[layer, self._layers[layer].mixers[0]]
         return cache.cache if isinstance(cache, LoweredBlock) else cache
 

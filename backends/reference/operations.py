@@ -72,14 +72,14 @@ def check_operations(block: Block, n_embd: int) -> None:
 
 
 def lowered_block(run: Run) -> np.ndarray:
-    """What a block's operations add to x, (n, E)."""
+    """The sum that a block's operations add to x, (n, E)."""
     for each in run.block.operations:
         _OPERATIONS.get(type(each), _by_row)(run, each)
     return run.added
 
 
 def lowered_streams(run: Run) -> np.ndarray:
-    """What residual streams (n, S, E) begin as by a block's operations, whose x is what the embedding made of the tokens."""
+    """Residual streams (n, S, E) as a block's operations begin them, from the embedding's rows as x."""
     lowered_block(run)
     return np.stack(run.begun, axis=1)
 
@@ -219,7 +219,7 @@ def _gate_streams(run: Run, each: GateStreams) -> None:
 
 
 def _by_row(run: Run, each: Operation) -> None:
-    """What a package computes row by row; see `Operation.kernels`."""
+    """An operation that a package computes row by row; see `Operation.kernels`."""
     made = [np.empty((len(run.added), value.width)) for value in each.made]
     given = [run.weights.vector(one.weight).reshape(-1) if isinstance(one, Vector) else one for one in each.operands]
     for t in range(len(run.added)):
@@ -251,4 +251,4 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     GateStreams: _gate_streams,
     **ATTENTION,
 }
-"""What is computed here."""
+"""The functions of all operations."""

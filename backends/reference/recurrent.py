@@ -209,7 +209,7 @@ def rows_of_ngrams(
 def gated_values(
     x: np.ndarray, keys: np.ndarray, values: np.ndarray, key_norm: Norm, query_norm: Norm, weights: Weights
 ) -> np.ndarray:
-    """What each of the streams x (n, S * E) is given, (n, S, E), by keys likewise and values (n, E)."""
+    """The additions (n, S, E) to the streams x (n, S * E), by keys likewise and values (n, E)."""
     size = key_norm.size
     keys = each_normed(keys.reshape(len(x), -1, size), key_norm, weights)
     scores = (keys * each_normed(x.reshape(keys.shape), query_norm, weights)).sum(axis=2) / math.sqrt(size)

@@ -25,7 +25,7 @@ class Weights:
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], lent: Container[str] = ()) -> None:
-        """Hold arrays by the names of tensors; of those that are `lent` another model accounts for the memory."""
+        """Hold arrays by the names of tensors; another model accounts for the memory of `lent` ones."""
         self._arrays = arrays
         self._lent = lent
 

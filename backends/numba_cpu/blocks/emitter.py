@@ -19,11 +19,11 @@ __all__ = ["Emitter"]
 
 
 class Emitter(ABC):
-    """Writes one block's records. Before, it tells what the block needs, which takes no memory.
+    """Writes one block's records. Before, it tells the needs of the block, which takes no memory.
 
     Attributes:
-        caches: What the block keeps of positions.
-        states: What it keeps of sequences.
+        caches: The block's caches of positions.
+        states: Its states of sequences.
     """
 
     caches: Sequence[Cache] = ()
@@ -46,7 +46,7 @@ class Emitter(ABC):
         return 0
 
     def tables(self) -> Mapping[Hashable, int]:
-        """Bytes that it allocates besides, by what they depend on: blocks share what depends on the same."""
+        """Bytes of further tables, by a key: blocks share tables of the same key."""
         return {}
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: B027 - most keep nothing

@@ -1,4 +1,4 @@
-"""A block that says itself how it is computed: the emitters of its operations, and what they share."""
+"""A block of operations: their emitters, and the memory that these share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LoweredEmitter(Emitter):
         return {key: n_bytes for emitter in self._emitters for key, n_bytes in emitter.tables().items()}
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """Views of what it keeps of a slot's first n positions, head by head, and of its sequence."""
+        """Views of a slot's first n positions, head by head, and of the states of its sequence."""
         views = [
             cache.slot_memory(slot, head, n)
             for n_heads, caches in groupby(self.caches, lambda cache: cache.n_heads)
@@ -117,7 +117,7 @@ class LoweredEmitter(Emitter):
                 written, read = set(), set()
 
     def emit_states(self, tape: Tape) -> None:
-        """Write the records alone that bring states up to date, for a pass over no tokens."""
+        """Write only the records that bring states up to date, for a pass over no tokens."""
         for emitter in self._emitters:
             emitter.emit_states(tape)
 
@@ -128,7 +128,7 @@ class LoweredEmitter(Emitter):
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, self._scope, waits=waits)
             elif isinstance(operation, ReadInput | ReadHidden):
-                continue  # what it reads lies where the embedding left it, or where the pass begins with it
+                continue  # its rows lie where the embedding left them, or where the pass begins with them
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation, self._scope)
             elif (function := operation.kernels.get("numba-cpu")) is not None:

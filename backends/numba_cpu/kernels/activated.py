@@ -1,4 +1,4 @@
-"""What becomes of products on their way to the next matrix: activations, gates and limits."""
+"""Activations, gates and limits of products on their way to the next matrix."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FUNCTIONS = {
     "situ": (sigmoid, as_it_is),
     "xielu": (as_it_is, as_it_is),
 }
-"""What becomes of the gate, and of what it is multiplied with, by activation; of those with constants the part without."""
+"""The functions of the gate, and of its factor, by activation; without the part that has constants."""
 
 _NEAR = 4096  # tokens times panels of gate and as many of up that are activated before they leave the second cache
 _TOGETHER = 8  # panels that products of many tokens take together
@@ -68,9 +68,9 @@ def constants_of(numbers: Sequence[float]) -> Constants:
 
 @struct
 class Activating:
-    """What kernels know of an activation beside its function."""
+    """The operands of an activation beside its function."""
 
-    divisors: int  # (n_rows,) float32 of what is activated, address; 0: none
+    divisors: int  # (n_rows,) float32 that divide activated values, address; 0: none
     limit: float  # of gate and up, where the kernel has one
     constants: Any = nested(Constants)
 
@@ -100,12 +100,12 @@ class MultiplyActivated(Record):
 
 
 def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
-    """Make what becomes of products: (gate, address of up, address of divisors or 0, how many are left, limit, constants)."""
+    """Make the helper of (gate, address of up, address of divisors or 0, how many are left, limit, constants)."""
     (bend, of_up), is_capped, is_xielu = FUNCTIONS[activation], activation == "situ", activation == "xielu"
 
     @helper
     def bent(value: Any, constants: Any) -> Any:
-        """What becomes of a gate."""
+        """The activation of a gate."""
         if is_xielu:
             return xielu(value, constants.a, constants.b, constants.c, constants.d)
         if is_capped:
@@ -115,7 +115,7 @@ def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_acti
     @helper
     def activated(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
         if is_limited and not limits_activated:
-            value = minimum(limit, value)  # what comes second stays where it is NaN
+            value = minimum(limit, value)  # the second operand stays where it is NaN
         value = bent(value, constants)
         if is_limited and limits_activated:
             value = minimum(limit, value)

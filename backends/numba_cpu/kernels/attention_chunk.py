@@ -40,7 +40,7 @@ class TileRows(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """What a tile fetches: its part of what lies so many positions ahead."""
+    """A tile's part of the rows to fetch, so many positions ahead."""
 
     distance: int
     tile: int  # which one it is

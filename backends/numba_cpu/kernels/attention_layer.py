@@ -36,7 +36,7 @@ class Lists:
 
 @struct
 class AttentionLayer:
-    """What attention needs to know. Where there is no such thing, numbers and addresses are 0."""
+    """The operands of attention. Numbers and addresses of missing parts are 0."""
 
     q: Any = nested(StridedRows)  # (n, n_heads * d) float32
     out: int  # (n, n_heads * dv) float32, address

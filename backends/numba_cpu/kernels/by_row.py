@@ -19,7 +19,7 @@ from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record
 
 @struct
 class Operand:
-    """What a function is given: a row of rows, a number, or a whole number."""
+    """An argument of a function: a row of rows, a number, or a whole number."""
 
     address: int  # of the first row
     width: int
@@ -37,7 +37,7 @@ class CallByRow(Record):
 
 @intrinsic
 def as_pointer(_: Any, address: Any) -> Any:
-    """An address as what `carray` wants."""
+    """An address as a pointer, as `carray` wants it."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
@@ -65,7 +65,7 @@ def get_count(operand, t):
 
 @cache
 def _operands(kinds: tuple[type, ...]) -> Any:
-    """Make what gives a function all that it takes for row t, as a tuple, by kinds of operands: ndarray, float or int."""
+    """Make the helper that collects a function's arguments for row t in a tuple, by kinds: ndarray, float or int."""
     if not kinds:
 
         @helper

@@ -83,7 +83,7 @@ def _put(out, scores, is_tree, mark, token, position, parents, start, base, end)
 
 @cache
 def score_kernel(kind: str, *, is_by_head: bool) -> Any:
-    """Make the kernel that scores what each token sees, where that is more than are chosen.
+    """Make the kernel that scores the positions that each token sees, where these are more than are chosen.
 
     With `is_by_head`, each head's products are scores for themselves; else they are summed as `Indexer` says.
     """

@@ -35,7 +35,7 @@ class ExpertMatrix:
     n_panels: int  # of an expert
     stored_panels: int  # from an expert's first to the next's
     first_panel: int  # of those stored
-    operands: Any = nested(ThreadRows)  # what the kernel multiplies with, by row
+    operands: Any = nested(ThreadRows)  # the rows as the kernel multiplies them
     operand_bytes: int  # of a row
     y: int  # (n * k, ldy) float32, address
     ldy: int

@@ -1,4 +1,4 @@
-"""What happens to heads of queries, keys or values before they are used or kept, in place."""
+"""Steps that prepare heads of queries, keys or values before they are used or kept, in place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, S
 
 @struct
 class HeadSteps:
-    """What is done, in this order: clamp; norm and turn, or turn and norm; multiply by the position's factor."""
+    """The steps, in this order: clamp; norm and turn, or turn and norm; multiply by the position's factor."""
 
-    limit: float  # of what is clamped to +-limit; 0: nothing is
+    limit: float  # values are clamped to +-limit; 0: they are not
     norm: int  # address; 0: none
     turns: int  # (n_ctx, 2, n_pairs) float32, address; 0: none
     n_pairs: int
@@ -82,7 +82,7 @@ class PrepareHeads(Record):
 
 @kernel(record=PrepareHeads)
 def prepare_heads(record, state, thread, n_threads):
-    """Do to heads what is to be done to them, and keep them."""
+    """Prepare heads, and keep them."""
     n_all = record.n_heads
     n_items = get_i64(state + N_TOKENS) * n_all
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):

@@ -55,7 +55,7 @@ def kernel(function: Callable[..., None] | None = None, **structs: type) -> Call
     """Compile `function`, whose arguments are all int64 and which returns nothing, when it is first used.
 
     Args:
-        function: What is compiled; without it, the result is a decorator.
+        function: The function to compile; without it, the result is a decorator.
         structs: By the name of an argument, which struct it is the address of.
 
     The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero

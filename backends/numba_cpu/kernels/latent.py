@@ -21,7 +21,7 @@ from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, S
 
 @struct
 class LatentLayer:
-    """What is kept of tokens, and how queries ask for it."""
+    """The cache of latents, and how queries ask for it."""
 
     queries: Any = nested(StridedRows)  # (n, n_heads * head_dim) float32, as they were computed
     head_dim: int
@@ -30,9 +30,9 @@ class LatentLayer:
     n_latent: int
     padded: int  # the same, padded
     n_turned: int
-    norm: int  # address of `HeadSteps` for what is latent; 0: nothing is done
+    norm: int  # address of `HeadSteps` for latents; 0: there are none
     turn: int  # likewise, for a part of queries
-    turn_kept: int  # likewise, for what is kept turned
+    turn_kept: int  # likewise, for the turned part of the cache
     prepare_head: int  # address of the kernel
     out: Any = nested(StridedRows)  # (n, n_heads * size) float32, queries as attention reads them
     size: int  # of a row that is kept
@@ -149,7 +149,7 @@ def gather_parts(record, state, thread, n_threads):
 
 @cache
 def prepare_kernel(kind: str) -> Any:
-    """Make the kernel that norms and turns what is kept, stores it, and turns its part of queries."""
+    """Make the kernel that norms and turns latents, stores them, and turns their part of queries."""
     put, n_bytes = store_value(kind), BYTES[kind]
 
     @helper

@@ -1,4 +1,4 @@
-"""A memory of n-grams: rows of a table by the last tokens, and what they give to residual streams."""
+"""A memory of n-grams: rows of a table by the last tokens, and their additions to residual streams."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class GateStreams(Record):
 
 @kernel(record=GateStreams)
 def gate_streams(record, state, thread, n_threads):
-    """What each stream is given, gate * value, and its norm."""
+    """Write the addition to each stream, gate * value, and its norm."""
     n, size, key = record.n_streams, record.size, scratch_of(state, thread)
     query, n_items = key + 4 * size, get_i64(state + N_TOKENS) * n
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):

@@ -1,4 +1,4 @@
-"""Norms of a row. What a norm is, `Weights.norm` writes into a table."""
+"""Norms of a row. `Weights.norm` writes the table of a norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN = 256  # floats that are summed in float32
 
 @struct
 class NormTable:
-    """What a norm is."""
+    """The table of a norm."""
 
     weight: int  # float32, address
     bias: int  # likewise; 0: none

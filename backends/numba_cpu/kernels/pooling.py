@@ -51,7 +51,7 @@ f32 = np.float32
 
 @struct
 class PoolingLayer:
-    """What is kept to be pooled, and where pooled rows go. Addresses of what there is not are 0."""
+    """The rows to be pooled, and where pooled ones go. Addresses of missing parts are 0."""
 
     values: Any = nested(StridedRows)  # (n, n_values) float32
     weights: Any = nested(StridedRows)  # likewise
@@ -59,8 +59,8 @@ class PoolingLayer:
     width: int  # of a row that is pooled
     size: int  # positions of a block
     overlaps: bool
-    places: int  # (size, n_values) float32, address: what is added to weights
-    value_steps: int  # address of `HeadSteps`: what is done to values
+    places: int  # (size, n_values) float32, address: added to weights
+    value_steps: int  # address of the `HeadSteps` of values
     row_steps: int  # likewise, to pooled rows
     prepare_head: int  # address of the kernel
     kept: int  # address
@@ -128,7 +128,7 @@ def _cell_of(place, positions, node, position):
 
 @kernel(record=Pool)
 def keep_to_pool(record, state, thread, n_threads):
-    """Norm values, add what belongs to places to weights, and keep both."""
+    """Norm values, add the row of a place to weights, and keep both."""
     table = record.layer
     size, ways, places = table.n_values, table.value_steps, table.places
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)

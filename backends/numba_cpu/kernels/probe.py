@@ -108,7 +108,7 @@ class Multiply(Record):
 
 @cache
 def multiply_kernel(isa: str) -> Any:
-    """Make the kernel that multiplies what lies in registers."""
+    """Make the kernel that multiplies values in registers."""
 
     def of_bytes(record, state, thread, n_threads):
         place = record.scratch + SCRATCH_BYTES * thread

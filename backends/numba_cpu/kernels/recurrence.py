@@ -62,7 +62,7 @@ class Heads:
 
 @struct
 class RecurrenceLayer:
-    """A layer's recurrence. What is `…_at` are bytes from the beginning of a row of x on."""
+    """A layer's recurrence. Fields `…_at` are bytes from the beginning of a row of x on."""
 
     x: Any = nested(StridedRows)  # float32
     y: Any = nested(StridedRows)  # (n, n_heads * value_dim) float32

@@ -66,7 +66,7 @@ def decay(record, state, thread, n_threads):
 class DecayKeys(Record):
     """Operands of `decay_keys`."""
 
-    rows: Any = nested(StridedRows)  # float32, where keys are and what is made goes
+    rows: Any = nested(StridedRows)  # float32, with keys, and room for the results
     t: Any = nested(StridedRows)  # (n, size) float32
     b: Any = nested(StridedRows)  # (n, n_heads) float32
     a: int  # (size,) float32, address
@@ -164,7 +164,7 @@ def unit_heads(record, state, thread, n_threads):
 
 @helper
 def gated(record, y, gates, size):
-    """Multiply a row by what a function makes of its gates, or of the one that it has."""
+    """Multiply a row by a function of its gates, or of its single gate."""
     for index in range(0, size, 16):
         at, left = 4 * index, size - index
         value = load_part(gates + at, left) if record.is_by_group == 0 else splat_f32(get_f32(gates))

@@ -44,7 +44,7 @@ groups_at = pointer_maker(Group)
 
 @struct
 class Routes:
-    """What a router is told, and where it leaves what it chose, see above: addresses."""
+    """The operands of a router, and where it leaves its choices, see above: addresses."""
 
     logits: Any = nested(StridedRows)  # (n, n_experts) float32
     n_experts: int
@@ -56,7 +56,7 @@ class Routes:
     n_groups: int  # of experts
     n_groups_used: int
     n_alike: int  # candidates that are one expert
-    token_experts: int  # (V, k) int32, what is chosen by token id, address; 0: by scores
+    token_experts: int  # (V, k) int32, the experts of a token id, address; 0: chosen by scores
     chosen: int  # (n, k) int64
     weights: int
     places: int

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.team import CELLS
 
 @struct
 class SequenceUpdate:
-    """What a run's sequence takes in."""
+    """The tokens that a run's sequence takes in."""
 
     n_certain: int  # tokens of the run
     is_start: bool
@@ -32,7 +32,7 @@ class StateMemory:
 
     values: int
     saved: int
-    aside: int  # what is kept of n_aside drafted tokens of each slot
+    aside: int  # the inputs of n_aside drafted tokens of each slot
     added: int  # what these add to the columns of a matrix
 
 

@@ -53,7 +53,7 @@ class AddNorm(Record):
     """Operands of `add_norm`."""
 
     x: Any = nested(ThreadRows)  # (n, E) float32
-    y: int  # (n, ldy) float32, address of what is added to x; 0: nothing is
+    y: int  # (n, ldy) float32, address of rows to add to x; 0: none
     ldy: int
     y_norm: int  # address, of y before it is added; 0: none
     norm: int  # address, of x after it; 0: none

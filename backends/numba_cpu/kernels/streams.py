@@ -1,7 +1,7 @@
 """How blocks read and write several residual streams: rows of S streams, E floats each; see `augury.blocks.residual`.
 
-Rows lie in memory of a thread's own where the field `is_private` says so; see `step.py`. What a token weighs its
-streams with is a row of weights, the same way.
+Rows lie in memory of a thread's own where the field `is_private` says so; see `step.py`. A token weighs its
+streams with a row of weights, which lies the same way.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class Weighing:
 
     n_streams: int  # S
     n_gates: int  # weights that are gates
-    scales: int  # (n,), what coefficients are multiplied with
-    base: int  # (n,), what is added
-    factors: int  # (n_gates,), what gates are multiplied with
-    offsets: int  # (n_gates,), what is added
-    eps: float  # of what is balanced
+    scales: int  # (n,), factors of coefficients
+    base: int  # (n,), added to them
+    factors: int  # (n_gates,), factors of gates
+    offsets: int  # (n_gates,), added to them
+    eps: float  # of the balanced matrix
     n_rounds: int  # likewise
 
 

@@ -157,7 +157,7 @@ def _to_int64(_context: Any, _builder: Any, _from: Any, _to: Any, address: ir.Va
 
 
 def pointer_maker(kind: type) -> Any:
-    """What kernels call to make an address a pointer to a struct."""
+    """The function that kernels call to make an address a pointer to a struct."""
     pointer = Pointer(kind)
 
     def make(_: Any, address: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Heads that are prepared and kept, and attention to what is kept."""
+"""Heads that are prepared and kept, and attention to the cache."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class AttendEmitter(OperationEmitter):
         return attention_layer.scratch_bytes(self._keys.size, self._value_dim)
 
     def place(self, placed: Placed) -> None:
-        """Write what the kernel needs to know."""
+        """Write the operands of the kernel."""
         operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
         values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
         lists = NO_LISTS if operation.choice is None else list_places(self._n_cells, buffers)
@@ -162,11 +162,11 @@ class AttendEmitter(OperationEmitter):
 
 
 def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
-    """Refuse what goes by positions or sizes that a list of cells does not have."""
+    """Refuse attention by positions or sizes that a list of cells does not have."""
     odd = [name for name in ("window", "chunk", "slopes", "source") if getattr(operation, name) is not None]
     if key_dim and (odd or key_dim % _BLOCK or value_dim % _BLOCK):
         found = f"with {odd[0]}" if odd else f"of heads of {key_dim} and {value_dim} values"
         raise UnsupportedError(
-            f"attention {found} to what an indexer chooses, expected no window or slopes, and heads of a multiple of {_BLOCK} "
+            f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {_BLOCK} "
             "values; use backend reference"
         )

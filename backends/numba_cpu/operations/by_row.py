@@ -51,7 +51,7 @@ class ByRowEmitter(OperationEmitter):
 
 
 def _kind(operation: Operation, operand: Any) -> type:
-    """What an operand is to a function that numba compiles."""
+    """The type of an operand for a function that numba compiles."""
     for kind, types in ((np.ndarray, Value | Vector), (float, float), (int, int)):
         if isinstance(operand, types):
             return kind
@@ -60,7 +60,7 @@ def _kind(operation: Operation, operand: Any) -> type:
 
 
 def _operand(given: Any, placed: Placed) -> Operand:
-    """What the kernel is told of an operand."""
+    """An operand as the kernel reads it."""
     address = width = stride = count = 0
     number = 0.0
     if isinstance(given, Value):
@@ -77,7 +77,7 @@ def _operand(given: Any, placed: Placed) -> Operand:
 
 
 def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:
-    """A name for compiled code, another one whenever the function's file, or what it encloses, is another."""
+    """A name for compiled code, which changes with the function's file and the values that it encloses."""
     code: Any = function.__code__
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
     file = Path(code.co_filename)

@@ -1,4 +1,4 @@
-"""What tokens attend to: cells whose keys score highest, and rows that are pooled of blocks of positions.
+"""The choice of cells for attention, by the highest scores of keys, and rows pooled of blocks of positions.
 
 Lists of cells lie in buffers that all layers share, so that layers after the one that chooses may read them.
 """
@@ -51,7 +51,7 @@ def list_buffers(n_cells: int, n_lists: int) -> Mapping[str, int]:
 
 
 class ChooseEmitter(OperationEmitter):
-    """Scores what every token sees, and leaves the cells of the highest scores."""
+    """Scores the positions that every token sees, and leaves the cells of the highest scores."""
 
     operation: Choose
 
@@ -84,7 +84,7 @@ class ChooseEmitter(OperationEmitter):
         return choice.scratch_bytes(-(-self._n_cells // self.operation.size))
 
     def place(self, placed: Placed) -> None:
-        """Write what the kernels need to know."""
+        """Write the operands of the kernels."""
         operation = self.operation
         made = choice.Choice(
             queries=placed.at(operation.queries),
@@ -111,7 +111,7 @@ class ChooseEmitter(OperationEmitter):
 
 
 class PoolEmitter(OperationEmitter):
-    """Keeps what tokens give to be pooled, and pools it where they end a block."""
+    """Keeps values of tokens to be pooled, and pools them where a token ends a block."""
 
     operation: Pool
 
@@ -139,7 +139,7 @@ class PoolEmitter(OperationEmitter):
         return table_of(self.operation.pooling.rope, self.scope.options.n_ctx)
 
     def place(self, placed: Placed) -> None:
-        """Write what the kernels need to know."""
+        """Write the operands of the kernels."""
         operation, pooling, arena = self.operation, self.operation.pooling, placed.arena
         steps = [place_steps(each, placed.weights, arena, self.scope.options.n_ctx) for each in self._steps]
         to_pool, pooled, added = self._to_pool, self._pooled, pooling.places
@@ -197,7 +197,7 @@ class ChooseBlocksEmitter(OperationEmitter):
         return kernels.scratch_bytes(0, 0)
 
     def place(self, placed: Placed) -> None:
-        """Write what the kernels need to know."""
+        """Write the operands of the kernels."""
         operation, keys, weights = self.operation, self._keys, self.operation.weights
         made = kernels.BlockChoice(
             queries=NOWHERE if operation.queries is None else placed.at(operation.queries),

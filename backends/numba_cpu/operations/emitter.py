@@ -1,4 +1,4 @@
-"""What an operation needs, and how it comes onto a tape."""
+"""Emitters of operations: they tell the memory that an operation needs, and write its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["OperationEmitter", "Placed", "Scope"]
 
 @frozen(eq=False)
 class Placed:
-    """A block with its place in memory: what the emitters of its operations ask for."""
+    """A block with its place in memory, as the emitters of its operations need it."""
 
     weights: Weights
     arena: Arena
@@ -48,12 +48,12 @@ class Placed:
 
 @frozen(eq=False)
 class Scope:
-    """What emitters share of a block, before it has its place.
+    """The part of a block that its emitters share, before it has its place.
 
     Attributes:
         options: How the model is loaded.
-        caches: What the block keeps of positions.
-        sources: What the mixers of all layers before keep.
+        caches: The block's caches of positions.
+        sources: The caches of the mixers of all layers before.
         n_listed: How many cells lists of a choice have room for.
     """
 
@@ -81,11 +81,11 @@ class OperationEmitter(ABC):
         self.operation, self.scope = operation, scope
 
     def kernels(self) -> Sequence[Any]:
-        """Its kernels, first what takes longest to compile."""
+        """Its kernels, the slowest to compile first."""
         return ()
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - for operations whose threads have some each
-        """Bytes of memory that it works in, beside its values, by name. Operations share what has one name."""
+        """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
         return {}
 
     def scratch_bytes(self) -> int:
@@ -93,11 +93,11 @@ class OperationEmitter(ABC):
         return 0
 
     def tables(self) -> Mapping[Hashable, int]:
-        """Bytes of tables while they are made, by what they depend on: operations share those that depend on the same."""
+        """Bytes of tables while they are made, by a key: operations share tables of the same key."""
         return {}
 
     def place(self, placed: Placed) -> None:
-        """Keep what its records are to say."""
+        """Keep the operands of its records."""
         self.placed = placed
 
     @abstractmethod
@@ -105,7 +105,7 @@ class OperationEmitter(ABC):
         """Write its records. May be called for any number of tapes."""
 
     def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
-        """Write the records alone that bring its state up to date, for a pass over no tokens."""
+        """Write only the records that bring its state up to date, for a pass over no tokens."""
 
     @property
     def written(self) -> tuple[Value, ...]:

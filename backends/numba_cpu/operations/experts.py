@@ -235,7 +235,7 @@ class FeedExpertsEmitter(OperationEmitter):
         )
 
     def _work(self, tape: Tape, name: str, parts: Sequence[Matrices]) -> Work:
-        """What a token's experts take."""
+        """The work of a token's experts."""
         n_used, matrices = self._block.router.n_used, [tape.weights.matrix(part) for part in parts]
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
         sizes = [

@@ -33,7 +33,7 @@ _PRODUCTS = "products of heads"
 
 
 class PrepareLatentsEmitter(OperationEmitter):
-    """Keeps latents and what is turned, each padded, and lays queries out likewise."""
+    """Keeps latents and the turned part, each padded, and lays queries out likewise."""
 
     operation: PrepareLatents
 
@@ -58,7 +58,7 @@ class PrepareLatentsEmitter(OperationEmitter):
         return table_of(self.operation.rope, self.scope.options.n_ctx)
 
     def place(self, placed: Placed) -> None:
-        """Write what the kernels need to know."""
+        """Write the operands of the kernels."""
         super().place(placed)
         operation, n_heads, cache = self.operation, self.operation.keys.n, self.scope.cache(self.operation.cache)
         turned = Preparation(norm=operation.turned_norm, rope=operation.rope)
@@ -100,7 +100,7 @@ class PrepareLatentsEmitter(OperationEmitter):
         keys = _quantise_heads(tape, placed.arena, operation.keys, queries, self._head_dim, (out.address, self._size))
         kernel = latent.prepare_kernel(self.scope.cache(operation.cache).kind)
         tape.add(Work("storing latents"), kernel, layer=self._layer)
-        tape.waits = False  # the next record reads nothing of this one, or only what the same thread wrote
+        tape.waits = False  # the next record reads nothing of this one, or only rows that the same thread wrote
         _multiply_heads(tape, operation.keys, keys)
 
 
@@ -142,11 +142,11 @@ class MultiplyHeadsEmitter(OperationEmitter):
 
 
 def _quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: Place, head_dim: int, y: tuple[int, int]) -> int:
-    """Write what products of heads need first; returns what the products themselves need to know.
+    """Write the records before products of heads; returns the address of the products' operands.
 
     Args:
         tape: To write on.
-        arena: Where what they need to know is kept.
+        arena: Keeps the operands.
         part: A matrix for each head.
         x: The rows of heads.
         head_dim: Floats from one head to the next.

@@ -47,13 +47,13 @@ HIDDEN = "hidden states"
 """The buffer of the hidden states that a layer which predicts further tokens is given."""
 
 INPUTS = "layer inputs"
-"""The buffer of what the embedding makes for all layers: rows in whole panels."""
+"""The buffer of rows that the embedding makes for all layers, in whole panels."""
 
-_PLACELESS = Route | Choose | ChooseBlocks  # what they make lies in buffers of their own
+_PLACELESS = Route | Choose | ChooseBlocks  # their values lie in buffers of their own
 _APART = Gate | ReadHidden | ReadInput | PrepareHeads | PrepareLatents | MultiplyHeads | Attend | LookUpNgrams | GateStreams
 _WRITTEN_OVER: dict[type[Operation], str] = {
     Gate: "y",
-    Convolve: "x",  # products of it and of what comes before
+    Convolve: "x",  # products of it and of gates before it
     PrepareHeads: "x",
     PrepareLatents: "queries",
     Pool: "values",
@@ -74,7 +74,7 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
     """The same operations, with a copy of each value that does not lie as an operation needs it.
 
     Matrix kernels write whole panels and read rows without gaps. A recurrence reads all of its values from one row, a gate
-    writes over what it gates, and norms of `streams`, which the tape keeps, may be a thread's own.
+    writes over the gated rows, and norms of `streams`, which the tape keeps, may be a thread's own.
     """
     lie = _Lie.of(operations, streams)
     copies, made = dict[Value, Value](), list[Operation]()
@@ -133,8 +133,8 @@ class _Lie:
     Attributes:
         norms: Norms of the residual stream.
         landing: Products and sums, which can be written where the residual stream takes them from.
-        padded: Products whose rows are followed by the rest of a panel, and what is computed in their place.
-        apart: What cannot lie beside others in a row.
+        padded: Products whose rows are followed by the rest of a panel, and values computed in their place.
+        apart: Values that cannot lie beside others in a row.
     """
 
     norms: set[Value]
@@ -157,7 +157,7 @@ class _Lie:
         return cls(norms, landing, padded, apart)
 
     def is_misplaced(self, value: Value, operation: Operation, later: Sequence[Value]) -> bool:
-        """Whether an operation needs a copy of a value; `later` are those that are read after it."""
+        """Whether an operation needs a copy of a value; `later` are values read after it."""
         is_norm, is_part = value.root in self.norms, value.whole is not None
         match operation:
             case Multiply() | FeedExperts():
@@ -184,7 +184,7 @@ class _Lie:
 
 
 def _width(operation: Operation, value: Value) -> int:
-    """Floats of a row of a value: what kernels read of latents is padded, head by head."""
+    """Floats of a row of a value: latents are padded, head by head."""
     if isinstance(operation, PrepareLatents):
         n_latent = operation.norm.size
         return operation.keys.n * (up(n_latent, PART) + up(operation.latents.width - n_latent, PART))
@@ -198,7 +198,7 @@ class Layout:
 
     Attributes:
         buffers: Bytes by name.
-        added: What is added to the residual stream, which lies where the tape says.
+        added: Values that are added to the residual stream; they lie where the tape says.
     """
 
     def __init__(self, operations: Sequence[Operation], kept: Container[Value], n_early: int) -> None:

@@ -1,4 +1,4 @@
-"""A memory of n-grams: rows of a table by the last tokens, and what they give to residual streams."""
+"""A memory of n-grams: rows of a table by the last tokens, and their additions to residual streams."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TOKENS, _LAST = "tokens", "last tokens"
 class LookUpNgramsEmitter(OperationEmitter):
     """Keeps the tokens before, and looks up rows by them.
 
-    A convolution whose channel j lets through what lies j tokens back tells each token those before it, along its branch of a
-    tree, too.
+    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
+    branch of a tree.
     """
 
     operation: LookUpNgrams
@@ -81,7 +81,7 @@ class LookUpNgramsEmitter(OperationEmitter):
 
 
 class GateStreamsEmitter(OperationEmitter):
-    """Gates values for each stream, and norms what comes of it."""
+    """Gates values for each stream, and norms the results."""
 
     operation: GateStreams
 

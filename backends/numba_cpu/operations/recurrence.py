@@ -1,4 +1,4 @@
-"""Convolutions and linear recurrences, which keep states, and what is done before and after these."""
+"""Convolutions and linear recurrences, which keep states, and the operations before and after these."""
 
 from __future__ import annotations
 
@@ -306,17 +306,17 @@ def place_taps(
     bias: int = 0,
     has_silu: bool = False,
 ) -> int:
-    """Write what `convolve` needs to know of a layer.
+    """Write the operands of `convolve`.
 
     Args:
-        taps: (inputs, channels), what each channel of each input counts.
+        taps: (inputs, channels), the weight of each channel of each input.
         state: Of its inputs.
         n_aside: Drafted tokens of a slot that there is room for.
         arena: Where the record is kept.
         x: The inputs' rows.
         y: The outputs' rows.
-        gates: Addresses of what is multiplied with inputs and outputs, in rows as far apart as the inputs; 0: nothing.
-        bias: The address of what is added; 0: nothing.
+        gates: Addresses of factors of inputs and outputs, in rows as far apart as the inputs; 0: nothing.
+        bias: The address of added values; 0: none.
         has_silu: Whether outputs go through SiLU.
 
     Returns:

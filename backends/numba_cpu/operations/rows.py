@@ -1,4 +1,4 @@
-"""Norms, products and what else is done to rows, one by one."""
+"""Norms, products, activations and other operations on single rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _place(tape: Tape, work: str, x: Place, to: Place, size: int, *, norm: Norm 
 
 
 class ResidualNormEmitter(OperationEmitter):
-    """Norms the residual stream, once what blocks left is added to it."""
+    """Norms the residual stream, once pending rows are added to it."""
 
     operation: Normalize
 
@@ -104,7 +104,7 @@ class AddEmitter(OperationEmitter):
 
 
 class ActivateEmitter(OperationEmitter):
-    """Sends rows through an activation, with what gates them."""
+    """Sends rows through an activation, with their gates."""
 
     operation: Activate
     needs_no_barrier = True
@@ -127,7 +127,7 @@ class ActivateEmitter(OperationEmitter):
 
 
 def _kind(operation: Activate) -> dict[str, Any]:
-    """What an activation's kernel depends on."""
+    """The arguments that make an activation's kernel."""
     return {
         "activation": operation.activation.value,
         "is_gated": operation.up is not None,

@@ -24,7 +24,7 @@ __all__ = ["Asked", "columns_of", "multiply_first", "products"]
 class Asked:
     """Products of the same rows by matrices, each with its column, and how wide a row of them is, in a buffer of a name.
 
-    What they are kept by if they lie elsewhere, see `Tape.made`, is a key.
+    The key finds them in `Tape.made` if they lie elsewhere.
     """
 
     key: Hashable

@@ -66,7 +66,7 @@ def prepare(
 
 
 def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Arguments:
-    """What kernels are told of a rope: cosines and sines, of how many pairs, where these begin, whether they are neighbours."""
+    """The arguments of kernels for a rope: cosines and sines, how many pairs, where they begin, whether they are neighbours."""
     if rope is None:
         return {}
     pairs = {"n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}

@@ -1,4 +1,4 @@
-"""A block that says itself how it is computed: the emitters of its operations, and what they share."""
+"""A block of operations: their emitters, and the memory that these share."""
 
 from __future__ import annotations
 

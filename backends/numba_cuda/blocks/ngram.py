@@ -29,8 +29,8 @@ _GIVEN, _NORMED, _CONVOLVED = "given by n-grams", "normed by n-grams", "convolve
 class NgramMemoryEmitter(RecurrentEmitter):
     """Keeps the tokens before, and the last inputs of the convolution.
 
-    A convolution whose channel j lets through what lies j tokens back tells each token those before it, along its branch of a
-    tree, too.
+    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
+    branch of a tree.
     """
 
     block: NgramMemory

@@ -110,7 +110,7 @@ def convolve(
         has_silu: Whether outputs go through SiLU.
         to: Where outputs go as well, as matrices read them.
         n_steps: How many decays are made beside it, in rows of y.
-        steps: What the kernel is told of these.
+        steps: The kernel's arguments for these.
     """
     arguments: Arguments = {"taps": taps or tape.weights.taps(conv), "size": conv.state.shape[0] + 1}
     arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}

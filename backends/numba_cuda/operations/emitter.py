@@ -1,4 +1,4 @@
-"""What an operation needs, and how it comes onto a tape."""
+"""Emitters of operations: they tell the memory that an operation needs, and write its launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OperationEmitter(ABC):
 
     Attributes:
         place: Which of its block's states it keeps; None: none.
-        state: What that is.
+        state: That state.
         placed: Where it is, once it has a place.
     """
 
@@ -34,7 +34,7 @@ class OperationEmitter(ABC):
         self.operation, self.layout, self.options = operation, layout, options
 
     def buffers(self) -> Mapping[str, int]:
-        """Bytes of memory that it works in, beside its values, by name. Operations share what has one name."""
+        """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
         return {}
 
     @abstractmethod
@@ -42,4 +42,4 @@ class OperationEmitter(ABC):
         """Write its launches. May be called for any number of tapes."""
 
     def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
-        """Write the launches alone that bring its state up to date, for a pass over no tokens."""
+        """Write only the launches that bring its state up to date, for a pass over no tokens."""

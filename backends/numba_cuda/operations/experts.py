@@ -71,7 +71,7 @@ class ChooseExpertsEmitter(OperationEmitter):
         tape.launch(experts.route, (1,), THREADS, **self.arguments(tape))
 
     def arguments(self, tape: Tape) -> Arguments:
-        """What kernels are told; leaves the routes to those that read them."""
+        """The arguments of kernels; leaves the routes to their readers."""
         operation, router, buffers = self.operation, self.operation.router, tape.buffers
         logits, n_experts = self.layout.rows(operation.logits, tape), router.logits.n_out
         is_joined = bool(operation.joined) and tape.weights.join(operation.joined)
@@ -153,7 +153,7 @@ class MultiplyAndChooseEmitter(OperationEmitter):
 
 
 class SharedExpertEmitter(OperationEmitter):
-    """Writes what an expert that all tokens go to gives, unless it is one more of the others."""
+    """Writes the output of an expert of all tokens, unless it is one more of the others."""
 
     operation: SharedExpert
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUTS", "Layout"]
 
 INPUTS = "layer inputs"
-"""The buffer of what the embedding makes for all layers."""
+"""The buffer of rows that the embedding makes for all layers."""
 
 _PRODUCTS = Multiply | MultiplyActivated
 _SUMS = FeedExperts | FeedExpertsAndAdd
@@ -44,8 +44,8 @@ _SUMS = FeedExperts | FeedExpertsAndAdd
 class Layout:
     """Gives each value of a block a place.
 
-    Products of one launch lie side by side in one row, as do all values that a recurrence reads. What is normed and read by
-    nobody else stays where it is. What matrices read are floats or units of its own.
+    Products of one launch lie side by side in one row, as do all values that a recurrence reads. A value
+    that is normed, and read by nothing else, stays where it is. Matrices read floats or units in rows of their own.
 
     Attributes:
         buffers: Bytes by name.
@@ -65,8 +65,8 @@ class Layout:
         self._operands: dict[Value, tuple[str, int]] = {}  # name, and which MAX_TOKENS rows of the buffers
         for each in operations:
             self._add_operands(each)
-        self._in_place: dict[Value, Value] = {}  # by what is made where another value was
-        self._normed: dict[Value, Normalize] = {}  # by what is normed where matrices will read it
+        self._in_place: dict[Value, Value] = {}  # by the value that takes another's place
+        self._normed: dict[Value, Normalize] = {}  # by the value that is normed where matrices read it
         for each in operations:
             self._add_in_place(each)
         self._added = {value: each.norm for each in operations if isinstance(each, Add) for value in self._made_to_add(each)}
@@ -79,7 +79,7 @@ class Layout:
     # What emitters ask
 
     def maker(self, value: Value) -> Operation | None:
-        """What makes a value."""
+        """The operation that makes a value."""
         return self._makers.get(value.root)
 
     def feed(self, routes: Value) -> FeedExperts:
@@ -115,7 +115,7 @@ class Layout:
         return value in self._in_place
 
     def adds(self, value: Value) -> bool:
-        """Whether what makes a value adds it to x."""
+        """Whether the operation that makes a value adds it to x."""
         return self._added.get(self._canonical(value), ...) is None
 
     def is_left(self, value: Value) -> bool:
@@ -220,7 +220,7 @@ class Layout:
         return not (value.root in self._operands or isinstance(maker, ReadInput) or self._is_norm_of_stream(maker))
 
     def _made_to_add(self, add: Add) -> Iterator[Value]:
-        """What is added to x, if what makes it can add it."""
+        """The value that is added to x, if the operation that makes it can add it."""
         value = self._canonical(add.y)
         maker = self._makers[value]
         later = self._operations[self._operations.index(maker) :]
@@ -229,7 +229,7 @@ class Layout:
             yield value
 
     def _canonical(self, value: Value) -> Value:
-        """What lies where a value does, and was there first."""
+        """The value that was first in the place of a value."""
         root = value.root
         while root in self._in_place:
             root = self._in_place[root].root

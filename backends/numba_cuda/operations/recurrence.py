@@ -1,4 +1,4 @@
-"""Convolutions and linear recurrences, which keep states, and what is done before and after these."""
+"""Convolutions and linear recurrences, which keep states, and the operations before and after these."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ConvolveEmitter(OperationEmitter):
         self._convolve(tape, is_state_alone=True)
 
     def _steps(self, tape: Tape) -> tuple[int, Arguments]:  # noqa: ARG002 - for those with some
-        """How many decays are made beside it, and what the kernel is told of these."""
+        """How many decays are made beside it, and the kernel's arguments for these."""
         return 0, {}
 
     def _convolve(self, tape: Tape, *, is_state_alone: bool) -> None:
@@ -69,7 +69,7 @@ class ConvolveEmitter(OperationEmitter):
         gates = [layout.rows(gate, tape) for gate in (convolution.before, convolution.after) if gate is not None]
         is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], convolution.x, strict=False))
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
-            raise UnsupportedError("a convolution of what does not lie side by side, or gated once; use backend reference")
+            raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
         to = layout.operand(convolution.out, tape) if layout.is_operand(convolution.out) and not is_state_alone else None
         n_steps, steps = self._steps(tape)
         convolve(
@@ -88,7 +88,7 @@ class ConvolveEmitter(OperationEmitter):
 
 
 class ConvolveAndDecayEmitter(ConvolveEmitter):
-    """Likewise, with decays and betas of what lies beside the inputs."""
+    """Likewise, with decays and betas of values beside the inputs."""
 
     def __init__(self, operation: ConvolveAndDecay, layout: Layout, options: ModelOptions) -> None:
         both = dict(zip(("convolution", "decay"), operation.operations, strict=True))
@@ -236,7 +236,7 @@ class RecurEmitter(OperationEmitter):
         self.emit(tape)
 
     def kept(self, tape: Tape) -> Arguments:
-        """What `gate_groups` is told of what drafted tokens have fed it, which is kept aside."""
+        """The arguments of `gate_groups` for inputs of drafted tokens, which are kept aside."""
         recur, layout = self.operation, self.layout
         row, n_keys = layout.whole_row(recur.keys, tape), recur.keys.width
         step_at = layout.row(recur.betas if recur.decays is None else recur.decays)[1]
@@ -251,10 +251,10 @@ def _n_steps(recur: Recur) -> int:
 
 
 class GateEmitter(OperationEmitter):
-    """Gates what a recurrence yields, and keeps aside what drafted tokens have fed it.
+    """Gates the output of a recurrence, and keeps aside the inputs of drafted tokens.
 
     Attributes:
-        recurrence: What yields it, if it is one.
+        recurrence: The recurrence, if there is one.
     """
 
     operation: Gate

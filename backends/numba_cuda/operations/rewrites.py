@@ -1,4 +1,4 @@
-"""Operations that kernels for GPUs compute together: rewrites of a block's list, each with what it is good for.
+"""Operations that kernels for GPUs compute together: rewrites of a block's list, each with its reason.
 
 Each launch takes 2 to 3 µs, as long as a small product, so most of them save one; see docs/cuda.md.
 """
@@ -66,13 +66,13 @@ class Fused(Operation):
 
     @property
     def read(self) -> tuple[Value, ...]:
-        """See `Operation.read`: but for those that it makes."""
+        """See `Operation.read`: without values that it makes itself."""
         made = set(self.made)
         return tuple(value for each in self.operations for value in each.read if value.root not in made)
 
 
 class NormalizeParts(Fused):
-    """Norms of up to three products of one launch; first those that are multiplied next."""
+    """Norms of up to three products of one launch; first the ones that are multiplied next."""
 
 
 class ScaleAndDecay(Fused):
@@ -88,7 +88,7 @@ class ActivateAndDecay(Fused):
 
 
 class MultiplyAndChoose(Fused):
-    """A router's logits, and what it chooses by them."""
+    """A router's logits, and its choice by them."""
 
 
 @frozen(eq=False)
@@ -176,7 +176,7 @@ def _joined(first: Multiply, other: Multiply) -> Multiply:
 
 
 def _with_separate_sums(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
-    """Add what is merely summed to x one by one, where a product or a sum of experts can add it itself."""
+    """Add summed values to x one by one, where a product or a sum of experts can add its rows itself."""
     makers = _makers(operations)
 
     def separate(weighed: Operation, add: Operation) -> tuple[Operation, ...]:
@@ -271,7 +271,7 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
     scaled = {each.x.root: each for each in side_by_side if isinstance(each, ScaleToLength)}
 
     def purpose(operation: Operation, value: Value) -> str | None:
-        """What a copy is for that others may share, if there has to be one."""
+        """The purpose of a copy, which others of the same purpose share; None if there need not be one."""
         maker = makers.get(value.root)
         match operation:
             case Multiply() | MultiplyActivated():
@@ -347,7 +347,7 @@ def _norms(group: Sequence[Normalize], multiplied: Container[Value]) -> Sequence
 
 
 def _with_neighbours(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Choose experts in the launch that makes logits, and make decays in that of what comes before, in the same rows."""
+    """Choose experts in the launch that makes logits, and decays in the launch of the operation before, in the same rows."""
     fed = [_roots(each) for each in operations if isinstance(each, Recur)]
 
     def join(each: Operation, following: Operation) -> tuple[Operation, ...]:

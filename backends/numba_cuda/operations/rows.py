@@ -99,7 +99,7 @@ class MultiplyEmitter(OperationEmitter):
     operation: Multiply
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`: what is added to x is added at once."""
+        """See `OperationEmitter.emit`: products that x takes are added at once."""
         operation, layout = self.operation, self.layout
         x, products = layout.operand(operation.x, tape), [*zip(operation.linears, operation.out, strict=True)]
         if rest := [(linear, out) for linear, out in products if not layout.is_left(out)]:
@@ -145,7 +145,7 @@ class ActivateEmitter(OperationEmitter):
 
 
 class AddEmitter(OperationEmitter):
-    """Adds rows to x, or their norm: what is not added by what makes it."""
+    """Adds rows to x, or their norm, unless the kernel that makes them does so."""
 
     operation: Add
 
@@ -181,7 +181,7 @@ class ConstantEmitter(OperationEmitter):
 
 
 class ReadInputEmitter(OperationEmitter):
-    """Writes nothing: what it reads lies where the embedding left it."""
+    """Writes nothing: the rows lie where the embedding left them."""
 
     operation: ReadInput
 
