@@ -8,8 +8,8 @@ from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
-from augury.backends.numba_cuda.blocks.asked import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
+from augury.backends.numba_cuda.blocks.first_products import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cuda.device import Launch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.backends.numba_cuda.blocks.asked import Asked
     from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+    from augury.backends.numba_cuda.blocks.first_products import FirstProducts
     from augury.backends.numba_cuda.device import Device, Pointer, Program
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
@@ -110,7 +110,7 @@ class Lowering:
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
-            needed["asked"] = 4 * MAX_TOKENS * max(widths)
+            needed["first products"] = 4 * MAX_TOKENS * max(widths)
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
@@ -198,11 +198,11 @@ class Lowering:
         norms = tuple(dict.fromkeys(norm for emitter in emitters for norm in emitter.norms))
         return norms if len(norms) <= 2 else ()
 
-    def _first_products(self, i: int) -> list[Asked]:
-        """What several mixers of a layer begin with, of one norm: the first one's last, since its v is of another type."""
+    def _first_products(self, i: int) -> list[FirstProducts]:
+        """The first products of several mixers of a layer, of one norm; the first mixer comes last, as its v has another type."""
         layer = self.plan.layers[i]
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
-        return [emitter.asked for emitter in reversed(emitters) if emitter.asked is not None]
+        return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
     def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
         """Write what x begins as, and what else the embedding makes."""
@@ -231,8 +231,8 @@ class Lowering:
         before = tape.x
         if norms := self._first_norms(i):
             tape.norm_first(norms)
-            if asked := self._first_products(i):
-                multiply_first(tape, tape.norm(norms[0], ()), asked)
+            if first := self._first_products(i):
+                multiply_first(tape, tape.norm(norms[0], ()), first)
         elif layer.is_parallel or layer.beside or layer.apart:
             before = tape.put_aside()
         for block, emitter in zip(layer.blocks, self._layers[i], strict=True):

@@ -103,7 +103,7 @@ class Tape:
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
-        made: Products that blocks side by side begin with; see `blocks.asked`.
+        made: Products that blocks side by side begin with; see `blocks.first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
     """

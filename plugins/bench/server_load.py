@@ -16,13 +16,13 @@ from attrs import frozen
 
 from augury.errors import AuguryError
 
-__all__ = ["Asked", "Load", "ask", "median_of", "run_load"]
+__all__ = ["Load", "TimedRequest", "ask", "median_of", "run_load"]
 
 _ANSWER_S = 900.0
 
 
 @frozen
-class Asked:
+class TimedRequest:
     """One request, as its client saw it."""
 
     text: str
@@ -36,7 +36,7 @@ class Load:
     """What some clients saw together."""
 
     seconds: float
-    requests: tuple[Asked, ...]  # in the order in which they were to be asked
+    requests: tuple[TimedRequest, ...]  # in the order in which they were to be asked
 
     @property
     def requests_per_second(self) -> float:
@@ -61,7 +61,7 @@ def run_load(url: str, bodies: Sequence[Mapping[str, Any]], n_clients: int) -> L
         AuguryError: The server refused a request, or went away.
     """
     left = deque(enumerate(bodies))
-    found: dict[int, Asked] = {}
+    found: dict[int, TimedRequest] = {}
     errors: list[Exception] = []
 
     def client() -> None:
@@ -86,7 +86,7 @@ def run_load(url: str, bodies: Sequence[Mapping[str, Any]], n_clients: int) -> L
     return Load(seconds, tuple(found[number] for number in sorted(found)))
 
 
-def ask(url: str, body: Mapping[str, Any]) -> Asked:
+def ask(url: str, body: Mapping[str, Any]) -> TimedRequest:
     """Ask for one completion, streamed.
 
     Raises:
@@ -115,7 +115,7 @@ def ask(url: str, body: Mapping[str, Any]) -> Asked:
     if not times:
         raise AuguryError(f"{url} answers without a token; its /completion is not llama.cpp's")
     token_s = (times[-1] - times[0]) / (n_tokens - 1) if n_tokens > 1 else 0.0
-    return Asked(text, n_tokens, times[0] - start, token_s)
+    return TimedRequest(text, n_tokens, times[0] - start, token_s)
 
 
 def median_of(loads: Sequence[Load], name: str, q: float) -> float:

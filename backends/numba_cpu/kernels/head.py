@@ -30,24 +30,24 @@ class HeadSteps:
     offset: int  # of the first value that is turned
 
 
-@kernel(ways=HeadSteps)
-def prepare_head(x, ways, head, position, size):
-    """Do to the `size` floats at `x` what `ways` says."""
-    limit = np.float32(ways.limit)
+@kernel(steps=HeadSteps)
+def prepare_head(x, steps, head, position, size):
+    """Prepare the `size` floats at `x` by `steps`."""
+    limit = np.float32(steps.limit)
     if limit != 0:
         high, low = splat_f32(limit), splat_f32(-limit)
         for i in range(0, size, 16):
             store_part(x + 4 * i, minimum(high, maximum(low, load_part(x + 4 * i, size - i))), size - i)
-    norm, turns = ways.norm, ways.turns
+    norm, turns = steps.norm, steps.turns
     for step in range(2):
-        if step == ways.is_turned_first:
+        if step == steps.is_turned_first:
             if norm != 0:
                 normalise(x, norm, x, size, head, 0)
         elif turns != 0:
-            n_pairs = ways.n_pairs
-            start = x + 4 * ways.offset
-            rotate(start, turns + 8 * position * n_pairs, n_pairs, ways.is_interleaved)
-    factors = ways.factors
+            n_pairs = steps.n_pairs
+            start = x + 4 * steps.offset
+            rotate(start, turns + 8 * position * n_pairs, n_pairs, steps.is_interleaved)
+    factors = steps.factors
     if factors != 0:
         factor = splat_f32(get_f32(factors + 4 * position))
         for i in range(0, size, 16):

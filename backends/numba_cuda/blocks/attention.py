@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.asked import Asked, products
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.blocks.first_products import FirstProducts, products
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
@@ -102,14 +102,14 @@ class AttentionEmitter(Emitter):
         return (self.block.norm,)
 
     @property
-    def asked(self) -> Asked:
-        """See `Emitter.asked`."""
-        return Asked(self, "heads", list(zip(self._linears, self._columns, strict=True)), self._width)
+    def first_products(self) -> FirstProducts:
+        """See `Emitter.first_products`."""
+        return FirstProducts(self, "heads", list(zip(self._linears, self._columns, strict=True)), self._width)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block = self.block
-        made = products(tape, tape.norm(block.norm, self._linears), self.asked)
+        made = products(tape, tape.norm(block.norm, self._linears), self.first_products)
         rows = Rows(made.at.at(4 * self._heads_at), made.width)
         is_kept = block.source is None
         if block.has_joint_norms:

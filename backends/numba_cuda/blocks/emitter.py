@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from augury.backends.numba_cuda.blocks.asked import Asked
+    from augury.backends.numba_cuda.blocks.first_products import FirstProducts
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Norm
@@ -57,8 +57,8 @@ class Emitter(ABC):
         return ()
 
     @property
-    def asked(self) -> Asked | None:
-        """The products of norm(x) that it begins with, if it lets others share their launch; see `asked`."""
+    def first_products(self) -> FirstProducts | None:
+        """The products of norm(x) that it begins with, if it lets others share their launch; see `first_products.py`."""
         return None
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.asked import Asked
+from augury.backends.numba_cuda.blocks.first_products import FirstProducts
 from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.layout import Layout
@@ -58,14 +58,14 @@ class LoweredEmitter(RecurrentEmitter):
         return self._norms
 
     @property
-    def asked(self) -> Asked | None:
-        """See `Emitter.asked`."""
+    def first_products(self) -> FirstProducts | None:
+        """See `Emitter.first_products`."""
         if (found := self._layout.first_products()) is None:
             return None
         multiply, name = found
         columns = [self._layout.row(out)[1] for out in multiply.out]
         products = [*zip(multiply.linears, columns, strict=True)]
-        return Asked((self._layout, name), name, products, self._layout.width(name))
+        return FirstProducts((self._layout, name), name, products, self._layout.width(name))
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""

@@ -11,7 +11,7 @@ from servers import serving
 from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
 from augury.plugins.bench.commands import servers
-from augury.plugins.bench.server_load import Asked, Load, ask, run_load
+from augury.plugins.bench.server_load import Load, TimedRequest, ask, run_load
 
 ANSWERS = {  # lines that are streamed, by prompt
     "two": [{"content": "a", "tokens": [1], "stop": False}, {"content": "bc", "tokens": [2, 3], "stop": False}],
@@ -73,7 +73,7 @@ def test_as_many_ask_at_once_as_there_are_clients(url):
 
 
 def test_figures_are_those_of_the_requests():
-    load = Load(2.0, tuple(Asked("", 5, 0.1 * i, 0.01 * i) for i in range(1, 11)))
+    load = Load(2.0, tuple(TimedRequest("", 5, 0.1 * i, 0.01 * i) for i in range(1, 11)))
     assert (load.requests_per_second, load.tokens_per_second) == (5.0, 25.0)
     assert (load.quantile("first_s", 0.5), load.quantile("token_s", 0.95)) == (pytest.approx(0.6), 0.1)
 

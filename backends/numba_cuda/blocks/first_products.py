@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Linear
 
-__all__ = ["Asked", "columns_of", "multiply_first", "products"]
+__all__ = ["FirstProducts", "columns_of", "multiply_first", "products"]
 
 
 @frozen(eq=False)
-class Asked:
+class FirstProducts:
     """Products of the same rows by matrices, each with its column, and how wide a row of them is, in a buffer of a name.
 
     The key finds them in `Tape.made` if they lie elsewhere.
@@ -33,25 +33,25 @@ class Asked:
     width: int
 
 
-def columns_of(asked: Sequence[Asked]) -> list[int]:
+def columns_of(blocks: Sequence[FirstProducts]) -> list[int]:
     """Where in one row the products of several blocks begin, each in whole tiles of matrices, and where they end."""
-    return list(accumulate((-(-each.width // TILE_ROWS) * TILE_ROWS for each in asked), initial=0))
+    return list(accumulate((-(-each.width // TILE_ROWS) * TILE_ROWS for each in blocks), initial=0))
 
 
-def products(tape: Tape, x: Operand, asked: Asked) -> Rows:
-    """What a block begins with, written unless `multiply_first` has done so."""
-    if asked.key in tape.made:
-        return tape.made[asked.key]
-    rows = Rows(tape.buffers[asked.name], asked.width)
-    tape.multiply(x, asked.products, rows)
+def products(tape: Tape, x: Operand, first: FirstProducts) -> Rows:
+    """The first products of a block, written unless `multiply_first` has done so."""
+    if first.key in tape.made:
+        return tape.made[first.key]
+    rows = Rows(tape.buffers[first.name], first.width)
+    tape.multiply(x, first.products, rows)
     return rows
 
 
-def multiply_first(tape: Tape, x: Operand, asked: Sequence[Asked]) -> None:
-    """Write what several blocks begin with, all in one row, until `Tape.go_on`."""
-    columns = columns_of(asked)
-    rows, found = Rows(tape.buffers["asked"], columns[-1]), []
-    for each, first in zip(asked, columns, strict=False):
+def multiply_first(tape: Tape, x: Operand, blocks: Sequence[FirstProducts]) -> None:
+    """Write the first products of several blocks, all in one row, until `Tape.go_on`."""
+    columns = columns_of(blocks)
+    rows, found = Rows(tape.buffers["first products"], columns[-1]), []
+    for each, first in zip(blocks, columns, strict=False):
         tape.made[each.key] = Rows(rows.at.at(4 * first), rows.width)
         found += [(linear, first + column) for linear, column in each.products]
     tape.multiply(x, found, rows)
