@@ -199,7 +199,7 @@ class Lowering:
         return norms if len(norms) <= 2 else ()
 
     def _first_products(self, i: int) -> list[FirstProducts]:
-        """The first products of several mixers of a layer, of one norm; the first mixer comes last, as its v has another type."""
+        """The first products of several mixers of a layer, of one norm; the first mixer is last, as its v has another type."""
         layer = self.plan.layers[i]
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
