@@ -61,7 +61,7 @@ class MemoryManager(Plugin, ABC):
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
         `slot`, if one is named, is free, and the one to give. What it reuses may be copied from a slot that is in use. At least
-        one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
+        one token of the prompt is never counted as reused, because its logits are needed. Raising gives no slot.
         """
 
     @abstractmethod

@@ -28,10 +28,11 @@ __all__ = [
 _LEAST_DIVISOR = 1e-200  # below it logits become infinite
 
 SamplingStep = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""What `step(history, ids, logits)` returns are the tokens that stay and their logits, both (m,) again.
+"""A `step(history, ids, logits)` returns the tokens that stay and their logits, both (m,) again.
 
 `history` (h,) int32 is the prompt and the output, read-only; `ids` (m,) int32 are tokens, `logits` (m,) theirs, which may be
-changed in place. A step is a pure function of these three, for it is called for drafted texts, too, some of which are rejected.
+changed in place. A step is a pure function of these three, because it is also called for drafted texts, some of which are
+rejected.
 """
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "log_request",
 ]
 
-_LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
+_LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
 
 
 Drafted = tuple[str | None, int, int, list[int], int]

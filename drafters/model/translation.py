@@ -139,7 +139,7 @@ class Translation:
         """Append special tokens; what comes after them is encoded apart from what was before."""
         self._append(tokens)
         self._n_closed = self._n
-        self._text = bytearray()  # after the special tokens: open, for its end may be encoded again
+        self._text = bytearray()  # after the special tokens: open, as its end may be encoded again
         self._open_ends: list[int] = []  # where in it each token ends
         self._recent: deque[bytes] = deque(maxlen=_LOOKBEHIND)  # what the target's last tokens of it spell
         self._decoder = StreamDecoder(self._target, continues=False)

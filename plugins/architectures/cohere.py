@@ -85,8 +85,8 @@ class Cohere2Moe(Architecture):
             if not has_experts(decoder, layer):
                 return Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True)
             factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
-            marks: dict[str, Any] = {"fallback": Gating.SIGMOID, "norm": "attn_norm", "has_weights_scale": True}
-            return Layer(attention, mixture(decoder, layer, factor=factor, **marks), is_parallel=True)
+            experts = mixture(decoder, layer, factor=factor, fallback=Gating.SIGMOID, norm="attn_norm", has_weights_scale=True)
+            return Layer(attention, experts, is_parallel=True)
 
         output = decoder.output(scale=keys.number("logit_scale") or 1.0)
         return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), output=output, nextn=layer_of)}

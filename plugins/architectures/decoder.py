@@ -172,10 +172,10 @@ class Decoder(Tensors):
 
         Args:
             layers: In order.
-            output: The last block, where it is not what `output()` gives.
+            output: The last block; None: that of `output()`.
             nextn: Makes a layer that predicts further tokens, by its number; None: the family does without them.
-            nextn_hidden: What these layers are given, see `NextnLayer`.
-            **embedding: What the embedding has beside its weight: `scale` and other fields of `Embedding`.
+            nextn_hidden: The feature that these layers read, see `NextnLayer`.
+            **embedding: Further fields of `Embedding`, such as `scale`.
         """
         first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
         last = self.output() if output is None else output

@@ -41,10 +41,14 @@ class Transformer(Architecture):
         decoder = cls.decoder(file)
         rope = cls.rope(decoder)
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        more: dict[str, Any] = {"output": cls.output(decoder), **cls.embedding(decoder)}
-        if cls.nextn_hidden is not None:
-            more |= {"nextn": lambda layer: cls.layer(decoder, layer, rope), "nextn_hidden": cls.nextn_hidden}
-        return {"main": decoder.plan(layers, **more)}
+        plan = decoder.plan(
+            layers,
+            output=cls.output(decoder),
+            nextn=None if cls.nextn_hidden is None else lambda layer: cls.layer(decoder, layer, rope),
+            nextn_hidden=cls.nextn_hidden or "output",
+            **cls.embedding(decoder),
+        )
+        return {"main": plan}
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:

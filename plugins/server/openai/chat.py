@@ -141,7 +141,7 @@ class ChatRequest(OpenAIFields):
         is_continued = self.messages[-1].role == "assistant"
         for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
             if getattr(self, name) not in {None, meant}:
-                told = "is continued, for it is" if is_continued else "cannot be continued, for it is not"
+                told = "is continued because it is" if is_continued else "cannot be continued because it is not"
                 raise ValueError(f"{name} is {not meant}, but the last message {told} the assistant's; leave {name} out")
         return self
 
