@@ -49,7 +49,7 @@ ON_GPUS = """
 All backends compute all of these architectures: `numba-cpu`, `reference`, and `numba-cuda`, which is **not yet measured on a
 GPU**{but}
 """
-BUT = """, but for those that need what this table lists.
+BUT = """, but for models that need a part of this table.
 
 | what is missing | architectures |
 |---|---|
@@ -75,10 +75,10 @@ LACKS = {
 
 NOT_EXACTLY = """
 One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. Layers that predict further tokens
-(`nextn_predict_layers`) are what `draft-mtp` drafts with in files of `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`,
-`glm-dsa`, `glm4moe`, `hy_v3`, `llama`, `mimo2`, `mistral4`, `qwen35`, `qwen35moe`, `qwen3next` and `step35`, on backend
-`numba-cpu`. Elsewhere they are not used, and files that have them run like those that do not. A file that asks for something
-that its architecture does not know is refused, and the error names the metadata key: attention to later tokens
+(`nextn_predict_layers`) are used by `draft-mtp` in files of `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`,
+`glm-dsa`, `glm4moe`, `hy_v3`, `llama`, `mimo2`, `mistral4`, `qwen35`, `qwen35moe`, `qwen3next` and `step35`, on
+backends `numba-cpu` and `reference`. Elsewhere they are not used, and files with them run like files without. A file that asks
+for something that its architecture does not know is refused, and the error names the metadata key: attention to later tokens
 (`attention.causal`), `glm5-next` without the last block's tokens (`attention.indexer.kpool_select_tail`), `bailingmoe3` without
 a floor of decays (`kda.safe_gate`).
 
@@ -116,9 +116,9 @@ def page(registry: Registry) -> str:
 
 
 def _missing_on_gpus(plan: ModelPlan, registry: Registry) -> str | None:
-    """What numba-cuda does not compute of a plan, as its error says."""
+    """The part of a plan that numba-cuda does not compute, in the words of its error."""
     backend = registry.backends["numba-cuda"]
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # kernels are imported with what is asked
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # the backend imports its kernels here
     try:
         backend(backend.options_class()).state_spec(plan, ModelOptions(n_ctx=plan.n_ctx_train))
     except UnsupportedError as error:
