@@ -1,3 +1,5 @@
+"""Records of kernels: fields by name, offsets from their declarations, and none that nobody reads."""
+
 import ast
 import re
 from pathlib import Path
