@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define
 
-__all__ = ["CachedText"]
+__all__ = ["CachedText", "n_common"]
 
 
 @define(eq=False)
@@ -38,12 +38,17 @@ class CachedText:
 
     def n_agreed(self, text: np.ndarray) -> int:
         """How many tokens of `text` (t,) int32 are cached."""
-        n = min(self.n, len(text))
-        differs = self.tokens[:n] != text[:n]
-        return int(differs.argmax()) if differs.any() else n
+        return n_common(self.tokens[: self.n], text)
 
     def leave_out(self, history: np.ndarray, n_kept: int) -> None:
         """Of `history` keep what was cached before anything was left out, and the last `n_kept` tokens."""
         n_agreed = self.n_agreed(self.text(history))
         self.n_before = min(n_agreed, self.n_before) if self.n_left_out else n_agreed
         self.n_left_out = len(history) - n_kept - self.n_before
+
+
+def n_common(tokens: np.ndarray, text: np.ndarray) -> int:
+    """How many first tokens two texts (n,) and (t,) int32 have in common."""
+    n = min(len(tokens), len(text))
+    differs = tokens[:n] != text[:n]
+    return int(differs.argmax()) if differs.any() else n

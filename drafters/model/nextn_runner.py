@@ -22,6 +22,7 @@ import numpy as np
 from attrs import define
 
 from augury.batch import NextnSlotInput
+from augury.drafters.model.cached_text import n_common
 from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ class HiddenText:
 
     def n_agreed(self, text: np.ndarray) -> int:
         """How many of the first tokens of a text (t,) int32 the target told of."""
-        n = min(self.n, len(text))
-        differs = self.tokens[:n] != text[:n]
-        return int(differs.argmax()) if differs.any() else n
+        return n_common(self.tokens[: self.n], text)
 
 
 class NextnRunner:
