@@ -24,6 +24,9 @@ class Author:
         self.rng = np.random.default_rng(seed)
         self.tensors, self.parts, self.states, self.build = {}, [], [], Builder(N_EMBD)
         self.values = [self.build.normalize(self.build.x, self.norm_of(N_EMBD))]
+        self.write()
+
+    def write(self):
         for step in self.rng.choice(STEPS, 8):
             getattr(self, str(step))()
         if self.rng.random() < 0.5:
@@ -114,6 +117,23 @@ class Author:
         self.values.append(self.build.recur(heads, len(self.states) - 2, queries, keys, values, decays, betas))
 
 
+class Repetitive(Author):
+    """Has the norm of the residual stream read by one operation after another, some of which write over what they read."""
+
+    def value(self, width=None):
+        is_norm = width in (None, N_EMBD) and self.rng.random() < 0.7
+        return self.values[0] if is_norm else self.product(width or N_EMBD)
+
+    def write(self):
+        for step in self.rng.choice(["gate", "convolve", "activate", "norm"], 4):
+            getattr(self, str(step))()
+        products = [self.build.multiply(each, self.linear(each.width, 64), purpose="product")[0] for each in self.values]
+        total = products[0]
+        for each in products[1:]:
+            total = self.build.add_weighed(total, each)
+        self.build.add(self.build.multiply(total, self.linear(64, N_EMBD), purpose="last")[0])
+
+
 @attrs.frozen(eq=False)
 class Written(Block):
     """A block of an author's operations."""
@@ -141,8 +161,9 @@ def rows_of(backend, file, block):
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(200))
-def test_operations_in_any_order_compute_the_same(seed):
-    author = Author(seed)
+@pytest.mark.parametrize("kind", [Author, Repetitive])
+def test_operations_in_any_order_compute_the_same(kind, seed):
+    author = kind(seed)
     file = altered(tiny_file("llama-dense"), arrays=author.tensors)
     expected = rows_of("reference", file, Written(author))
     assert nmse(rows_of("numba-cpu", file, Written(author)), expected) < 1e-6

@@ -88,6 +88,8 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
         own = {value: Value(value.width) for value in _written_over(given) if _is_needed(value, given, later)}
         made += [Normalize(value, None, copy) for value, copy in own.items()]
         made.append(_with_own(given, own))
+        written = _written_over(made[-1])
+        copies = {value: copy for value, copy in copies.items() if copy not in written}
         if isinstance(operation, ScaleToLength):  # which computes in place
             copies = {value: copy for value, copy in copies.items() if value.root is not operation.x.root}
         elif isinstance(operation, Recur):
