@@ -77,6 +77,7 @@ class Builder:
     def flaws(self, states: Sequence[SequenceState], cached: Sequence[tuple[str, int, int]]) -> Iterator[str]:
         """The misfits between operations, and with the states and caches that the block declares, in words."""
         made, kept, written = {self.x, self.before, self.embedded, self.last_choice}, {}, {}
+        norms = {each.out for each in self.operations if isinstance(each, Normalize) and each.x in (self.x, self.before)}
         for each in self.operations:
             name = type(each).__name__
             for value in each.read:
@@ -92,6 +93,8 @@ class Builder:
             yield from (
                 f"{what} of {name} has {found} values, expected {right}" for what, found, right in sizes if found != right
             )
+            if isinstance(each, ScaleToLength) and each.x.root in norms:
+                yield f"{name} writes over a norm of x, which threads keep for all that read it; scale what is made of that"
             made.update(each.made)
             kept.update(each.kept())
             written.update(each.cached())

@@ -97,6 +97,7 @@ FLAWS = {
     "Normalize reads 8 values that nothing before it makes": lambda b, n: b.normalize(Value(8), NORM),
     "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),
     "Activate reads x as others may still add to it": lambda b, n: b.activate(b.x, Activation.SILU),
+    "ScaleToLength writes over a norm of x": lambda b, n: b.scale_to_length(n, 4, 1e-6, 1, 1.0),
     "its operations keep the states {0: ": lambda b, n: b.convolve([n], [CONV], [0]),
     "it adds to x more than once, or not in the end": lambda b, n: b.add(n),
 }
