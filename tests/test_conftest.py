@@ -100,4 +100,4 @@ def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
 def test_a_tiny_model_is_written_once_for_all_processes():
     path = models.tiny_model("llama-dense")
     assert path.parent == Path(os.environ["TINY_MODELS"])
-    models._written(path, lambda _: pytest.fail("it is there"))
+    assert models.written(path.stem, lambda _: pytest.fail("it is there")) == path

@@ -138,9 +138,7 @@ def make_requests(
     requests = list[Request]()
     for i in range(1 if n is None else check_count("n", n)):
         seed = requests[0].sampling.seed if i else None
-        request = make(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64})
-        if request.echo and text is not None:
-            request = attrs.evolve(request, prompt_text=text)
+        request = make(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64}, text=text)
         if i:  # the prompt is processed for the first of them
             request = attrs.evolve(request, on_prompt=None)
         requests.append(request)
@@ -156,6 +154,7 @@ def make_request(
     n_slots: int = 1,
     registry: Registry,
     tokenizer: Tokenizer | None = None,
+    text: str | None = None,
 ) -> Request:
     """A request from checked token ids and the keyword arguments of `generate` and `stream`.
 
@@ -182,6 +181,7 @@ def make_request(
         n_slots: Of the engine.
         registry: Of constraints.
         tokenizer: The model's, or None.
+        text: The prompt as it was given, if that was a text.
 
     Raises:
         OptionError: An argument is unknown, has the wrong type or is out of range.
@@ -220,6 +220,8 @@ def make_request(
     if "infill" in sampling.samplers and tokenizer is None:
         raise UnsupportedError("sampler infill looks at texts, but this model has no tokenizer that augury can read")
     flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
+    if flags["echo"] and text is None:
+        text = "" if tokenizer is None else tokenizer.decode(prompt.tolist(), skip_special=False)
     name = rest.pop("id", None)
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError(f"id is {reprlib.repr(name)}, expected a text that is not empty")
@@ -249,13 +251,9 @@ def make_request(
         constraint=constraint,
         slot=slot,
         prediction=prediction,
-        prompt_text=_decoded(prompt, tokenizer) if flags["echo"] else None,
+        prompt_text=text if flags["echo"] else None,
         **flags,
     )
-
-
-def _decoded(tokens: np.ndarray, tokenizer: Tokenizer | None) -> str:
-    return "" if tokenizer is None else tokenizer.decode(tokens.tolist(), skip_special=False)
 
 
 def _prediction(value: Any, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray | None:

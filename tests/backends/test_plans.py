@@ -34,7 +34,7 @@ def test_a_block_that_the_backend_does_not_know_is_refused(backend):
 
     file = tiny_file("llama-dense")
     plan = with_each_layer(plan_of(file, REGISTRY), mixer=Abacus())
-    with pytest.raises(UnsupportedError, match="llama models have a block Abacus, which this backend does not compute"):
+    with pytest.raises(UnsupportedError, match="block Abacus does not say how it is computed; define its `lower`"):
         load(backend, file, plan)
 
 

@@ -101,7 +101,8 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
     server = Server(options, lambda _: None)
     server._engine, server._chat_format = SimpleNamespace(chat_template=None), Format()
     for asked, expected in ((None, "none"), ("deepseek", "deepseek")):
-        plan, _ = asyncio.run(plan_chat(server, [], reasoning=asked))
+        asking = {"tools": None, "tool_choice": "auto", "is_parallel": True, "json_schema": None, "has_form": False}
+        plan, _ = asyncio.run(plan_chat(server, [], **asking, reasoning=asked))
         assert plan._tags == expected
 
 

@@ -32,7 +32,7 @@ class Words:
         assert parse_special or not add_special
         return [1] * add_special + [len(word) for word in text.split()]
 
-    def decode(self, tokens, *, continues=False):
+    def decode(self, tokens, *, continues=False, skip_special=True):
         return "".join("x" * token + " " for token in tokens)
 
 
