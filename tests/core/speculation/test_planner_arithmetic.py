@@ -230,14 +230,17 @@ def test_of_several_drafters_that_missed_much_one_a_round_says_what_it_would_hav
 
 
 def best_by_definition(planner, slots, n_others):
-    """The tokens expected per second of the best part of all trees, each closed towards the history."""
+    """The tokens expected per second of the best part of all trees, each closed towards the history.
+
+    Nodes of a chance up to 0.003 are taken by no pass: the planner ranks none of them.
+    """
     hoped = planner.costs.hopeful_curve(99, sum(slot.n_context for slot in slots) / len(slots))
     parts = []
     for slot in slots:
         reach, found = slot.reach(), []
         for part in itertools.product([False, True], repeat=len(reach)):
             nodes = [node for node, is_taken in enumerate(part) if is_taken]
-            is_closed = all(slot.tree.parents[node] in (-1, *nodes) for node in nodes)
+            is_closed = all(slot.tree.parents[node] in (-1, *nodes) and reach[node] > 0.003 for node in nodes)
             if is_closed and len(nodes) <= slot.limit:
                 found.append((len(nodes), sum(reach[node] for node in nodes)))
         parts.append(found)
