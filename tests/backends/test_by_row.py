@@ -102,3 +102,14 @@ def test_code_is_compiled_again_where_its_file_or_what_it_encloses_is_another(tm
     others = {made(text.format("def helped(x): return x\n"), 3.0), made(text.format("def helped(x): return -x\n"), 2.0)}
     assert len({first, *others}) == 3
     assert first.startswith("scale_")
+
+
+def test_code_that_no_file_has_is_told_apart_by_its_numbers_and_by_what_it_calls():
+    def made(body):
+        names = {}
+        exec(compile(f"def scale(x, out):\n    {body}", "<cell>", "exec"), names)
+        return _name(names["scale"], (np.ndarray, np.ndarray))
+
+    bodies = ("out[:] = 2.0 * x", "out[:] = 3.0 * x", "out[:] = sin(x)", "out[:] = cos(x)")
+    assert len({made(body) for body in bodies}) == len(bodies)
+    assert made(bodies[0]) == made(bodies[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class ByRowEmitter(OperationEmitter):
 
 
 def _kind(operation: Operation, operand: Any) -> type:
-    """The type of an operand for a function that numba compiles."""
+    """What an operand is to a function that numba compiles."""
     for kind, types in ((np.ndarray, Value | Vector), (float, float), (int, int)):
         if isinstance(operand, types):
             return kind
@@ -60,7 +61,7 @@ def _kind(operation: Operation, operand: Any) -> type:
 
 
 def _operand(given: Any, placed: Placed) -> Operand:
-    """An operand as the kernel reads it."""
+    """What the kernel is told of an operand."""
     address = width = stride = count = 0
     number = 0.0
     if isinstance(given, Value):
@@ -77,12 +78,13 @@ def _operand(given: Any, placed: Placed) -> Operand:
 
 
 def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:
-    """A name for compiled code, which changes with the function's file and the values that it encloses."""
+    """A name for compiled code, another one whenever the function, its file, or what it encloses is another."""
     code: Any = function.__code__
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
     file = Path(code.co_filename)
     source = file.read_bytes() if file.is_file() else b""
-    names = (function.__module__, function.__qualname__, *(kind.__name__ for kind in kinds))
-    parts = (source, code.co_code, dumps((names, enclosed)))
+    names = (function.__module__, function.__qualname__, *code.co_names, *(kind.__name__ for kind in kinds))
+    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]  # of one that no file has
+    parts = (source, code.co_code, dumps((names, constants, enclosed)))
     key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts))
     return f"{function.__name__}_{key.hexdigest()[:24]}"
