@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0t"
 _VERSION = 1
 _DIGEST_SIZE = 16
-_SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more
+_SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more, unless the disk was full
 _BEGINNING = np.array([-1], np.int32)
 
 
@@ -56,7 +56,8 @@ class TextCorpus:
             raise OptionError(f"{path}: {path.parent} is not writable, so the corpus could not be saved; choose another")
         self.texts = SuffixArray(depth, n_max)
         self._path, self._vocabulary, self._n_max = path, vocabulary, n_max
-        self._new: list[np.ndarray] = []  # texts that are not in the file, each after a -1
+        self._new = np.empty(0, np.int32)  # texts that are not in the file, each after a -1
+        self._n_until_save = _SAVED_EVERY
         held = self._newest(_read(path, vocabulary))
         for text in np.split(held, np.flatnonzero(held < 0))[1:]:
             self._add(text[1:])
@@ -65,21 +66,26 @@ class TextCorpus:
         """Add a text (t,) int32. The file has it when the engine closes, or after some more."""
         text = text[-(self._n_max // 2) :]
         self._add(text)
-        self._new.append(np.concatenate([_BEGINNING, text]))
-        if sum(map(len, self._new)) >= _SAVED_EVERY:
+        self._new = self._newest(np.concatenate([self._new, _BEGINNING, text]))
+        self._n_until_save -= 1 + len(text)
+        if self._n_until_save <= 0:
             self.close()
 
     def close(self) -> None:
-        """Save the learnt tokens. A file that cannot be written, or is no corpus any more, stays, and the log has an error."""
-        new, self._new = self._new, []
-        if not new:
+        """Save the learnt tokens. A file that cannot be written, or is no corpus any more, stays, and the log has an error.
+
+        What could not be saved is kept for the next time.
+        """
+        self._n_until_save = _SAVED_EVERY
+        if not len(self._new):
             return
         try:
             with AtomicFile(self._path.resolve()) as out:  # no other process saves until this one is through
-                texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), *new]))
+                texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), self._new]))
                 body = self._vocabulary + texts.tobytes()
                 out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
                 out.publish(is_durable=True)
+            self._new = np.empty(0, np.int32)
         except (OSError, ModelFileError) as error:
             get_logger("augury.drafters.suffix").error("the corpus could not be saved", path=str(self._path), reason=str(error))
 

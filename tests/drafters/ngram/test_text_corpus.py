@@ -178,3 +178,31 @@ def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path, monkeypatch, c
     assert "No space left" in caplog.text
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_could_not_be_saved_is_saved_the_next_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_corpus, "_SAVED_EVERY", 10)
+    path = tmp_path / "corpus"
+    corpus = saved(path, [1])
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", disk_is_full)
+        corpus.learn(as_history([2] * 9))
+    corpus.learn(as_history([3]))
+    assert texts(corpus_of(path)) == [[1]], "tried again after as many tokens, not with every answer"
+    corpus.learn(as_history([4] * 7))
+    assert texts(corpus_of(path)) == texts(corpus) == [[1], [2] * 9, [3], [4] * 7]
+    corpus.close()
+    assert texts(corpus_of(path)) == texts(corpus), "once"
+
+
+def test_what_waits_for_room_on_the_disk_is_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "corpus"
+    corpus = corpus_of(path, n_max=1024)
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", disk_is_full)
+        for i in range(100):
+            corpus.learn(np.full(999, i, np.int32))
+            assert len(corpus._new) <= 1024
+            corpus.close()
+    corpus.close()
+    assert [text[0] for text in texts(corpus_of(path))] == [99]
