@@ -7,6 +7,7 @@ the file next, or removed by `sweep`. So the part is temporary file and lock in 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -118,7 +119,7 @@ class AtomicFile:
 
     def _wait(self) -> None:
         if not self._waits:
-            raise BlockingIOError(f"another process is writing {self.path}")
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing this file")
         if not self._has_waited:
             log = get_logger("augury.files.atomic_file")
             log.warning("waiting for another process that makes this file", path=str(self.path))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TextCorpus", "vocabulary_digest"]
 
+_LOG = "augury.drafters.suffix"
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0t"
 _VERSION = 1
 _DIGEST_SIZE = 16
-_SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more, unless the disk was full
+_SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more, unless they could not be saved
+_WAIT_S = 10.0  # at close, for another process that saves; it may have been stopped
+_PAUSE_S = 0.02
 _BEGINNING = np.array([-1], np.int32)
 
 
@@ -69,25 +74,36 @@ class TextCorpus:
         self._new = self._newest(np.concatenate([self._new, _BEGINNING, text]))
         self._n_until_save -= 1 + len(text)
         if self._n_until_save <= 0:
-            self.close()
+            self._n_until_save = _SAVED_EVERY
+            self._save(0, get_logger(_LOG).warning)
 
     def close(self) -> None:
-        """Save the learnt tokens. A file that cannot be written, or is no corpus any more, stays, and the log has an error.
+        """Save the learnt tokens, after ten seconds at most for another process that saves.
 
-        What could not be saved is kept for the next time.
+        A file that cannot be written, or is no corpus any more, stays, and the log has an error.
         """
-        self._n_until_save = _SAVED_EVERY
-        if not len(self._new):
-            return
-        try:
-            with AtomicFile(self._path.resolve()) as out:  # no other process saves until this one is through
-                texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), self._new]))
-                body = self._vocabulary + texts.tobytes()
-                out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
-                out.publish(is_durable=True)
-            self._new = np.empty(0, np.int32)
-        except (OSError, ModelFileError) as error:
-            get_logger("augury.drafters.suffix").error("the corpus could not be saved", path=str(self._path), reason=str(error))
+        self._save(_WAIT_S, get_logger(_LOG).error)
+
+    def _save(self, wait_s: float, log: Callable[..., object]) -> None:
+        """Add to the file what is new, or log why that failed and keep it for the next time."""
+        end = time.monotonic() + wait_s
+        while len(self._new):
+            try:
+                self._write()
+            except (OSError, ModelFileError) as error:
+                if isinstance(error, BlockingIOError) and time.monotonic() < end:
+                    time.sleep(_PAUSE_S)
+                    continue
+                log("the corpus could not be saved", path=str(self._path), reason=str(error), n_unsaved=len(self._new))
+                return
+
+    def _write(self) -> None:
+        with AtomicFile(self._path.resolve(), waits=False) as out:  # no other process saves until this one is through
+            texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), self._new]))
+            body = self._vocabulary + texts.tobytes()
+            out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
+            out.publish(is_durable=True)
+        self._new = np.empty(0, np.int32)
 
     def _add(self, text: np.ndarray) -> None:
         self.texts.begin()

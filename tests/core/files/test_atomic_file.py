@@ -77,7 +77,10 @@ def test_what_a_killed_process_left_is_taken_over(writer, tmp_path):
 
 
 def test_a_second_process_waits_for_the_first_and_says_so(writer, tmp_path, caplog):
-    with pytest.raises(BlockingIOError), AtomicFile(tmp_path / "file", waits=False):
+    with (
+        pytest.raises(BlockingIOError, match=r"another process is writing this file: '.*/file'"),
+        AtomicFile(tmp_path / "file", waits=False),
+    ):
         pass
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(lambda: AtomicFile(tmp_path / "file").__enter__())

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -113,6 +114,36 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_file_as_it_was(tmp_p
     assert texts(corpus_of(path)) == [[1, 2]]
     saved(path, [3])
     assert texts(corpus_of(path)) == [[1, 2], [3]]
+
+
+def _stop_while_saving(path):
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGSTOP)
+    saved(path, [7, 7])
+
+
+def test_a_process_that_is_stopped_while_it_saves_keeps_nobody_waiting(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(text_corpus, "_SAVED_EVERY", 2)
+    monkeypatch.setattr(text_corpus, "_WAIT_S", 0.1)
+    path = tmp_path / "corpus"
+    corpus = saved(path, [1])
+    process = multiprocessing.get_context("fork").Process(target=_stop_while_saving, args=(path,))
+    process.start()
+    late = threading.Timer(20, process.kill)
+    late.start()
+    try:
+        os.waitpid(process.pid, os.WUNTRACED)
+        corpus.learn(as_history([2, 2]))
+        corpus.close()
+        assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+        assert caplog.text.count("another process is writing this file") == 2
+        assert "n_unsaved=3" in caplog.text
+        assert texts(corpus_of(path)) == [[1]]
+    finally:
+        late.cancel()
+        process.kill()
+        process.join(60)
+    corpus.learn(as_history([3]))
+    assert texts(corpus_of(path)) == [[1], [2, 2], [3]]
 
 
 @pytest.mark.parametrize(
