@@ -125,7 +125,7 @@ class Suffix(Drafter):
 
             path, vocabulary = Path(options.corpus).expanduser(), vocabulary_digest(session.tokenizer, session.model.n_vocab)
             kept = path, vocabulary, options.max_depth, options.corpus_tokens
-            self._corpus = session.shared((self.name, kept), lambda: TextCorpus(*kept))
+            self._corpus = session.shared((self.name, kept), lambda: TextCorpus(*kept, learns=options.corpus_learns))
             self.evidence_chances = (*self.evidence_chances, *self.evidence_chances)
 
     @classmethod

@@ -42,7 +42,7 @@ class TextCorpus:
     Several processes may have one file: each saves by adding to the file's tokens at that time.
     """
 
-    def __init__(self, path: Path, vocabulary: bytes, depth: int, n_max: int) -> None:
+    def __init__(self, path: Path, vocabulary: bytes, depth: int, n_max: int, *, learns: bool = True) -> None:
         """Start with the tokens of the file, if there is one.
 
         Args:
@@ -50,15 +50,19 @@ class TextCorpus:
             vocabulary: The digest of the meaning of tokens, see `vocabulary_digest`.
             depth: See `SuffixArray`.
             n_max: Tokens at most.
+            learns: Whether it is to be saved, too; otherwise its folder may be read-only.
 
         Raises:
             ModelFileError: The file is damaged, or of another vocabulary.
-            OptionError: There is no folder for it, or none that is writable.
+            OptionError: There is no folder for it, or it learns and the folder is not writable.
         """
         if not path.parent.is_dir():
             raise OptionError(f"{path}: there is no folder {path.parent} for the corpus; make it, or choose another")
-        if not os.access(path.parent, os.W_OK):
-            raise OptionError(f"{path}: {path.parent} is not writable, so the corpus could not be saved; choose another")
+        if learns and not os.access(path.parent, os.W_OK):
+            raise OptionError(
+                f"{path}: {path.parent} is not writable, so the corpus could not be saved; choose another, or read it alone "
+                "with corpus_learns=false"
+            )
         self.texts = SuffixArray(depth, n_max)
         self._path, self._vocabulary, self._n_max = path, vocabulary, n_max
         self._new = np.empty(0, np.int32)  # texts that are not in the file, each after a -1

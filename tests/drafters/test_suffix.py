@@ -260,6 +260,17 @@ def test_a_request_may_keep_its_answer_to_itself(tmp_path):
     assert not list((tmp_path).glob("*")), "nothing was learnt, nothing is saved"
 
 
+def test_a_corpus_that_learns_nothing_may_be_in_a_read_only_folder(tmp_path, monkeypatch):
+    path = tmp_path / "corpus"
+    slots = Slots(path)
+    slots.answer([1, 2], [3, 4, 5, 6])
+    slots.close()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OptionError, match=r"is not writable, .* or read it alone with corpus_learns=false"):
+        Slots(path)
+    assert Slots(path, corpus_learns=False).answer([7, 1, 2], [3, 4]) == [4, 5, 6]
+
+
 def test_where_more_of_the_ending_occurred_the_draft_goes_on_from_there(tmp_path):
     slots = Slots(tmp_path / "corpus", n_slots=2)
     slots.answer([1, 2, 3], [4, 5, 6])
