@@ -81,7 +81,9 @@ class SuffixOptions:
     corpus_learns: bool = option(True, help="whether answers are added to it", per_request=True)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what would never draft."""
+        """Refuse what would never draft, and an empty path."""
+        if self.corpus == "":
+            raise OptionError("suffix: corpus is empty text, expected a file's path; name one, or leave corpus out")
         if self.factor * self.max_depth + self.offset < 1:
             raise OptionError(
                 f"suffix: factor {self.factor:g} and offset {self.offset:g} leave no token to draft even after an ending of "

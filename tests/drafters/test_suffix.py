@@ -164,6 +164,11 @@ def test_lengths_that_never_draft_are_an_error():
         build(SuffixOptions, {"factor": 1, "offset": -4, "max_depth": 4}, "suffix")
 
 
+def test_an_empty_path_of_a_corpus_is_an_error():
+    with pytest.raises(OptionError, match="corpus is empty text, expected a file's path"):
+        build(SuffixOptions, {"corpus": ""}, "suffix")
+
+
 def branched(text, limit=16, depth=16, **options):
     drafter = drafter_of(**options)
     drafter.begin(as_history(text), 0)
