@@ -337,7 +337,8 @@ class Target(ABC):
             OptionError: There is no such layer, or a share does not fit.
             CapacityError: A position does not fit into a slot.
         """
-        raise OptionError(f"a pass through layer {layer} of the layers that predict further tokens; this target has none")
+        n, which = len(self.nextn_features), "the layers that predict further tokens"
+        raise OptionError(f"a pass through layer {layer} of {which}, of which this target has {n}")
 
     def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
         """How many of the first tokens of `text` (t,) int32 such a layer has computed in a slot, wherever that came from."""

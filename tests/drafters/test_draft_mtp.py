@@ -369,7 +369,7 @@ def test_passes_that_do_not_fit_are_refused():
     ):
         with pytest.raises(OptionError, match=message):
             told.target.forward_nextn([attrs.evolve(feed, **changes)])
-    with pytest.raises(OptionError, match="layer 1 of those"):
+    with pytest.raises(OptionError, match="layer 1 of the layers that predict further tokens, of which this target has 1"):
         told.target.forward_nextn([feed], 1)
     with pytest.raises(OptionError, match="some tokens of each slot, once"):
         told.target.forward_nextn([feed, feed])
