@@ -8,6 +8,7 @@ The library calls that compiled code makes are made by the host.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import llvmlite.binding
 import numpy as np
@@ -39,7 +40,11 @@ def pretend() -> None:
     from augury.backends.numba_cpu.kernels import jit
 
     compile_kernel, emulator = jit.kernel, Emulator()
-    jit.kernel = lambda function: _EmulatedKernel(compile_kernel(function), emulator)
+
+    def kernel(function=None, **structs):
+        return _EmulatedKernel(compile_kernel(function, **structs), emulator) if function else partial(kernel, **structs)
+
+    jit.kernel = kernel
 
 
 def assembly(compiled) -> str:
