@@ -119,8 +119,16 @@ def clipped(batch, n_ctx):
     return attrs.evolve(batch, tokens=np.clip(batch.tokens, 0, 263))
 
 
-def with_company(features, batch):
-    return {name: values + np.float32(1e-4) * len(batch.tokens) for name, values in features.items()}
+def with_error(changed):
+    return lambda features, _: {name: values * 1.1 if name == changed else values for name, values in features.items()}
+
+
+def with_company(changed):
+    def company(features, batch):
+        added = np.float32(1e-4) * len(batch.tokens)
+        return {name: values + added if name == changed else values for name, values in features.items()}
+
+    return company
 
 
 MUTANTS = {
@@ -128,8 +136,10 @@ MUTANTS = {
     "F32, 1 layers: error": {"batch": without("layers")},
     "what shares its pass": {"rows": lambda rows, batch, _: rows + np.float32(1e-4) * len(batch.tokens)},
     "with 1 threads": {"rows": lambda rows, _, options: rows + np.float32(1e-4) * options.threads},
-    "layer.0: error": {"features": lambda features, _: {name: values * 1.1 for name, values in features.items()}},
-    "layer.0 beside another slot": {"features": with_company},
+    "embedding: error": {"features": with_error("embedding")},
+    "layer.0: error": {"features": with_error("layer.0")},
+    "embedding beside another slot": {"features": with_company("embedding")},
+    "layer.0 beside another slot": {"features": with_company("layer.0")},
     "from layer 1 on, given hidden states": {"rows": lambda rows, batch, _: rows if batch.hidden is None else -rows},
     "of a tree with parents": {"batch": without("parents")},
     "after path": {"batch": without("accepted")},
@@ -155,7 +165,7 @@ MUTANTS = {
 CHECKS = (
     ["logits"] * 2
     + ["company"] * 2
-    + ["in parts"] * 3
+    + ["in parts"] * 5
     + ["trees"] * 2
     + ["chooses itself"] * 2
     + ["saved"] * 3
