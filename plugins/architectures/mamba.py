@@ -112,7 +112,8 @@ class NemotronH(Architecture):
         sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
         how: dict[str, Any] = {"gating": Gating.SIGMOID, "activation": Activation.RELU_SQUARED, "has_gate": False}
         for part, (n_in, n_out) in sizes.items():
-            if (name := f"{at}.ffn_latent_{part}") + ".weight" in decoder.file.tensors:
+            name = f"{at}.ffn_latent_{part}"
+            if n_latent != decoder.n_embd or f"{name}.weight" in decoder.file.tensors:
                 how[f"latent_{part}"] = decoder.linear(name, n_in, n_out, has_scale=False, has_bias=False)
         return mixture(decoder, layer, norm="attn_norm", has_weights_scale=True, n_latent=n_latent, **how)
 
