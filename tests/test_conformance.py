@@ -97,13 +97,13 @@ def hybrid(monkeypatch, hybrids):
 
 def write_hybrid(path, llama):
     rng = np.random.default_rng(3)
-    n_embd = llama.metadata["llama.embedding_length"]
+    n_embd, n_layers = (llama.metadata[f"llama.{key}"] for key in ("embedding_length", "block_count"))
     with gguf_file(path, "lfm2") as writer:
         for key, value in llama.metadata.items():
             if key.startswith("llama.") and not key.endswith("head_count_kv"):
                 add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
                 add(key.replace("llama.", "lfm2."), value)
-        writer.add_array("lfm2.attention.head_count_kv", [0, 1, 0, 1])
+        writer.add_array("lfm2.attention.head_count_kv", [i % 2 for i in range(n_layers)])
         writer.add_uint32("lfm2.shortconv.l_cache", 3)
         write_tiny_tokenizer(writer)
         for name, tensor in llama.tensors.items():
@@ -114,9 +114,9 @@ def write_hybrid(path, llama):
             elif layer not in {"0", "2"} or not of_layer.startswith("attn_") or of_layer == "attn_norm.weight":
                 writer.add_tensor(name, array)
         for name in ("attn_q_norm", "attn_k_norm"):
-            for layer in (1, 3):
+            for layer in range(1, n_layers, 2):
                 writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(32, np.float32))
-        for layer in (0, 2):
+        for layer in range(0, n_layers, 2):
             for name, shape in {"in_proj": (3 * n_embd, n_embd), "conv": (n_embd, 3), "out_proj": (n_embd, n_embd)}.items():
                 values = rng.standard_normal(shape, np.float32) / np.float32(n_embd**0.5)
                 writer.add_tensor(f"blk.{layer}.shortconv.{name}.weight", values)
