@@ -150,7 +150,8 @@ class Suffix(Drafter):
         self._text = history
 
     def end(self) -> None:
-        """Add the answer to the corpus, and the tokens before it by which it may be found."""
+        """Add the answer to the corpus, and the tokens before it by which it may be found; keep no view of the history."""
+        self._seen = self._seen.copy()
         text, self._text = self._text, None
         if text is not None and self._corpus is not None and self.options.corpus_learns:
             self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())
