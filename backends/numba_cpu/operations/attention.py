@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import attention_layer, head
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
-from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["AttendEmitter", "PrepareHeadsEmitter"]
 
 _NO_WINDOW = 1 << 40
-_BLOCK = 64  # numbers that rows of chosen cells are gathered by
 
 
 class PrepareHeadsEmitter(OperationEmitter):
@@ -164,9 +163,9 @@ class AttendEmitter(OperationEmitter):
 def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
     """Refuse attention by positions or sizes that a list of cells does not have."""
     odd = [name for name in ("window", "chunk", "slopes", "source") if getattr(operation, name) is not None]
-    if key_dim and (odd or key_dim % _BLOCK or value_dim % _BLOCK):
+    if key_dim and (odd or key_dim % BLOCK or value_dim % BLOCK):
         found = f"with {odd[0]}" if odd else f"of heads of {key_dim} and {value_dim} values"
         raise UnsupportedError(
-            f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {_BLOCK} "
+            f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {BLOCK} "
             "values; use backend reference"
         )
