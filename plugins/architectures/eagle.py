@@ -38,8 +38,7 @@ class Eagle3(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        own = "token_embd.weight" in file.tensors
-        decoder = Decoder(file, embedding="token_embd" if own else f"{BORROWED}token_embd")
+        decoder = Decoder(file, embedding=_embedding(file))
         if decoder.n_layers != 1:
             decoder.keys.fail("block_count", decoder.n_layers, "1")
         n_embd, layers = decoder.n_embd, list[Layer]()
@@ -65,6 +64,15 @@ class Eagle3(Architecture):
         )
         given = Embedding(None, decoder.n_vocab, n_features)
         return {"main": main, "encoder": ModelPlan(cls.name, given, (), made, decoder.n_ctx_train)}
+
+
+def _embedding(file: ModelFile) -> str:
+    """Its own, or the target's, whose output's weights may serve as its embedding."""
+    if "token_embd.weight" in file.tensors:
+        return "token_embd"
+    tensors = () if file.target is None else file.target.tensors
+    is_tied = "token_embd.weight" not in tensors and "output.weight" in tensors
+    return f"{BORROWED}{'output' if is_tied else 'token_embd'}"
 
 
 def _features(decoder: Decoder) -> tuple[str, ...]:
