@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from oracles.drafts import draft_file, runs, target_of
+from oracles.drafts import copying_head, draft_file, runs, target_of
 from oracles.models import altered, nmse, tiny_file
 
 from augury import Registry
@@ -172,6 +172,14 @@ def test_another_target_is_refused_by_its_width():
     file.borrow_from(altered(target, arrays={"token_embd.weight": narrow}))
     with pytest.raises(ModelFileError, match=r"token_embd\.weight"):
         plan_of(file, REGISTRY)
+
+
+def test_an_output_that_serves_as_the_targets_embedding_is_the_heads_too():
+    file = ModelFile.open(copying_head("codeshell-tied"))
+    file.borrow_from(tiny_file("codeshell-tied"))
+    plan = plan_of(file, REGISTRY)
+    assert plan.embedding.weight == "target/output.weight"
+    assert plan.shapes()["target/output.weight"] == file.target.tensor("output.weight").shape
 
 
 def test_plans_do_not_depend_on_the_type_of_whole_numbers():
