@@ -127,6 +127,8 @@ class ScriptedDrafting(Drafting):
         self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str], pace: Pace | None = None
     ) -> None:
         super().__init__(chains, None, n_vocab, features=features)
+        for profile in self._profiles:
+            profile.is_costly = True  # as any may turn out to be; others are not asked during a pass
         self._pace = pace
         self.plays: dict[str, Play] = {}  # by the request's id
 
