@@ -125,7 +125,7 @@ def gate(
         return
     thread = cuda.threadIdx.x
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= width:
+    if WARP * unit >= size:  # a row may hold more than these values
         return
     i = WARP * unit + thread % WARP
     at, up_at, has = t * stride, t * up_stride, (has_up, has_divisors, limits_activated)

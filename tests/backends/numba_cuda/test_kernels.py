@@ -10,6 +10,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.cells import TYPES
+from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
@@ -214,3 +215,15 @@ def test_activations_of_feed_forwards(name, limits_activated):
     found = memory.read("out", (2, width))
     assert np.allclose(found[:, :size], np.array(right) / divisors, rtol=1e-4, atol=1e-5)
     assert not found[:, size:].any()
+
+
+def test_an_activation_leaves_alone_what_lies_beside_its_values():
+    rows, width = RNG.standard_normal((3, 2)).astype(np.float32), 40
+    memory = Memory(inputs=told([0, 1, 2], [0] * 3), rows=rows, out=np.full((3, width), np.nan, np.float32))
+    at = memory.at
+    how = {"stride": 2, "size": 2, "width": width, "kind": NUMBERS["relu"], "as_floats": True, "limit": np.inf}
+    memory.device.launch(Launch.of(gate, (1, 3), 4 * WARP, at["inputs"], rows=at["rows"], out=at["out"], **how))
+    found = memory.read("out", (3, width))
+    assert np.array_equal(found[:, :2], np.maximum(rows, 0))
+    assert not found[:, 2:WARP].any()
+    assert np.isnan(found[:, WARP:]).all(), "another warp of the block has written there"
