@@ -320,11 +320,14 @@ def _with_joined_norms(operations: Sequence[Operation], streams: Container[Value
     """Norm several products of one launch, or make them operands, in one launch as well."""
     multiplied = {each.x for each in parts_of(operations) if isinstance(each, Multiply | MultiplyActivated)}
     makers, group = _makers(operations), list[Normalize]()
+
+    def is_joined(each: Normalize) -> bool:
+        norm, is_product = each.norm, each.x not in streams and isinstance(makers.get(each.x.root), Multiply)
+        in_place = norm is not None and len(_readers(operations, each.x.root)) == 1
+        return is_product and (norm is None or norm.size == each.x.width) and (in_place or each.out in multiplied)
+
     for each in [*operations, None]:
-        is_norm = isinstance(each, Normalize) and each.x not in streams and isinstance(makers.get(each.x.root), Multiply)
-        in_place = isinstance(each, Normalize) and each.out not in multiplied
-        is_alone = isinstance(each, Normalize) and (not in_place or len(_readers(operations, each.x.root)) == 1)
-        if is_norm and is_alone and isinstance(each, Normalize) and (each.norm is None or each.norm.size == each.x.width):
+        if isinstance(each, Normalize) and is_joined(each):
             if group and (makers[group[0].x.root] is not makers[each.x.root] or len(group) == 3):
                 yield from _norms(group, multiplied)
                 group = []
