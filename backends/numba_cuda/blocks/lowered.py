@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.first_products import FirstProducts
@@ -43,9 +42,12 @@ class LoweredEmitter(RecurrentEmitter):
         self._keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
         super().__init__(block, options)
-        for before, after in pairwise(emitters):
-            if isinstance(before, RecurEmitter) and isinstance(after, GateEmitter):
-                after.recurrence = before
+        recurrence = None
+        for emitter in emitters:
+            if isinstance(emitter, RecurEmitter):
+                recurrence = emitter
+            elif isinstance(emitter, GateEmitter):  # the first one after a recurrence, maybe after copies of its output
+                emitter.recurrence, recurrence = recurrence, None
 
     @property
     def states(self) -> Sequence[SequenceState]:

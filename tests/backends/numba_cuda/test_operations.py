@@ -16,7 +16,7 @@ from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import CountingDevice, Launch
 from augury.backends.numba_cuda.kernels.norm import norm_rows
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.blocks import Activation, Block, GateKind
+from augury.blocks import Activation, Block, GateKind, LinearRecurrence
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
@@ -128,8 +128,20 @@ class Swapped(MADE_UP["Author"]):
         self.build.add(self.build.multiply(y, self.linear(96, 256), purpose="last")[0])
 
 
+class Ungated(MADE_UP["Author"]):
+    """Multiplies what a recurrence yields, as it is."""
+
+    def write(self):
+        heads = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=8, value_dim=16, has_delta=True)
+        self.states.append(heads.state)
+        widths = (8, 8, 32, 2)
+        *fed, beta = self.build.multiply(self.values[0], *(self.linear(256, each) for each in widths), purpose="products")
+        decays, betas = self.build.constant([0.9, 0.5]), self.build.activate(beta, GateKind.SIGMOID)
+        self.build.add_product(self.build.recur(heads, 0, *fed, decays, betas), self.linear(32, 256), "last")
+
+
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("kind", [Swapped])
+@pytest.mark.parametrize("kind", [Swapped, Ungated])
 def test_values_are_copied_and_drafts_kept_wherever_an_operation_needs_that(kind):
     author = kind(0)
     file = altered(tiny_file("llama-dense"), arrays=author.tensors)
