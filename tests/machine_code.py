@@ -48,6 +48,7 @@ PATTERNS = {
     "products_of_halves": r"\bHMMA\.16816\.F32",
     "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
 }
+CONTRACTIBLE = r"\b(add|sub|mul|mad)\.(ftz\.|sat\.)*f(32|64)\b"  # in PTX, without a rounding of its own
 # kernels that go on when all their blocks have ended
 LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$|route_|attend(?!_latent_f16_2)|choose_(?!blocks)"
 OF_MULTIPROCESSOR = 1 << 16  # registers
@@ -62,6 +63,8 @@ def problems(name, found):
         if n > (most := next((bound for word, bound in by_word.items() if word in name), others)):
             yield f"{name} has {n} {unit}, expected {most} at most"
     yield from _problems_of_launches(name, found)
+    if found["contractible"]:
+        yield f"{name} has {found['contractible']} sums and products that may be contracted, expected none"
     if found["stack"] or found["spills"]:
         yield f"{name} has a stack of {found['stack']} bytes and {found['spills']} loads and stores of it, expected none"
     if found["doubles"] and name not in WITH_DOUBLES:
@@ -102,15 +105,17 @@ def _problems_of_attention(name, found):
 
 def report(kernels, capabilities):
     """What there is to know about kernels, by capability and name."""
-    from augury.backends.numba_cuda.aot import compile_kernel
+    from augury.backends.numba_cuda.aot import linked, ptx_of
 
     told, threads = {capability: {} for capability in capabilities}, threads_of_launches()
     codes = {capability: [] for capability in capabilities}
     for kernel in kernels:
-        for capability, binary in zip(capabilities, compile_kernel(kernel, capabilities), strict=True):
+        for capability, ptx in zip(capabilities, ptx_of(kernel, capabilities), strict=True):
+            binary = linked(kernel, ptx, capability)
             told[capability][kernel.name], code = usage_and_code(binary.cubin)
             given = [LETTERS.get(letter, 8) for letter in kernel.parameters]
             facts = {"parameters": parameters(binary.cubin), "given": given, "threads": threads.get(kernel.name, WARP)}
+            facts["contractible"] = len(re.findall(CONTRACTIBLE, ptx))
             told[capability][kernel.name] |= facts
             codes[capability].append(code)
     for capability, found in told.items():

@@ -1,8 +1,8 @@
 """Kernels → machine code (cubin) for a compute capability. It takes neither a GPU nor a driver, and is kept on disk.
 
-numba makes PTX of a kernel, nvJitLink machine code of that. What is kept goes by the kernels' sources alone, so a machine
-without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 8.0 9.0`, in the user's
-cache. Nothing else imports numba's compiler, so that another one can take its place.
+numba makes PTX of a kernel, nvJitLink machine code of that. What is kept goes by sources alone, the kernels' and this one, so a
+machine without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 8.0 9.0`, in the
+user's cache. Nothing else imports numba's compiler, so that another one can take its place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Binary", "Compiler", "all_kernels", "compile_kernel"]
+__all__ = ["Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
 
 _ELEMENTS = {
     "w": "uint32",
@@ -69,16 +69,27 @@ class Binary:
 
 def compile_kernel(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[Binary]:
     """Compile a kernel for compute capabilities, as (9, 0); what takes longest, to type it, is done once."""
+    return [linked(kernel, *each) for each in zip(ptx_of(kernel, capabilities), capabilities, strict=True)]
+
+
+def ptx_of(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[str]:
+    """A kernel in PTX for compute capabilities, which rounds every sum and product of floats by itself.
+
+    Without that, the compiler makes a multiplication and an addition one operation here, and two in another kernel.
+    """
+    library = _library_of(kernel, capabilities[0])
+    library._nvvm_options["fma"] = False  # noqa: SLF001 - what calls of numba's compiler do not take
+    return [library.get_asm_str(cc=_OLD if _OLD <= each < _NEW else each) for each in capabilities]  # which the library keeps
+
+
+def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
+    """The machine code of a kernel in PTX."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    library, binaries = _library_of(kernel, capabilities[0]), []
-    for capability in capabilities:
-        ptx = library.get_asm_str(cc=_OLD if _OLD <= capability < _NEW else capability)  # which the library keeps
-        (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
-        options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
-        cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code
-        binaries.append(Binary(entry, bytes(cubin)))
-    return binaries
+    (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
+    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
+    cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code
+    return Binary(entry, bytes(cubin))
 
 
 def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
@@ -195,10 +206,9 @@ def _checksum(entry: bytes, cubin: bytes) -> bytes:
 
 @cache
 def _key() -> str:
-    """What machine code depends on: the sources of all kernels."""
-    return xxh3_128_hexdigest(
-        b"\0".join(path.read_bytes() for path in sorted((Path(__file__).parent / "kernels").glob("*.py")))
-    )
+    """What machine code depends on: the sources of all kernels, and how they are compiled."""
+    paths = [Path(__file__), *sorted((Path(__file__).parent / "kernels").glob("*.py"))]
+    return xxh3_128_hexdigest(b"\0".join(path.read_bytes() for path in paths))
 
 
 @cache
