@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import capped
-from augury.backends.numba_cuda.kernels.cells import DOT, PAIR
+from augury.backends.numba_cuda.kernels.cells import DOT, EIGHT
 from augury.backends.numba_cuda.kernels.dialect import (
     SIMULATED,
     WARP,
@@ -26,6 +26,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     remainder,
     warp_max,
 )
+from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
 from augury.backends.numba_cuda.kernels.splits import merge_heads, n_joined
@@ -33,8 +34,8 @@ from augury.backends.numba_cuda.kernels.splits import merge_heads, n_joined
 SPLIT = 256  # positions
 ATTEND_THREADS = 32 if SIMULATED else 128
 _WARPS = ATTEND_THREADS // WARP
-_STAGED = 2 * ATTEND_THREADS  # values of groups of threads; of heads of 256 there is one group
-_REGISTERS = 80  # so that a multiprocessor has room for six blocks
+_STAGED = max(8 * ATTEND_THREADS, MAX_DIM)  # values of groups of threads
+_AHEAD = 4  # positions whose values a thread asks for before it mixes them
 _NONE = float("-inf")
 
 
@@ -102,32 +103,71 @@ def _weights_of(scores, most, thread):
     return total
 
 
-def _mix(pair, place):
+def _of_several(read_eight, eight, place, n):
+    """Two lane functions: one reads eight values of n positions, the other adds them to sums, times their weights."""
+    if n == 1:
+
+        @lane
+        def read(inputs, t, values, halves, base, dim, i, position, step, pool):
+            return read_eight(values, halves, base + cell_of(inputs, t, place(position, pool)), dim, i)
+
+        @lane
+        def add_to(sums, held, i, weights, at, step):
+            a, b, c, d, e, f, g, h = eight(held, i)
+            weight = weights[at]
+            sums[0], sums[1], sums[2] = fma(weight, a, sums[0]), fma(weight, b, sums[1]), fma(weight, c, sums[2])
+            sums[3], sums[4], sums[5] = fma(weight, d, sums[3]), fma(weight, e, sums[4]), fma(weight, f, sums[5])
+            sums[6], sums[7] = fma(weight, g, sums[6]), fma(weight, h, sums[7])
+
+        return read, add_to
+    m = n // 2
+    read_half, add_half = _of_several(read_eight, eight, place, m)
+
     @lane
-    def mixed(inputs, t, scores, values, halves, base, dim, i, split, first, last, pool, group, n_groups):
-        """Values 2 i and 2 i + 1 of the mix of a group's positions: every n-th, of n groups."""
-        a, b = np.float32(0), np.float32(0)
+    def read_both(inputs, t, values, halves, base, dim, i, position, step, pool):
+        first = read_half(inputs, t, values, halves, base, dim, i, position, step, pool)
+        return first, read_half(inputs, t, values, halves, base, dim, i, position + m * step, step, pool)
+
+    @lane
+    def add_both(sums, held, i, weights, at, step):
+        add_half(sums, held[0], i, weights, at, step)
+        add_half(sums, held[1], i, weights, at + m * step, step)
+
+    return read_both, add_both
+
+
+def _mix(read_eight, eight, place):
+    read, add_to = _of_several(read_eight, eight, place, 1)
+    read_several, add_several = _of_several(read_eight, eight, place, _AHEAD)
+
+    @lane
+    def mix(inputs, t, weights, values, halves, base, dim, i, split, first, last, pool, group, n_groups, sums):
+        """Make `sums` eight values, from the i-th on, of the mix of a group's positions: every n-th, of n groups."""
+        for j in range(8):
+            sums[j] = np.float32(0)
         start = split * SPLIT
         begin = max(first, start)
         position, end = begin + group - remainder(begin, n_groups), min(last + 1, start + SPLIT)
         if position < begin:
             position += n_groups
+        while position + (_AHEAD - 1) * n_groups < end:
+            held = read_several(inputs, t, values, halves, base, dim, i, position, n_groups, pool)
+            add_several(sums, held, i, weights, position - start, n_groups)
+            position += _AHEAD * n_groups
         while position < end:  # of a range that steps by a variable, numba divides to know its length
-            low, high = pair(values, halves, base + cell_of(inputs, t, place(position, pool)), dim, i)
-            a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
+            held = read(inputs, t, values, halves, base, dim, i, position, n_groups, pool)
+            add_to(sums, held, i, weights, position - start, n_groups)
             position += n_groups
-        return a, b
 
-    return mixed
+    return mix
 
 
 def _attend(type_k, type_v, *, is_pooled=False):
     place = _end if is_pooled else _own
-    scores_of, mixed = _scores(DOT[type_k], place), _mix(PAIR[type_v], place)
+    scores_of, mix = _scores(DOT[type_k], place), _mix(*EIGHT[type_v], place)
 
     @kernel(
         "jfwhwhfjfwffbfjf" + 23 * "i" + "rr",
-        most_registers=None if is_pooled else _REGISTERS,
         name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}",
     )
     def attend(
@@ -208,6 +248,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         parts_of_warps = cuda.shared.array(_WARPS, np.float32)
         most_of_warps = cuda.shared.array(_WARPS, np.float32)
         staged = cuda.shared.array(_STAGED, np.float32)
+        mixed = cuda.local.array(8, np.float32)
         thread = cuda.threadIdx.x
         group = quotient(head, quotient(n_heads, n_kv_heads))
         base = (inputs[SLOTS + t] * n_kv_heads + group) * length
@@ -243,29 +284,37 @@ def _attend(type_k, type_v, *, is_pooled=False):
         for warp in range(_WARPS):
             most = larger(most, most_of_warps[warp])
         total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
-        n_pairs = value_dim >> 1
-        n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
+        n_eights = value_dim >> 3
+        n_groups = max(1, quotient(ATTEND_THREADS, n_eights))
         to = (((t - first_token) * n_heads + head) * n_splits + first_split + split) * (value_dim + 2)
-        if n_groups > 1:
-            group = quotient(thread, n_pairs)
-            if group < n_groups:
-                i = remainder(thread, n_pairs)
-                a, b = mixed(
-                    inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, pool, group, n_groups
-                )
-                staged[group * value_dim + 2 * i] = a
-                staged[group * value_dim + 2 * i + 1] = b
-            cuda.syncthreads()
-            for i in range(thread, value_dim, ATTEND_THREADS):
-                value = staged[i]
-                for group in range(1, n_groups):
-                    value = add(value, staged[group * value_dim + i])
-                parts[to + i] = value
-        else:
-            for i in range(thread, n_pairs, ATTEND_THREADS):
-                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, pool, 0, 1)
-                parts[to + 2 * i] = a
-                parts[to + 2 * i + 1] = b
+        for at in range(thread, n_groups * n_eights, ATTEND_THREADS):
+            group, j = quotient(at, n_eights), remainder(at, n_eights)
+            mix(
+                inputs,
+                t,
+                scores,
+                values,
+                value_halves,
+                base,
+                value_dim,
+                8 * j,
+                split,
+                first,
+                last,
+                pool,
+                group,
+                n_groups,
+                mixed,
+            )
+            for i in range(8):
+                staged[group * value_dim + i * n_eights + j] = mixed[i]
+        cuda.syncthreads()
+        for i in range(thread, value_dim, ATTEND_THREADS):
+            at = i % 8 * n_eights + i // 8
+            value = staged[at]
+            for group in range(1, n_groups):
+                value = add(value, staged[group * value_dim + at])
+            parts[to + i] = value
         if thread == 0:
             parts[to + value_dim] = most
             parts[to + value_dim + 1] = total
@@ -311,7 +360,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
     return attend
 
 
-ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v in PAIR}
+ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v in EIGHT}
 """Kernels by the types of caches."""
 ATTEND_POOLED = {kind: _attend(kind, kind, is_pooled=True) for kind in DOT}
 """Kernels by the type of a cache whose rows are keys and values both, and stand for blocks of positions."""

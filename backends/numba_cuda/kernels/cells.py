@@ -170,18 +170,31 @@ def dot_f32(q, start, words, halves, cell, dim):
 
 
 @lane
+def _add_halves(q, at, words, a, b, c, d):
+    """Add q times eight halves to four sums."""
+    k0, k1 = _two_halves(words[0])
+    k2, k3 = _two_halves(words[1])
+    a, b = fma(q[at], k0, a), fma(q[at + 1], k1, b)
+    c, d = fma(q[at + 2], k2, c), fma(q[at + 3], k3, d)
+    k0, k1 = _two_halves(words[2])
+    k2, k3 = _two_halves(words[3])
+    a, b = fma(q[at + 4], k0, a), fma(q[at + 5], k1, b)
+    return a, b, fma(q[at + 6], k2, c), fma(q[at + 7], k3, d)
+
+
+@lane
 def _dot_f16(q, start, words, halves, cell, dim):
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-    for i in range(0, dim, 8):
-        first, second, third, fourth = load16(words, (cell * dim + i) >> 1)
-        k0, k1 = _two_halves(first)
-        k2, k3 = _two_halves(second)
-        a, b = fma(q[start + i], k0, a), fma(q[start + i + 1], k1, b)
-        c, d = fma(q[start + i + 2], k2, c), fma(q[start + i + 3], k3, d)
-        k0, k1 = _two_halves(third)
-        k2, k3 = _two_halves(fourth)
-        a, b = fma(q[start + i + 4], k0, a), fma(q[start + i + 5], k1, b)
-        c, d = fma(q[start + i + 6], k2, c), fma(q[start + i + 7], k3, d)
+    first, whole = cell * dim >> 1, dim // 32 * 32
+    for i in range(0, whole, 32):  # of four loads each, which are waited for at once
+        at, held = first + (i >> 1), start + i
+        k0, k1, k2, k3 = load16(words, at), load16(words, at + 4), load16(words, at + 8), load16(words, at + 12)
+        a, b, c, d = _add_halves(q, held, k0, a, b, c, d)
+        a, b, c, d = _add_halves(q, held + 8, k1, a, b, c, d)
+        a, b, c, d = _add_halves(q, held + 16, k2, a, b, c, d)
+        a, b, c, d = _add_halves(q, held + 24, k3, a, b, c, d)
+    for i in range(whole, dim, 8):
+        a, b, c, d = _add_halves(q, start + i, load16(words, first + (i >> 1)), a, b, c, d)
     return add(add(a, b), add(c, d))
 
 
@@ -228,28 +241,13 @@ are added in rising order, times their scales.
 
 
 @lane
-def _pair_f16(words, halves, cell, dim, i):
-    return _two_halves(words[(cell * dim >> 1) + i])
+def _read_f16(words, halves, cell, dim, i):
+    return load16(words, (cell * dim + i) >> 1)
 
 
 @lane
-def _pair_q8_0(words, halves, cell, dim, i):
-    at = cell * dim + 2 * i
-    codes, scale = (words[at >> 2] ^ np.uint32(0x80808080)) >> np.uint32(8 * (at & 2)), _scale(halves, at >> 5)
-    return mul(_byte(codes, 0, 128), scale), mul(_byte(codes, 1, 128), scale)
-
-
-@lane
-def _pair_q4_0(words, halves, cell, dim, i):
-    at = cell * dim + 2 * i
-    word = words[(at >> 5 << 2) + (at >> 2 & 3)]
-    codes = word >> np.uint32(8 * (at & 2) + (at >> 2 & 4)) & np.uint32(0x0F0F)
-    scale = _scale(halves, at >> 5)
-    return mul(_byte(codes, 0, 8), scale), mul(_byte(codes, 1, 8), scale)
-
-
-PAIR = {"f16": _pair_f16, "q8_0": _pair_q8_0, "q4_0": _pair_q4_0}
-"""Lane functions (words, halves, cell, dim, i) → values 2 i and 2 i + 1 of a cell."""
+def _values_f16(held, i):
+    return _two_halves(held[0]) + _two_halves(held[1]) + _two_halves(held[2]) + _two_halves(held[3])
 
 
 @lane
@@ -263,18 +261,32 @@ def _four_bytes(word, offset, scale):
 
 
 @lane
-def _eight_q8_0(words, halves, cell, dim, i):
-    flip, scale = np.uint32(0x80808080), _scale(halves, (cell * dim + i) >> 5)
+def _read_q8_0(words, halves, cell, dim, i):
     first, second = load8(words, (cell * dim + i) >> 2)
-    return _four_bytes(first ^ flip, 128, scale) + _four_bytes(second ^ flip, 128, scale)
+    return first, second, np.uint32(halves[(cell * dim + i) >> 5])
 
 
 @lane
-def _eight_q4_0(words, halves, cell, dim, i):
-    low, shift, scale = np.uint32(0x0F0F0F0F), np.uint32(i >> 2 & 4), _scale(halves, (cell * dim + i) >> 5)
+def _values_q8_0(held, i):
+    flip, scale = np.uint32(0x80808080), float_of_half(held[2])
+    return _four_bytes(held[0] ^ flip, 128, scale) + _four_bytes(held[1] ^ flip, 128, scale)
+
+
+@lane
+def _read_q4_0(words, halves, cell, dim, i):
     first, second = load8(words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
-    return _four_bytes(first >> shift & low, 8, scale) + _four_bytes(second >> shift & low, 8, scale)
+    return first, second, np.uint32(halves[(cell * dim + i) >> 5])
 
 
-EIGHT = {"q8_0": _eight_q8_0, "q4_0": _eight_q4_0}
-"""Lane functions (words, halves, cell, dim, i) → eight values from the i-th on, of codes."""
+@lane
+def _values_q4_0(held, i):
+    low, shift, scale = np.uint32(0x0F0F0F0F), np.uint32(i >> 2 & 4), float_of_half(held[2])
+    return _four_bytes(held[0] >> shift & low, 8, scale) + _four_bytes(held[1] >> shift & low, 8, scale)
+
+
+EIGHT = {
+    "f16": (_read_f16, _values_f16),
+    "q8_0": (_read_q8_0, _values_q8_0),
+    "q4_0": (_read_q4_0, _values_q4_0),
+}
+"""Two lane functions: (words, halves, cell, dim, i) → words of eight values from the i-th on, (these, i) → the values."""

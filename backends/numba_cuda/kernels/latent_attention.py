@@ -332,7 +332,5 @@ def _attend(kind, n_rows):
     return attend_latent
 
 
-ATTEND_LATENT = {
-    (kind, n_rows): _attend(kind, n_rows) for kind in ("f16", *EIGHT) for n_rows in (1, 2) if kind == "f16" or n_rows == 1
-}
+ATTEND_LATENT = {(kind, n_rows): _attend(kind, n_rows) for kind in EIGHT for n_rows in (1, 2) if kind == "f16" or n_rows == 1}
 """Kernels by the type of the cache, and how many times 16 heads a block has: of more than 16 nothing is merged."""

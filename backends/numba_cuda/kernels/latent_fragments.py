@@ -21,7 +21,6 @@ from augury.backends.numba_cuda.kernels.dialect import (
     float_of_half,
     half_of_float,
     lane,
-    load16,
     mma_halves,
     mul,
     prmt,
@@ -111,7 +110,7 @@ def stage_of(n_rows):
 
 def _read(kind):
     """The lane function that reads eight values of a cell, from the i-th on: four words of halves, and what is left of them."""
-    eight = EIGHT.get(kind)
+    (read_eight, eight), is_halves = EIGHT[kind], kind == "f16"
 
     @lane
     def read(words, halves, cell, dim, i, held, at, rest):
@@ -120,10 +119,10 @@ def _read(kind):
                 held[at + j] = np.uint32(0)
                 if rest:
                     held[rest + at + j] = np.uint32(0)
-        elif eight is None:
-            held[at], held[at + 1], held[at + 2], held[at + 3] = load16(words, (cell * dim + i) >> 1)
+        elif is_halves:
+            held[at], held[at + 1], held[at + 2], held[at + 3] = read_eight(words, halves, cell, dim, i)
         else:
-            a, b, c, d, e, f, g, h = eight(words, halves, cell, dim, i)
+            a, b, c, d, e, f, g, h = eight(read_eight(words, halves, cell, dim, i), i)
             held[at], held[rest + at] = two_halves(a, b)
             held[at + 1], held[rest + at + 1] = two_halves(c, d)
             held[at + 2], held[rest + at + 2] = two_halves(e, f)
