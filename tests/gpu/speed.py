@@ -228,10 +228,10 @@ def mixture():
 
 
 def kernels():
-    """Microseconds of each kernel of a pass of 1 and of 8 tokens through 1.5 billion weights, and how many launches it has."""
+    """Microseconds of each kernel of passes through 1.5 billion weights, by tokens, and how many launches it has."""
     model, figures = load(random_model(MIDDLE, Q4_K_M)), {}
     lowering, gpu = model._lowering, model._device
-    for n in (1, 8):
+    for n in (1, 4, 8, 16, 64):
         model.forward(Batch.chain(np.arange(n), start=512)).wait()  # which tells what the programs below are over
         found: dict[tuple[str, object], list[Launch]] = {}
         for step in lowering.steps(size_of(n, 511 + n), Parts((0, MIDDLE.n_layers))).steps:

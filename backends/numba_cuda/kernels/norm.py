@@ -27,6 +27,7 @@ BIASED = 4
 TRADED = 8  # of what is added to x: what x was takes its place
 
 _WARPS = THREADS // WARP
+_AT_ONCE = 4  # units that a warp reads before it stores one: the compiler moves no reading before a store
 
 
 @lane
@@ -144,14 +145,18 @@ def _put_normed(
 
     Floats go to `out[to]` and further, units where those of a token's row go, `units_on` further on.
     """
-    thread = cuda.threadIdx.x
-    i = thread % WARP
-    for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
-        value = _value(x, weight, start, at, WARP * unit + i, size, mean, inverse, kind)
-        if as_floats and WARP * unit + i < n_out:
-            out[to + WARP * unit + i] = value
-        if as_bytes:
-            quantise(value, i, quantised, factors, sums, units_on + unit_of(inputs, t, unit, width // WARP))
+    i, n_units = cuda.threadIdx.x % WARP, (n_out + WARP - 1) // WARP
+    values = cuda.local.array(_AT_ONCE, np.float32)
+    for first in range(cuda.threadIdx.x // WARP, n_units, _AT_ONCE * _WARPS):
+        for j in range(_AT_ONCE):
+            at_unit = WARP * (first + j * _WARPS) + i
+            values[j] = _value(x, weight, start, at, at_unit, size, mean, inverse, kind)
+        for j in range(_AT_ONCE):
+            unit = first + j * _WARPS
+            if as_floats and WARP * unit + i < n_out:
+                out[to + WARP * unit + i] = values[j]
+            if as_bytes and unit < n_units:
+                quantise(values[j], i, quantised, factors, sums, units_on + unit_of(inputs, t, unit, width // WARP))
 
 
 @kernel("jfffffbfj" + 11 * "i" + "rr")
