@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.formats import UNIT
-from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
+from augury.backends.numba_cuda.kernels.gated_matmul import GATED_WARPS, MULTIPLY_GATED
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import GATED, HAS_BIAS, HAS_SCALES, MULTIPLY
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MULTIPLY
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.kernels.tensor_cores import (
+    MATRIX_GROUPS,
+    MATRIX_ROWS,
+    MATRIX_THREADS,
+    MATRIX_TILES,
+    MULTIPLY_MATRIX,
+)
 from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
     from augury.backends.numba_cuda.weights import Matrix
 
-__all__ = ["WARPS", "launch_of", "launch_of_two", "tile_of"]
+__all__ = ["WARPS", "launch_of", "launch_of_gated", "launch_of_two", "tile_of"]
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _NAMES_OF_TWO = (
@@ -52,27 +58,36 @@ def launch_of(
     mode: int,
     which: int,
     more: Arguments | None = None,
-    n_gated: int = 1,
 ) -> Launch:
-    """What multiplies by one matrix, and more where products are gated or combined; see `kernels.matmul`."""
-    if not tiles.n_apart:
-        n_warps, n_wanted = max(WARPS, matrix.n_cuts), matrix.n_tiles * matrix.n_cuts
-        if mode == GATED:
-            n_warps = GATED_WARPS * n_gated
-            n_wanted = n_warps * -(-matrix.n_rows // n_gated // UNIT)
-        kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
-        more = {"n_most": tiles.n_most, "per_token": tiles.per_token, **(more or {})}
-    else:
-        kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
-        n_blocks, more = -(-matrix.n_rows // MATRIX_ROWS), {"n_apart": tiles.n_apart}
+    """What multiplies by one matrix, and more where products are combined; see `kernels.matmul`."""
+    given = _arguments(matrix, x, to, column, which) | {"mode": mode, "n_cuts": matrix.n_cuts, **(more or {})}
+    if tiles.n_apart:
+        kernel, grid = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // MATRIX_ROWS), tiles.n)
+        return Launch.of(kernel, grid, MATRIX_THREADS, tiles.at, n_apart=tiles.n_apart, **given)
+    n_warps = max(WARPS, matrix.n_cuts)
+    kernel, grid = MULTIPLY[matrix.format.name, tiles.n_rows], (-(-matrix.n_tiles * matrix.n_cuts // n_warps), tiles.n)
+    given = {"n_most": tiles.n_most, "per_token": tiles.per_token} | given
+    return Launch.of(kernel, grid, WARP * n_warps, tiles.at, **given)
+
+
+def launch_of_gated(
+    matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, which: int, gated: Arguments, n_gated: int = 1
+) -> Launch:
+    """What multiplies by gate, and up below it if `n_gated` is 2, and activates the products; see `kernels.gated_matmul`."""
+    kernel, grid = MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
+    given = _arguments(matrix, x, to, column, which) | {"n_most": tiles.n_most, "per_token": tiles.per_token, **gated}
+    return Launch.of(kernel, grid, WARP * GATED_WARPS, tiles.at, **given)
+
+
+def _arguments(matrix: Matrix, x: Operand, to: Rows, column: int, which: int) -> Arguments:
+    """What all kernels that multiply by one matrix are told."""
+    given: Arguments = {"w": matrix.words, "factors": x.factors, "halves": x.sums, "y": to.at}
+    given |= {"x": x.floats if matrix.format.is_float else x.quantised, "n": matrix.n, "scale": matrix.scale}
+    given |= {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps}
+    given |= {"stride": to.width, "column": column, "which": which}
     if matrix.bias is not None:
-        more |= {"bias": matrix.bias, "has_bias": HAS_SCALES if matrix.has_scales else HAS_BIAS}
-    places = {"w": matrix.words, "factors": x.factors, "halves": x.sums, "y": to.at}
-    places["x"] = x.floats if matrix.format.is_float else x.quantised
-    sizes = {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps, "n": matrix.n}
-    rest = {"n_cuts": matrix.n_cuts, "stride": to.width, "column": column, "scale": matrix.scale}
-    how = {"mode": mode, "which": which}
-    return Launch.of(kernel, (n_blocks, tiles.n), n_threads, tiles.at, **places, **sizes, **rest, **how, **more)
+        given |= {"bias": matrix.bias, "has_bias": HAS_SCALES if matrix.has_scales else HAS_BIAS}
+    return given
 
 
 def launch_of_two(

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import (
     AS_IS,
     BIASED,
@@ -27,7 +27,7 @@ from augury.backends.numba_cuda.kernels.norm import (
     norm_rows,
 )
 from augury.backends.numba_cuda.kernels.routes import combine_rows
-from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
+from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.blocks import Linear, Matrices, NormKind
 
@@ -327,7 +327,7 @@ class Tape:
             tiles = self._tiles(matrix)
         gated = {"activation": gate.number, "has_up": len(parts) > 1, **gate.arguments, **_gated_to(to)}
         rows = Rows(to.floats, to.width)
-        self.steps.append(launch_of(matrix, x, rows, 0, tiles, GATED, which, gated, len(parts)))
+        self.steps.append(launch_of_gated(matrix, x, rows, 0, tiles, which, gated, len(parts)))
         return True
 
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
@@ -336,7 +336,7 @@ class Tape:
         if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
         gated = {"activation": NOT_ACTIVATED, "limit": math.inf, **_gated_to(to)}
-        self.steps.append(launch_of(matrix, x, Rows(to.floats, part.n_out), part.n, tiles, GATED, OF_TILES, gated))
+        self.steps.append(launch_of_gated(matrix, x, Rows(to.floats, part.n_out), part.n, tiles, OF_TILES, gated))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:

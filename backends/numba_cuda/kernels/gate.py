@@ -9,17 +9,8 @@ from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, 
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_among, unit_of
 
-GATED_WARPS = 8  # of a block that multiplies 32 rows of gate, four each; as many multiply those of up beside them
+GATED_WARPS = 8  # of a block that multiplies 32 rows of gate, then those of up; four each
 _UNIT = WARP  # values
-
-
-@lane
-def tile_of_gated(warp, unit, size):
-    """The tile of rows of a warp that multiplies for a unit of `size` gates, or of the ups after them; -1 beyond them."""
-    n_tiles, tile = size // 4, GATED_WARPS * unit + warp % GATED_WARPS
-    if tile >= n_tiles:
-        return np.int32(-1)
-    return np.int32(tile if warp < GATED_WARPS else n_tiles + tile)
 
 
 @lane

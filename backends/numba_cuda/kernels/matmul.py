@@ -16,29 +16,22 @@ from augury.backends.numba_cuda.kernels.dialect import (
     remainder,
     slice_sums,
 )
-from augury.backends.numba_cuda.kernels.formats import (
-    FORMATS,
-    TILE_ROWS,
-    TILE_UNITS,
-    UNIT,
-)
-from augury.backends.numba_cuda.kernels.gate import put_gated, tile_of_gated
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 from augury.backends.numba_cuda.kernels.routes import combine, token_at
 from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
 
 MOST_ROUTED = 4  # tokens of a tile whose rows are wherever routes say: of more, places would take too many registers
 MOST_CUTS = 8
-STORE, ADD, GATED, COMBINED = range(4)  # what is done with a product
+STORE, ADD, COMBINED = range(3)  # what is done with a product
 OF_TOKENS, OF_OUTPUT, OF_TILES, OF_ROUTES = range(4)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
 PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
-OF_GATED = "bfj" + 5 * "i" + 5 * "r"  # of those that also activate what they multiply
 OF_COMBINED = "fffw" + 6 * "i"  # of those that also add up what several matrices give a token
 
 
 @lane
-def _product(total, bias, row, has_bias, scale):
+def product_of(total, bias, row, has_bias, scale):
     """A product, whose sum this is."""
     value = mul(total, np.float32(scale))
     if has_bias == HAS_BIAS:
@@ -49,7 +42,7 @@ def _product(total, bias, row, has_bias, scale):
 @lane
 def put(y, place, total, bias, row, has_bias, mode, scale):
     """Store a product, or add it to what is there."""
-    value = _product(total, bias, row, has_bias, scale)
+    value = product_of(total, bias, row, has_bias, scale)
     y[place] = add(y[place], value) if mode == ADD else value
 
 
@@ -90,7 +83,7 @@ def _multiply(fmt, n_tokens):
     sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
     kind_of_rows = np.int32 if n_tokens <= MOST_ROUTED else np.int64  # of 64 bits the compiler sees that they are neighbours
 
-    @kernel(PARAMETERS + OF_GATED + OF_COMBINED, name=f"multiply_{fmt.name}_{n_tokens}")
+    @kernel(PARAMETERS + OF_COMBINED, name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
         inputs,
         w,
@@ -110,19 +103,6 @@ def _multiply(fmt, n_tokens):
         mode,
         which,
         scale,
-        quantised,
-        y_factors,
-        y_sums,
-        activation,
-        has_up,
-        limits_activated,
-        as_floats,
-        as_bytes,
-        limit,
-        a,
-        b,
-        c,
-        d,
         weights,
         shared,
         combined,
@@ -136,10 +116,6 @@ def _multiply(fmt, n_tokens):
     ):
         """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes a cut of four rows and `n_tokens` tokens.
 
-        Or, if they are to be gated: the upper half of the rows of W are gates, and y = activation(gate) * up, as floats, as
-        units, or both; without `has_up` all are gates. Then a block takes 32 rows of each half, which are not cut, and there
-        are few tokens. What several matrices give a token may lie side by side: `column` is how many there are.
-
         Or the last block that multiplies by some rows of all W adds up what comes of them, token by token.
 
         Args:
@@ -152,8 +128,6 @@ def _multiply(fmt, n_tokens):
             n_cuts: Of a row, at most as many as a block has warps.
             bias: By row; of several matrices a bias and a scale of each row, if they have scales.
             y, stride, column: Where to.
-            quantised, y_factors, y_sums: Units of what is gated.
-            activation: And what follows it: see `gate`.
             weights, shared, combined: And what follows: see `combine`.
             counters: One for each block along the rows.
         """
@@ -164,8 +138,6 @@ def _multiply(fmt, n_tokens):
         i = thread % WARP
         warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
-        if mode == GATED:
-            tile = tile_of_gated(thread // WARP, cuda.blockIdx.x, n_rows // (1 + has_up))
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, kind_of_rows)
         for token in range(n_tokens):
             rows[token] = t + token
@@ -178,38 +150,6 @@ def _multiply(fmt, n_tokens):
             add_cuts(sums, staged, cut, n_cuts, n_tokens)
         if cut == 0:
             slice_sums(sums, n_tokens)
-        if mode == GATED:
-            row = TILE_ROWS * tile + i % TILE_ROWS
-            at = TILE_ROWS * (thread // WARP) + i % TILE_ROWS
-            for token in range(n_tokens):
-                if is_there and i // TILE_ROWS == token % TILE_UNITS:
-                    staged[2 * UNIT * token + at] = _product(sums[token], bias, matrix * n_rows + row, has_bias, scale)
-            cuda.syncthreads()
-            n_there, unit = min(n_tokens, n_wanted - t), cuda.blockIdx.x
-            put_gated(
-                staged,
-                n_there,
-                matrix if column else t,
-                max(1, column),
-                unit,
-                n_rows // (1 + has_up),
-                y,
-                quantised,
-                y_factors,
-                y_sums,
-                stride,
-                activation,
-                has_up,
-                limits_activated,
-                as_floats,
-                as_bytes,
-                limit,
-                a,
-                b,
-                c,
-                d,
-            )
-            return
         if cut == 0 and is_there:
             first = matrix * n_rows
             put_rows(sums, n_tokens, tile, i, n_rows, t, n_wanted, y, stride, column, bias, first, has_bias, mode, scale)

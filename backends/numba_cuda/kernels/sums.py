@@ -133,13 +133,12 @@ def _of_several(read, add_products, n):
     return read_both, add_both
 
 
-def sums_of(fmt, n_tokens):
+def sums_of(fmt, n_tokens, n_ahead):
     """The lane function that adds to `sums` what the units of a lane's slice give, from step `begin` to `end`.
 
-    `first` is the lane's unit of step 0.
+    `first` is the lane's unit of step 0; `n_ahead` units are asked for before they are multiplied.
     """
     read_unit, add_products = (_float_unit if fmt.is_float else _quantised_unit)(fmt, n_tokens)
-    n_ahead = 1 if fmt.is_float else AHEAD[n_tokens]
     read_several, add_several = _of_several(read_unit, add_products, n_ahead)
 
     @lane
@@ -163,9 +162,9 @@ def sums_of(fmt, n_tokens):
 
 
 @cache
-def sums_of_cut_of(fmt, n_tokens):
+def sums_of_cut_of(fmt, n_tokens, n_ahead=None):
     """The lane function that makes `sums` what a warp's cut of a tile of rows gives; nothing where there are no such rows."""
-    add_slice = sums_of(fmt, n_tokens)
+    add_slice = sums_of(fmt, n_tokens, 1 if fmt.is_float else n_ahead or AHEAD[n_tokens])
 
     @lane
     def sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, rows, i, sums):
