@@ -13,7 +13,6 @@ from augury.backends.numba_cuda.kernels.instructions import SIMULATED
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MULTIPLY
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
-    MATRIX_GROUPS,
     MATRIX_ROWS,
     MATRIX_THREADS,
     MATRIX_TILES,

@@ -20,6 +20,7 @@ from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.experts import route
 from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.latent import merge_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
@@ -54,6 +55,7 @@ KINDS = (  # with, between them, blocks of every kind
     "minimax-m3-moe",
     "gpt-oss-moe",
     "qwen35-dense",
+    "deltanet-dense",
     "jamba-dense",
     "falcon-h1-dense",
     "lfm2-dense",
@@ -71,15 +73,16 @@ def products():
     gpu, figures = Gpu(0), {}
     gpu.prepare([norm_rows, route, gather_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     for name, fmt in FORMATS.items():
-        few, many = (Product(gpu, name, n, 260, 2048) for n in (8, 64))
+        few, many = (Product(gpu, name, n, 260, 2048) for n in (FEW_TOKENS, 64))
         found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
         assert all(np.array_equal(each, found[0]) for each in found[: len(TILES)]), f"{name}: tiles differ"
         assert all(np.array_equal(each, found[-1]) for each in found[len(TILES) :]), f"{name}: tiles of cut rows differ"
         figures[name] = float(np.abs(found[0] - few.right).max() / np.abs(few.right).max())
         if not fmt.is_float:
             for tile in MATRIX_TILES[name]:
-                assert np.array_equal(many.by(tile)[:8], found[0]), f"{name}: tensor cores differ"
-                assert np.array_equal(many.by(tile, n_cuts=4)[:8], found[-1]), f"{name}: tensor cores differ where rows are cut"
+                assert np.array_equal(many.by(tile)[:FEW_TOKENS], found[0]), f"{name}: tensor cores differ"
+                by_tensor_cores = many.by(tile, n_cuts=4)[:FEW_TOKENS]
+                assert np.array_equal(by_tensor_cores, found[-1]), f"{name}: tensor cores differ where rows are cut"
             chosen = np.random.default_rng(5).integers(0, 8, (64, 2))
             experts = ExpertProducts(gpu, name, chosen, 8, 260, 2048)
             by_bytes, by_tensor_cores = (experts.by(tile)[0] for tile in (TILES[-1], MATRIX_TILE))

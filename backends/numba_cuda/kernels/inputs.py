@@ -7,7 +7,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane
 
 MAX_TOKENS = 64  # of a pass
-FEW_TOKENS = 16 if SIMULATED else 8  # of a pass whose products are byte dot products; of more tensor cores compute them
+FEW_TOKENS = 16 if SIMULATED else 4  # of a pass whose products are byte dot products; of more tensor cores compute them
 N_TOKENS, N_ROWS, N_RUNS = 0, 1, 2
 TOKENS = 4  # (n,)
 SLOTS = TOKENS + MAX_TOKENS

@@ -1,7 +1,8 @@
 """Products of a matrix and many tokens by tensor cores: to the bit those of `matmul`, whose order of additions they keep.
 
-A block takes 16 rows and 16, 32 or 64 tokens, its eight warps a slice each. One instruction multiplies 16 rows of a unit with 8
-tokens; whole numbers are exact in whatever order they are added.
+A block takes 16 rows and 16, 32 or 64 tokens. Eight of its warps take a slice each of a cut; a block of more warps takes as
+many cuts at once, whose sums are added in turn. One instruction multiplies 16 rows of a unit with 8 tokens; whole numbers are
+exact in whatever order they are added.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MATRIX_ROWS, _COLUMNS = 16, 8  # rows of weights and tokens of an instruction
 _TILES = (16, 32, 64)  # tokens that share one reading of the weights
 MATRIX_TILE = _TILES[0]  # of an expert, which has few
 MATRIX_THREADS = WARP * SLICES
-_REGISTERS = 128  # so that a multiprocessor has room for two blocks
+_REGISTERS = {16: 80, 32: 128, 64: 128}  # so that a multiprocessor has room for three blocks, or two
+MATRIX_GROUPS = {16: 3, 32: 2, 64: 2}  # cuts that a block multiplies at once, at most
 
 
 @lane
@@ -83,7 +85,7 @@ def _multiply(fmt, n_tokens):
     n_totals = SLICES * n_of_slice
     find = tile_of_block if n_tokens == MATRIX_TILE else tokens_of_block  # which takes fewer registers
 
-    @kernel(PARAMETERS + "i", name=f"multiply_{fmt.name}_matrix_{n_tokens}", most_registers=_REGISTERS)
+    @kernel(PARAMETERS + "i", name=f"multiply_{fmt.name}_matrix_{n_tokens}", most_registers=_REGISTERS[n_tokens])
     def multiply(
         inputs,
         w,
@@ -111,14 +113,16 @@ def _multiply(fmt, n_tokens):
             return
         t = first - (first & 1)  # what lanes read of two rows at once is aligned
         thread = cuda.threadIdx.x
-        i, s = thread % WARP, thread // WARP
+        i, s = thread % WARP, thread // WARP % SLICES
         totals = cuda.shared.array(n_totals, np.float32)
         sums = cuda.local.array(n_sums, np.float32)
         tile, last = cuda.blockIdx.x * (MATRIX_ROWS // TILE_ROWS) + i // 16, (n_rows - 1) // TILE_ROWS
         above = matrix * (last + 1)
         upper = (above + min(tile, last)) * n_steps * TILE + i // 4 % TILE_ROWS  # the first units of a lane's rows
         lower = (above + min(tile + 2, last)) * n_steps * TILE + i // 4 % TILE_ROWS
-        for cut in range(n_cuts):
+        group, n_groups = thread // MATRIX_THREADS, cuda.blockDim.x // MATRIX_THREADS
+        for first_cut in range(0, n_cuts, n_groups):
+            cut = first_cut + group
             for j in range(n_sums):
                 sums[j] = np.float32(0)
             begin, end = cut_of(cut, n_steps, n_cuts)
@@ -128,12 +132,14 @@ def _multiply(fmt, n_tokens):
             while place < end:  # all of 32 bits, which a range would not be
                 add_products(w, n, u, v, i, place, x, factors, halves, sums)
                 u, v, place = np.uint32(u + TILE), np.uint32(v + TILE), np.uint32(place + TILE_UNITS * n_apart)
-            for j in range(n_sums):
-                at = s * n_of_slice + j * WARP + i
-                totals[at] = add(totals[at], sums[j]) if cut else sums[j]
-        cuda.syncthreads()
+            for turn in range(n_groups):
+                if turn == group and cut < n_cuts:
+                    for j in range(n_sums):
+                        at = s * n_of_slice + j * WARP + i
+                        totals[at] = add(totals[at], sums[j]) if cut else sums[j]
+                cuda.syncthreads()
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)  # anew: to keep them takes registers
-        for at in range(thread, n_of_slice, MATRIX_THREADS):
+        for at in range(thread, n_of_slice, n_groups * MATRIX_THREADS):
             j, i = at // WARP, at % WARP
             row = cuda.blockIdx.x * MATRIX_ROWS + i // 4 + 8 * (j // 2 % 2)
             token = first - (first & 1) + 8 * (j // 4) + 2 * (i % 4) + j % 2
