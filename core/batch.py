@@ -35,7 +35,8 @@ class Batch:
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
     from the others, reads tokens and, as `hidden`, the states of the token before each: see `NextnLayer`.
-    It does nothing that concerns all layers.
+    It does nothing that concerns all layers. A model that drafts blocks goes through no layer with hidden states: it keeps keys
+    and values that each layer makes of them, see `DraftBlock`.
 
     A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
     is saved. A model keeps what it prepares for a vocabulary as long as it is given the same array.
@@ -256,7 +257,9 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
     is_nextn = info.n_layers <= first < info.n_layers + n_nextn and end == first + 1
     if is_nextn:
         n_hidden = features[info.nextn_features[first - info.n_layers]]
-    elif not 0 <= first <= end <= info.n_layers or (first == end and batch.hidden is None and not takes_hidden):
+    elif not 0 <= first <= end <= info.n_layers or (
+        first == end and info.n_layers and batch.hidden is None and not takes_hidden
+    ):
         more = f", or one of the {n_nextn} after them" if n_nextn else ""
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}{more}")
     shape, found = (len(batch.tokens), n_hidden), batch.hidden
@@ -268,7 +271,8 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
     for name in batch.features:
         _, _, layer = name.partition("layer.")
         is_begun = name == "embedding" and (first > 0 or found is not None)
-        if name not in features or is_begun or (layer and not first <= int(layer) < end):
+        is_through = info.block is None or found is None
+        if name not in features or is_begun or (layer and not (is_through and first <= int(layer) < end)):
             known = ", ".join(each for each in features) or "none"
             raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
 

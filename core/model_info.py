@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
+    from augury.blocks import DraftBlock, ModelPlan
     from augury.files.gguf import ModelFile
 
 __all__ = ["ModelInfo"]
@@ -33,6 +33,7 @@ class ModelInfo:
     # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
     nextn_features: tuple[str, ...] = field(default=(), repr=False)
     hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone
+    block: DraftBlock | None = field(default=None, repr=False)  # of heads that draft several tokens with one pass
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -50,4 +51,5 @@ class ModelInfo:
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             nextn_features=plan.nextn_features,
             hidden_of=plan.hidden_of,
+            block=plan.block,
         )

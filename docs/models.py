@@ -59,7 +59,8 @@ LEFT_OUT = """
 ## What is left out
 
 Other architectures that llama.cpp knows, and what is missing here to run them. Models that llama.cpp does not generate text
-with (encoders, diffusion, speech) are not listed, nor is `eagle3`, whose models draft for others.
+with (encoders, diffusion, speech) are not listed, nor are `eagle3` and `dflash`, whose models
+draft for others.
 
 """
 

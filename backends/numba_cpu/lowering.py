@@ -68,6 +68,8 @@ class Lowering:
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with accepted tokens
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
+        self._injections = [self._emitter(each) for each in plan.injections]
+        self._emitters += self._injections
         of_nextn = [nextn.layer for nextn in plan.nextn]
         self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
@@ -180,6 +182,11 @@ class Lowering:
         streams.begin(takes_hidden=takes_hidden)
         if "embedding" in features:
             writing.give_features("embedding", streams.all())
+        if takes_hidden and self._injections:
+            layers = (0, 0)
+            for emitter in self._injections:
+                streams.read(None)
+                emitter.emit(writing)
         first, other = self.plan.embedding.other, space.other
         if first is not None and other is not None:
             writing.begin_other(other, first)

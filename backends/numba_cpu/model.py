@@ -71,6 +71,8 @@ class NumbaCpuModel(Model):
         self._whole, n_layers = lowering.programs(), self.info.n_layers
         for i in range(n_layers, n_layers + len(self.info.nextn_features)):  # which loads their weights
             lowering.programs((i, i + 1), takes_hidden=True)
+        if plan.block is not None:
+            lowering.programs(takes_hidden=True, is_read=False)
         self._weights.close_file()
         self._narrow = NarrowOutputs(self.info.n_vocab)
         named = plan.output.tokens
@@ -141,7 +143,7 @@ class NumbaCpuModel(Model):
             return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
-        for span in passes(slots, parents):
+        for span in passes(slots, parents, has_blocks=self._plan.block is not None and hidden is None):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)

@@ -30,22 +30,30 @@ def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
     return runs
 
 
-def passes(slots: np.ndarray, parents: np.ndarray | None) -> Iterator[slice]:
+def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = False) -> Iterator[slice]:
     """Cut a batch into passes of up to MAX_TOKENS tokens; a tree stays in one pass.
 
+    Args:
+        slots: (n,) int32, n > 0, in rising order.
+        parents: (n,) int, see `Batch.parents`; None: all runs are chains.
+        has_blocks: Whether each slot's tokens see each other, so that they stay in one pass, too.
+
     Raises:
-        UnsupportedError: A tree is larger than a pass.
+        UnsupportedError: A tree or block is larger than a pass.
     """
-    trees = [] if parents is None else [run for run in runs_of(slots, parents).tolist() if run[3]]
-    for _, size, slot, _ in trees:
+    whole = (
+        [] if parents is None and not has_blocks else [run for run in runs_of(slots, parents).tolist() if run[3] or has_blocks]
+    )
+    for _, size, slot, is_tree in whole:
         if size > MAX_TOKENS:
             raise UnsupportedError(
-                f"a tree of {size} tokens in slot {slot}, expected at most {MAX_TOKENS} in one pass; draft fewer tokens"
+                f"a {'tree' if is_tree else 'block'} of {size} tokens in slot {slot}, expected at most {MAX_TOKENS} in one "
+                "pass; draft fewer tokens"
             )
     start = 0
     while start < len(slots):
         end = min(start + MAX_TOKENS, len(slots))
-        for first, size, _, _ in trees:
+        for first, size, _, _ in whole:
             if first < end < first + size:
                 end = first
         yield slice(start, end)

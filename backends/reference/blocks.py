@@ -21,6 +21,7 @@ from augury.blocks import (
     Experts,
     FeedForward,
     GateKind,
+    Injection,
     LayerInput,
     Linear,
     MixtureOfExperts,
@@ -44,6 +45,7 @@ __all__ = [
     "STATELESS",
     "chosen_positions",
     "embed",
+    "inject",
     "layer_input",
     "layer_inputs",
     "mixture",
@@ -112,18 +114,16 @@ def attention(
     lies on its path.
     """
     normed, positions = each_normed(x, block.norm, weights), batch.positions
+    ends = positions if block.is_causal else np.array([positions[batch.slots == slot].max() for slot in batch.slots])
     if block.embedded_norm is not None and embedded is not None:
         normed = np.hstack([each_normed(embedded, block.embedded_norm, weights), normed])
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
     cells = positions if tree is None else tree.cells
-    places = list(zip(batch.slots.tolist(), positions.tolist(), cells.tolist(), strict=True))
     indexer = block.indexer
     compared = _compared(indexer, weights, normed, positions)
     if block.source is None:
-        keys = _heads(block, block.k, block.k_norm, weights, normed, positions)
-        values = _clamped(weights.product(block.v, normed), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
-        values = each_normed(values, block.v_norm, weights)
-        for token, (slot, position, cell) in enumerate(places):
+        keys, values = _keys_and_values(block, weights, normed, positions)
+        for token, (slot, position, cell) in enumerate(zip(batch.slots.tolist(), positions.tolist(), cells, strict=True)):
             kept = [part[token] for part in compared[:1]]
             if not isinstance(indexer, PoolIndexer):
                 cache.store(slot, cell, keys[token], values[token], *kept)
@@ -134,10 +134,10 @@ def attention(
             cache.store(slot, cell, None, None, None, row[None])
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
-    for token, (slot, position, _) in enumerate(places):
+    for token, (slot, position, end) in enumerate(zip(batch.slots.tolist(), positions.tolist(), ends.tolist(), strict=True)):
         first = 0 if block.window is None else max(0, position + 1 - block.window)
         first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
-        seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
+        seen = slice(first, end + 1) if tree is None else tree.seen(token)[first:]
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
         keys_seen, values_seen, *compared_seen = cache.seen(slot, seen)
         chosen = None
@@ -154,6 +154,20 @@ def attention(
         gates = sigmoid(gates) if block.gate_kind is GateKind.SIGMOID else np.logaddexp(gates, 0.0)
         mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
+
+
+def inject(block: Injection, weights: Weights, cache: LayerCache, batch: Batch, x: np.ndarray) -> None:
+    """Keep the keys and values that an attention makes of x (n, E)."""
+    keys, values = _keys_and_values(block.attention, weights, each_normed(x, block.norm, weights), batch.positions)
+    for token, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
+        cache.store(slot, position, keys[token], values[token])
+
+
+def _keys_and_values(block: Attention, weights: Weights, x: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys (n, G, D) and values (n, G, D_v) of x (n, E), which is normed."""
+    keys = _heads(block, block.k, block.k_norm, weights, x, positions)
+    values = _clamped(weights.product(block.v, x), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
+    return keys, each_normed(values, block.v_norm, weights)
 
 
 def _compared(

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
-from augury.lowering import Attend, Convolve, LookUpNgrams, Recur
+from augury.lowering import Attend, Convolve, LookUpNgrams, PrepareHeads, Recur
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class LoweredBlock(LayerStates):
 
     Attributes:
         cache: Of positions, as `Block.cached` says.
-        sources: Layers whose caches it reads.
+        sources: Layers whose caches it reads or writes.
     """
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
@@ -47,7 +47,9 @@ class LoweredBlock(LayerStates):
                 advances[each.state] = partial(advance_heads, each.heads, a)
         self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
         self.cache = LayerCache(block, options, weights)
-        self.sources = {each.source for each in self.operations if isinstance(each, Attend) and each.source is not None}
+        self.sources = {
+            each.source for each in self.operations if isinstance(each, Attend | PrepareHeads) and each.source is not None
+        }
 
     @property
     def n_bytes(self) -> int:
@@ -97,10 +99,11 @@ class Run:
         for i, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
             yield slot, position, int(cells[i]), np.arange(position + 1) if tree is None else np.asarray(tree.seen(i))
 
-    def keep(self, cache: int, rows: np.ndarray) -> None:
-        """Keep rows (n, G, D) of the tokens, in a cache of the block."""
+    def keep(self, cache: int, rows: np.ndarray, source: int | None = None) -> None:
+        """Keep rows (n, G, D) of the tokens, in a cache of the block, or of a layer."""
+        kept = self.block.cache if source is None else self.sources[source]
         for (slot, _, cell, _), row in zip(self.tokens(), rows, strict=True):
-            self.block.cache.store_part(cache, slot, cell, row)
+            kept.store_part(cache, slot, cell, row)
 
     def choose(self, out: Value, choice: Choice) -> None:
         """Set the chosen positions, for this block and later ones."""

@@ -28,7 +28,7 @@ def _prepare_heads(run: Run, each: PrepareHeads) -> None:
         heads = _prepared(run, rows.reshape(len(rows), -1, size), steps)
         run.arrays[out] = heads.reshape(rows.shape)
         if cache is not None:
-            run.keep(cache, heads)
+            run.keep(cache, heads, each.source)
 
 
 def _prepared(run: Run, heads: np.ndarray, steps: Preparation) -> np.ndarray:
@@ -75,8 +75,9 @@ def _attend(run: Run, each: Attend) -> None:
     for token, (slot, position, _, path) in enumerate(run.tokens()):
         first = 0 if each.window is None else max(0, position + 1 - each.window)
         first = first if each.chunk is None else max(first, position // each.chunk * each.chunk)
-        takes_part, keys = np.arange(position + 1)[None] >= first, cache.seen_part(each.keys, slot, path)
-        values = keys[:, :, :value_dim] if each.values is None else cache.seen_part(each.values, slot, path)
+        seen = path if each.is_causal else np.arange(run.batch.positions[run.batch.slots == slot].max() + 1)
+        takes_part, keys = np.arange(len(seen))[None] >= first, cache.seen_part(each.keys, slot, seen)
+        values = keys[:, :, :value_dim] if each.values is None else cache.seen_part(each.values, slot, seen)
         if each.choice is not None:
             chosen, ends = run.choice(each.choice)[token]
             takes_part = takes_part & chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from augury.backends.reference import blocks, compressed, latent, recurrent
-from augury.blocks import Connection, Embedding, LayerInput, MixtureOfExperts, NextnInput, Output
+from augury.blocks import Connection, Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output
 
 __all__ = ["CACHES", "KNOWN", "MIXERS"]
 
@@ -14,6 +14,6 @@ CACHES = {**blocks.CACHES, **compressed.CACHES, **latent.CACHES, **dict.fromkeys
 MIXERS = {**blocks.MIXERS, **compressed.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
 """What a mixer that keeps something adds to x."""
 KNOWN = frozenset(
-    {Embedding, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *CACHES, *get_args(Connection)}
+    {Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *CACHES, *get_args(Connection)}
 )
 """Blocks and connections that have a function, which computes all that they may have; of others the operations are computed."""

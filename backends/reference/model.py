@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, nextn_streams, output
+from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
 from augury.backends.reference.cache import LayerCache, SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
@@ -88,7 +88,10 @@ class ReferenceModel(Model):
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), embedded.shape)
         features = {"embedding": streams.reshape(len(streams), -1).astype(np.float32)}
         inputs = layer_inputs(ends.embedding, weights, batch, embedded)
-        for i in range(*(batch.layers or (0, self.info.n_layers))):
+        injections = () if batch.hidden is None else self._plan.injections
+        for injection in injections:
+            inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
+        for i in range(*(batch.layers or (0, self.info.n_layers))) if not injections else ():
             if (turn := self._layers[i].turn) is not None:
                 streams, other = streams + other[:, None], (streams[:, -1] if turn is Turn.CHANGE else other)
             hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)

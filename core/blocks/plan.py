@@ -10,6 +10,7 @@ from attrs import NOTHING, evolve, fields, frozen, has
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
+from augury.blocks.draft_block import DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.residual import AllStreams
@@ -105,6 +106,7 @@ class ModelPlan:
     nextn: tuple[NextnLayer, ...] = ()
     # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
     hidden_of: tuple[str, ...] = ()
+    block: DraftBlock | None = None  # of a model that drafts several tokens with one pass; all mixers are `Attention`
 
     @property
     def n_vocab(self) -> int:
@@ -117,6 +119,14 @@ class ModelPlan:
     def keeps_embedded(self) -> bool:
         """Whether layers make use of the embedding's output."""
         return any(layer.skip or any(block.reads_embedding for block in layer.blocks) for layer in self.every_layer)
+
+    @property
+    def injections(self) -> tuple[Injection, ...]:
+        """By layer, what a pass that is given hidden states computes in place of it; nothing without a `block`."""
+        if self.block is None:
+            return ()
+        mixers = [layer.mixer for layer in self.layers]
+        return tuple(Injection(self.block.norm, each, i) for i, each in enumerate(mixers) if isinstance(each, Attention))
 
     @property
     def mixers(self) -> tuple[Block, ...]:
@@ -175,7 +185,7 @@ class ModelPlan:
         yield self.embedding
         for layer in self.layers:
             yield from layer.blocks
-        yield self.output
+        yield from (self.output, *self.injections)
         for each in self.nextn:
             yield from (each.embedding, each.input, *each.layer.blocks, each.output)
 
@@ -184,7 +194,8 @@ class ModelPlan:
         yield from self.embedding.tensors()
         for layer in self.layers:
             yield from layer.parts
-        yield from self.output.tensors()
+        for block in (self.output, *self.injections):
+            yield from block.tensors()
         for each in self.nextn:
             yield from (*each.embedding.tensors(), *each.input.tensors(), *each.layer.parts, *each.output.tensors())
 
@@ -234,6 +245,8 @@ class ModelPlan:
         """
         for part in (self.embedding, *self.layers, self.output, *self.nextn):
             yield from _unknown(part, known)
+        if self.block is not None and DraftBlock not in known:
+            yield "blocks of drafted tokens"
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
@@ -241,7 +254,9 @@ class ModelPlan:
         A stage is handed the residual streams and nothing else: all of them begin as the embedding, and no layer may read what
         an earlier stage keeps of its tokens.
         """
-        return () if self._changes_streams else tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
+        if self._changes_streams or self.block is not None:
+            return ()
+        return tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
 
     def _is_cut(self, cut: int) -> bool:
         mixers = [mixer for layer in self.layers[cut:] for mixer in layer.mixers]

@@ -67,7 +67,8 @@ class Attention(Block):
     other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
     `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
     With `source`, the mixer of an earlier layer has stored the keys and values. With an `embedded_norm`,
-    q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is the embedding's output.
+    q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is the embedding's output. Attention that is not
+    causal sees, up to the last one, all tokens that the pass has of a slot, which are a chain.
     """
 
     norm: Norm | None
@@ -102,6 +103,7 @@ class Attention(Block):
     indexer: BlockIndexer | PoolIndexer | None = None  # of those that are seen, it chooses what takes part
     source: int | None = None  # a layer's number
     embedded_norm: Norm | None = None
+    is_causal: bool = True
 
     @property
     def reads_embedding(self) -> bool:
@@ -134,7 +136,7 @@ class Attention(Block):
             made[len(made) - len(others) + (gate is not None) :],
         )
         choice = None if indexer is None else indexer.choose(build, compared, 2, self.n_kv_heads)
-        q, *_ = self._prepared(build, heads)
+        q, *_ = self.keep(build, heads[1:], heads[0])
         y = build.attend(
             *(q, 0, 1, self.n_heads, self.value_dim, self.scale),
             window=self.window,
@@ -144,25 +146,31 @@ class Attention(Block):
             sinks=self.sinks,
             choice=choice,
             source=self.source,
+            is_causal=self.is_causal,
         )
         if gate is not None:
             y = build.gate(y, gates[0], self.gate_kind)
         build.add_product(build.normalize(y, self.out_norm), self.o, "attention's output", self.post_norm)
 
-    def _prepared(self, build: Builder, heads: Sequence[Value]) -> tuple[Value, ...]:
-        """Heads of queries, and of keys and values if they are its own, which are kept."""
-        made, steps, sizes = [], [], (self.head_dim, self.head_dim, self.value_dim)
+    def keep(
+        self, build: Builder, made: Sequence[Value], queries: Value | None = None, source: int | None = None
+    ) -> tuple[Value, ...]:
+        """Prepare heads of queries, and of `made` keys and values, if they are its own, which are kept.
+
+        With `source`, they are kept as those of that layer, whose attention this is.
+        """
+        heads = [] if queries is None else [(queries, self.q_norm, self.temperature, None)]
         before, after = (self.rope, None) if self.is_rope_first else (None, self.rope)
-        for x, norm, temperature in zip(heads, (self.q_norm, self.k_norm), (self.temperature, None), strict=False):
+        prepared: list[tuple[Value, int, Preparation, int | None]] = []
+        for x, norm, temperature, cache in (*heads, *((keys, self.k_norm, None, 0) for keys in made[:1])):
             y, step = x, Preparation(self.clamp, norm, self.rope, temperature, self.is_rope_first)
             if self.has_joint_norms and norm is not None:
                 (y,) = build.prepare_heads([x], [self.head_dim], [Preparation(self.clamp, rope=before)])
                 y, step = build.normalize(y, norm), Preparation(rope=after, temperature=temperature)
-            made.append(y)
-            steps.append(step)
-        if self.source is not None:
-            return build.prepare_heads(made, sizes[:1], steps)
-        return build.prepare_heads([*made, heads[2]], sizes, [*steps, Preparation(self.clamp, self.v_norm)], (None, 0, 1))
+            prepared.append((y, self.head_dim, step, cache))
+        prepared += [(values, self.value_dim, Preparation(self.clamp, self.v_norm), 1) for values in made[1:]]
+        kept, sizes, steps, caches = (list(each) for each in zip(*prepared, strict=True))
+        return build.prepare_heads(kept, sizes, steps, caches, source)
 
 
 @frozen

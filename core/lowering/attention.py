@@ -22,12 +22,13 @@ __all__ = ["Attend", "Choose", "ChooseBlocks", "MultiplyHeads", "Pool", "Prepare
 
 @frozen(eq=False)
 class PrepareHeads(Operation):
-    """out[i] = x[i] with its heads prepared, perhaps in place; heads with a cache are kept there."""
+    """out[i] = x[i] with its heads prepared, perhaps in place; heads with a cache, perhaps of `source`, are kept."""
 
     x: tuple[Value, ...]
     dims: tuple[int, ...]  # values of a head
     steps: tuple[Preparation, ...]
     caches: tuple[int | None, ...]
+    source: int | None  # a layer whose caches these are; None: they are the block's
     out: tuple[Value, ...]
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
@@ -40,7 +41,8 @@ class PrepareHeads(Operation):
 
     def cached(self) -> dict[int, int]:
         """See `Operation.cached`."""
-        return {cache: x.width for cache, x in zip(self.caches, self.x, strict=True) if cache is not None}
+        kept = zip(self.caches, self.x, strict=True)
+        return {cache: x.width for cache, x in kept if cache is not None and self.source is None}
 
 
 @frozen(eq=False)
@@ -105,6 +107,7 @@ class Attend(Operation):
     choice: Value | None
     pooled: int | None
     source: int | None  # a layer whose mixer keeps keys and values; None: the block does
+    is_causal: bool
     out: Value  # H * D_v
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:

@@ -98,8 +98,9 @@ class Builder:
             made.update(each.made)
             kept.update(each.kept())
             written.update(each.cached())
+        keeps_for_others = any(isinstance(each, PrepareHeads) and each.source is not None for each in self.operations)
         *others, last = [isinstance(each, Add | BeginStreams) for each in self.operations] or [False]
-        if any(others) or not last:
+        if any(others) or not (last or keeps_for_others):
             yield "it adds to x more than once, or not in the end; let its last operation add the whole result"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
@@ -268,13 +269,14 @@ class Builder:
         dims: Sequence[int],
         steps: Sequence[Preparation],
         caches: Sequence[int | None] | None = None,
+        source: int | None = None,
     ) -> tuple[Value, ...]:
         """The heads of several x, prepared, and kept where there are caches; x itself if there is nothing to do."""
         caches = [None] * len(x) if caches is None else caches
         if all(each.is_nothing for each in steps) and not any(cache is not None for cache in caches):
             return tuple(x)
         out = tuple(Value(each.width) for each in x)
-        self.operations.append(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), out))
+        self.operations.append(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), source, out))
         return out
 
     def prepare_latents(
@@ -316,10 +318,13 @@ class Builder:
         choice: Value | None = None,
         pooled: int | None = None,
         source: int | None = None,
+        is_causal: bool = True,
     ) -> Value:
         """The values that heads mix by their queries; see `Attend`."""
         out, scores = Value(n_heads * value_dim), (softcap, slopes, sinks)
-        operation = Attend(queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, out)
+        operation = Attend(
+            queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, is_causal, out
+        )
         self.operations.append(operation)
         return out
 

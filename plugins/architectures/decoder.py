@@ -63,6 +63,7 @@ class Decoder(Tensors):
         least_eps: float = 0.0,
         may_have_experts: bool = False,
         embedding: str = "token_embd",
+        is_causal: bool = True,
     ) -> None:
         """Read the sizes.
 
@@ -73,6 +74,7 @@ class Decoder(Tensors):
             least_eps: What stands for an epsilon that the file does not state, or states as 0; if 0, it has to.
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.
+            is_causal: Whether a file that says that tokens see later ones is refused.
         """
         super().__init__(file)
         keys = self.keys
@@ -81,7 +83,7 @@ class Decoder(Tensors):
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
                 f"supported; use a dense model",
             )
-        if not keys.flag("attention.causal", default=True):
+        if is_causal and not keys.flag("attention.causal", default=True):
             raise UnsupportedError(
                 f"{file.path}: {keys.full('attention.causal')!r} is false: tokens that see later ones are not supported"
             )

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from augury.blocks import Attention, Embedding, Integers, Layer, Linear, ModelPlan, Norm, Output
+from augury.blocks import Attention, Embedding, Integers, Layer, ModelPlan, Norm, Output
 from augury.files.gguf import BORROWED, ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.keys import Keys
 
-__all__ = ["Eagle3"]
+__all__ = ["Eagle3", "embedding_of", "inputs_of_layers", "output_of"]
 
 # What llama.cpp gives of a target for the number after its last layer: of these what that layer gave, of those nothing, so that
 # zeros stand for it, and of all others what its output's matrix is multiplied with. Converters never choose this number.
@@ -38,7 +38,7 @@ class Eagle3(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file, embedding=_embedding(file))
+        decoder = Decoder(file, embedding=embedding_of(file))
         if decoder.n_layers != 1:
             decoder.keys.fail("block_count", decoder.n_layers, "1")
         n_embd, layers = decoder.n_embd, list[Layer]()
@@ -48,12 +48,11 @@ class Eagle3(Architecture):
         layers.append(Layer(_attention(decoder, hidden_norm), decoder.feed_forward(0)))
         n_seen = decoder.keys.count("target_hidden_size")
         seen = _features(decoder)
-        output = Output(decoder.norm("output_norm"), *_output(decoder))
         main = ModelPlan(
             cls.name,
             Embedding(f"{decoder.embedding}.weight", decoder.n_vocab, n_embd),
             tuple(layers),
-            output,
+            output_of(decoder),
             decoder.n_ctx_train,
             hidden_of=seen,
         )
@@ -66,7 +65,7 @@ class Eagle3(Architecture):
         return {"main": main, "encoder": ModelPlan(cls.name, given, (), made, decoder.n_ctx_train)}
 
 
-def _embedding(file: ModelFile) -> str:
+def embedding_of(file: ModelFile) -> str:
     """Its own, or the target's, whose output's weights may serve as its embedding."""
     if "token_embd.weight" in file.tensors:
         return "token_embd"
@@ -77,20 +76,20 @@ def _embedding(file: ModelFile) -> str:
 
 def _features(decoder: Decoder) -> tuple[str, ...]:
     """The target's features that the head reads, by name; the file numbers layers by their inputs."""
+    target, after_last = decoder.file.target, dict[int, str]()
+    if target is not None and target.architecture not in _BEFORE_NORM:
+        keys = Keys(target)
+        n_layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0, least=0)
+        after_last[n_layers] = "" if target.architecture in _UNTOLD else "output"
+    return tuple(after_last.get(number, name) for number, name in inputs_of_layers(decoder))
+
+
+def inputs_of_layers(decoder: Decoder) -> list[tuple[int, str]]:
+    """The numbers that a file has of the target's layers, and the features that are the inputs of these."""
     numbers = decoder.file.get(decoder.keys.full("target_layers"), list[int])
     if not numbers or min(numbers) < 0:
         decoder.keys.fail("target_layers", numbers, "numbers of layers")
-    target, n_layers = decoder.file.target, None
-    if target is not None:
-        keys = Keys(target)
-        n_layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0, least=0)
-    names = []
-    for number in numbers:
-        name = "embedding" if number == 0 else f"layer.{number - 1}"
-        if target is not None and number == n_layers and target.architecture not in _BEFORE_NORM:
-            name = "" if target.architecture in _UNTOLD else "output"
-        names.append(name)
-    return tuple(names)
+    return [(number, f"layer.{number - 1}" if number else "embedding") for number in numbers]
 
 
 def _attention(decoder: Decoder, norm: Norm | None) -> Attention:
@@ -111,19 +110,29 @@ def _attention(decoder: Decoder, norm: Norm | None) -> Attention:
     )
 
 
-def _output(decoder: Decoder) -> tuple[Linear, None, None, Integers | None]:
-    """The fields of an output after its norm."""
+def output_of(decoder: Decoder, *, may_be_tied: bool = False, factor: float = 1.0, softcap: float | None = None) -> Output:
+    """Its own, of all tokens or those that it names, or the target's.
+
+    Args:
+        decoder: Of the file.
+        may_be_tied: Whether its own embedding serves as output rather than the target's.
+        factor: Of the logits.
+        softcap: Of the logits.
+    """
     file, name, n_out = decoder.file, "output", decoder.n_vocab
     tokens = None
     if "d2t" in file.tensors:
         (n_out,) = file.tensor("d2t").shape
         tokens = Integers("d2t", (n_out,))
         file.integers("d2t", (n_out,), decoder.n_vocab)
-    if "output.weight" not in file.tensors:
+    if may_be_tied and {"token_embd.weight", "output.weight"} & file.tensors.keys() == {"token_embd.weight"}:
+        name = "token_embd"
+    elif "output.weight" not in file.tensors:
         target = file.target
         is_tied = target is not None and "output.weight" not in target.tensors
         name = f"{BORROWED}{'token_embd' if is_tied else 'output'}"
-    return decoder.linear(name, decoder.n_embd, n_out), None, None, tokens
+    weight = decoder.linear(name, decoder.n_embd, n_out, factor=factor)
+    return Output(decoder.norm("output_norm"), weight, softcap, tokens=tokens)
 
 
 @hookimpl

@@ -122,17 +122,16 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         run = (slot * n_groups + group) * layer.n_rows
         keys = layer.keys + bytes_k * layer.d * (run // LANES)
         values = layer.values + bytes_v * (layer.value_row // LANES) * run
-        parents = place.parents
         q = layer.q.address + 4 * (start * layer.q.stride + group * share * layer.d)
         own = scratch + OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
             for row in range(row1 - row0):
                 begin(layer, kept + row * bytes_of_part, group * share + (row0 + row) % share, bytes_of_part)
-        is_unpacked = has_codes and row1 - row0 > n_direct and parents == 0  # a tree's cells may be more than a chunk
+        is_unpacked = has_codes and row1 - row0 > n_direct and place.parents == 0  # a tree's cells may be more than a chunk
         if is_sparse:
             is_unpacked = True
-        low, high = seen_by(layer, positions, parents, share, row0, row1)
+        low, high = seen_by(layer, positions, place, share, row0, row1)
         for chunk in range(chunk0, chunk1):
             row, tile, n_tiles = row0, 0, 0
             if chunk + 1 < chunk1 and not is_sparse:
@@ -154,9 +153,9 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                     distance, part, n_shares = POSITIONS, 0, 1
                 rows, fetch = TileRows(q, group, share, row, n_rows), Fetch(distance, part, n_shares)
                 if is_unpacked:
-                    attend_unpacked(layer, positions, parents, scratch, rows, keys, values, chunk, to, fetch)
+                    attend_unpacked(layer, positions, place, scratch, rows, keys, values, chunk, to, fetch)
                 else:
-                    attend_chunk(layer, positions, parents, scratch, rows, keys, values, chunk, to, fetch)
+                    attend_chunk(layer, positions, place, scratch, rows, keys, values, chunk, to, fetch)
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)
@@ -176,7 +175,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         for segment in range(n_runs):
             place = runs[segment]
             n_rows, positions = place.n * share, all_positions + 8 * place.first
-            low, high = seen_by(layer, positions, place.parents, share, 0, n_rows)
+            low, high = seen_by(layer, positions, place, share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
             n_chunks += n_groups * ((n_rows + BLOCK_ROWS - 1) // BLOCK_ROWS) * n_seen
@@ -208,7 +207,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
             for block in range(n_blocks * n_groups):
                 group, row0 = block // n_blocks, block % n_blocks * step
                 row1 = min(row0 + step, n_rows)
-                low, high = seen_by(layer, positions, place.parents, share, row0, row1)
+                low, high = seen_by(layer, positions, place, share, row0, row1)
                 chunk0 = low // CHUNK
                 n_chunks = high // CHUNK + 1 - chunk0
                 n_items = 1

@@ -64,11 +64,19 @@ def first_seen(layer, position):
 
 
 @helper
-def seen_by(layer, positions, parents, share, row0, row1):
+def last_seen(layer, positions, place, token):
+    """The last position that a token of a run sees; a run that is seen whole is a chain."""
+    if layer.sees_run:
+        return get_i64(positions + 8 * (place.n - 1))
+    return get_i64(positions + 8 * token)
+
+
+@helper
+def seen_by(layer, positions, place, share, row0, row1):
     """The first position that any of the rows may see, and the last."""
     first, last = row0 // share, (row1 - 1) // share
-    if parents == 0:
-        return first_seen(layer, get_i64(positions + 8 * first)), get_i64(positions + 8 * last)
+    if place.parents == 0:
+        return first_seen(layer, get_i64(positions + 8 * first)), last_seen(layer, positions, place, last)
     highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
     lowest = first_seen(layer, highest)
     for token in range(first, last + 1):
@@ -157,17 +165,18 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             weigh(read_v, 6, weights, count, values, row, width, out, stride, ahead, lines)
 
     @helper
-    def attend_chunk(layer, positions, parents, scratch, rows, keys, values, chunk, parts, fetch):
+    def attend_chunk(layer, positions, place, scratch, rows, keys, values, chunk, parts, fetch):
         """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0. A chunk is one of positions.
 
         Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
         q, group, share, row, n_rows = rows
+        parents = place.parents
         distance, tile, n_tiles = fetch
         d = layer.d
         padded = (layer.dv + 15) // 16 * 16
         start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
-        lowest, highest = seen_by(layer, positions, parents, share, row, row + n_rows)
+        lowest, highest = seen_by(layer, positions, place, share, row, row + n_rows)
         first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
         if first >= end:
             for r in range(n_rows):
@@ -198,7 +207,8 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
         for r in range(n_rows):
             token = (row + r) // share
             position = get_i64(positions + 8 * token)
-            low, high = max(first_seen(layer, position) - start, 0), min(position - start + 1, CHUNK)
+            low, end_seen = max(first_seen(layer, position) - start, 0), last_seen(layer, positions, place, token) + 1
+            high = min(end_seen - start, CHUNK)
             by_cell = scores + r * SCORE_BYTES
             by_position = by_cell
             if is_tree:

@@ -51,6 +51,7 @@ class AttentionLayer:
     scale: float
     window: int  # how many positions a position sees, its own the last
     chunk: int  # of every so many positions it sees those of its own only
+    sees_run: bool  # whether it sees the later positions of its run, too
     sinks: int  # (n_heads,) float32, address
     bend: int  # address of the kernel that changes scores, see `bend.py`
     cap: float  # of scores

@@ -37,7 +37,7 @@ class PrepareHeadsEmitter(OperationEmitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
-        return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i).put for i in self._kept))
+        return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
 
     def tables(self) -> Mapping[Hashable, int]:
         """See `OperationEmitter.tables`."""
@@ -51,7 +51,7 @@ class PrepareHeadsEmitter(OperationEmitter):
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
             n_heads, kept = x.width // dim, head.NOT_KEPT
             if place is not None:
-                cache = self.scope.cache(place)
+                cache = self.scope.cache(place, operation.source)
                 kept = {"put": address(cache.put), "kept": cache.address, "n_rows": cache.n_rows, "first": cache.first}
             done = place_steps(steps, placed.weights, arena, n_ctx)
             parts.append(head.HeadPart(x=placed.at(x), n_heads=n_heads, size=dim, steps=done, **kept))
@@ -139,6 +139,7 @@ class AttendEmitter(OperationEmitter):
             scale=operation.scale,
             window=operation.window or _NO_WINDOW,
             chunk=operation.chunk or 0,
+            sees_run=not operation.is_causal,
             sinks=0 if sinks is None else placed.weights.vector(sinks.weight, sinks.size),
             bend=address(adjust_scores) if self._adjusts_scores else 0,
             cap=operation.softcap or 0.0,
@@ -163,6 +164,7 @@ class AttendEmitter(OperationEmitter):
 def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
     """Refuse attention by positions or sizes that a list of cells does not have."""
     odd = [name for name in ("window", "chunk", "slopes", "source") if getattr(operation, name) is not None]
+    odd += ["later tokens"] * (not operation.is_causal)
     if key_dim and (odd or key_dim % BLOCK or value_dim % BLOCK):
         found = f"with {odd[0]}" if odd else f"of heads of {key_dim} and {value_dim} values"
         raise UnsupportedError(

@@ -1,0 +1,54 @@
+"""A model that drafts a block of tokens with one pass, and what it keeps of hidden states of its target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.blocks.block import Block
+from augury.blocks.parts import Norm
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Part
+    from augury.blocks.transformer import Attention
+    from augury.lowering.builder import Builder
+
+__all__ = ["DraftBlock", "Injection"]
+
+
+@frozen
+class DraftBlock:
+    """What a pass of such a model is over: the last token of a text, and masks in place of the tokens after it.
+
+    Its attention sees keys and values of the text before, which are made of hidden states: a pass that is given these
+    (`Batch.hidden`) keeps them in every layer, and computes nothing else; see `Injection`.
+    """
+
+    size: int  # tokens of a block, at most
+    mask: int  # the token that stands for others
+    n_unread: int  # first tokens of a block that predict nothing; 0: even the text's last one predicts the one after it
+    norm: Norm  # of hidden states
+    has_transitions: bool = False  # whether the plan `transitions` adds to the logits after a token, by that token
+    has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is
+
+
+@frozen
+class Injection(Block):
+    """Keeps keys and values that an attention makes of norm(x), as if they were those of tokens, and adds nothing to x."""
+
+    norm: Norm
+    attention: Attention
+    layer: int  # of the attention
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Those of keys and values."""
+        attention = self.attention
+        parts = (self.norm, attention.k, attention.v, attention.k_norm, attention.v_norm)
+        return tuple(part for part in parts if part is not None)
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        n, attention = build.normalize(build.x, self.norm), self.attention
+        made = build.multiply(n, attention.k, attention.v, purpose="keys, values")
+        attention.keep(build, made, source=self.layer)

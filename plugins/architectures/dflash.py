@@ -1,0 +1,154 @@
+"""DFlash: layers that draft a block of tokens for another model with one pass, from hidden states of it; and DSpark.
+
+The plan `encoder` makes one hidden state of what several of the target's layers gave for a token. Each layer of the plan `main`
+keeps keys and values of these. What it computes is the last token of the text, with masks in the places of the tokens to be
+drafted: all see each other and the text before. DSpark adds to the logits in each place those that the plan `transitions` has
+for the token before it, and its plan `confidence` tells how sure the choice is.
+
+Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and llama.cpp, whose
+converter writes these files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from augury.blocks import Activation, Attention, DraftBlock, Embedding, Layer, ModelPlan, Norm, Output, Vector
+from augury.errors import UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, output_of
+
+__all__ = ["DFlash"]
+
+_SIZE = 16  # of a block, where the file does not say it
+_MASK = "tokenizer.ggml.mask_token_id"
+_MISSING = {
+    "hyper_connection.count": "several residual streams",
+    "conv_kernel_size": "convolutions (DFlash2)",
+}
+
+
+class DFlash(Architecture):
+    """Attention with norms of heads and gated feed-forwards, with an embedding and an output of its own or its target's."""
+
+    name = "dflash"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, embedding=embedding_of(file), is_causal=False)
+        keys, n_embd, n_vocab = decoder.keys, decoder.n_embd, decoder.n_vocab
+        for key, what in _MISSING.items():
+            if keys.count(key, 0, least=0):
+                raise UnsupportedError(f"{file.path}: {keys.full(key)!r} is {keys.count(key)}: {what} are not supported")
+        seen = tuple(name for _, name in inputs_of_layers(decoder))
+        scale, softcap = keys.number("logit_scale", 0.0) or 1.0, keys.number("final_logit_softcapping", 0.0) or None
+        output = output_of(decoder, may_be_tied=True, factor=scale, softcap=softcap)
+        further = _further(decoder, output)
+        main = ModelPlan(
+            cls.name,
+            Embedding(f"{decoder.embedding}.weight", n_vocab, n_embd, keys.number("embedding_scale", 0.0) or 1.0),
+            _layers(decoder),
+            output,
+            decoder.n_ctx_train,
+            hidden_of=seen,
+            block=_block(decoder, further),
+        )
+        given = Embedding(None, n_vocab, len(seen) * n_embd)
+        encoder = ModelPlan(cls.name, given, (), Output(None, decoder.linear("fc", given.n_embd, n_embd)), decoder.n_ctx_train)
+        return {"main": main, "encoder": encoder, **further}
+
+
+def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
+    keys, mask = decoder.keys, decoder.file.get(_MASK, int)
+    if not 0 <= mask < decoder.n_vocab:
+        keys.fail(_MASK, mask, f"a token below {decoder.n_vocab}")
+    begins = "transitions" in further and keys.flag("sample_from_anchor", default=True)
+    return DraftBlock(
+        size=keys.count("block_size", _SIZE, least=1 if begins else 2),
+        mask=mask,
+        n_unread=0 if begins else 1,
+        norm=decoder.norm("enc.output_norm"),
+        has_transitions="transitions" in further,
+        has_confidence="confidence" in further,
+    )
+
+
+def _layers(decoder: Decoder) -> tuple[Layer, ...]:
+    keys, tensors = decoder.keys, decoder.file.tensors
+    windows = decoder.windows(0)
+    act = keys.text("hidden_act", "silu")
+    if act not in ("silu", "gelu"):
+        raise UnsupportedError(f"{decoder.file.path}: {keys.full('hidden_act')!r} is {act!r}; known are silu and gelu")
+    layers = []
+    for i, window in enumerate(windows):
+        feed_forward = decoder.feed_forward(i, Activation(act), has_post_norm=f"blk.{i}.post_ffw_norm.weight" in tensors)
+        layer = Layer(_attention(decoder, i, window), feed_forward)
+        if f"blk.{i}.layer_output_scale.weight" in tensors:
+            layer = attrs.evolve(layer, scale=float(decoder.values(f"blk.{i}.layer_output_scale.weight", 1)[0]))
+        layers.append(layer)
+    return tuple(layers)
+
+
+def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
+    keys, tensors, at, n_embd = decoder.keys, decoder.file.tensors, f"blk.{layer}", decoder.n_embd
+    n_heads, n_kv_heads, head_dim = decoder.n_heads[layer], decoder.n_kv_heads[layer], decoder.head_dim
+    k = v = decoder.linear(f"{at}.attn_k", n_embd, n_kv_heads * head_dim)
+    v_norm: Norm | None = Norm(None, head_dim, decoder.eps)
+    if f"{at}.attn_v.weight" in tensors:
+        v, v_norm = decoder.linear(f"{at}.attn_v", n_embd, n_kv_heads * decoder.value_dim), None
+    elif decoder.value_dim != head_dim:
+        keys.fail("attention.value_length", decoder.value_dim, f"{head_dim}, since keys are values")
+    sinks = Vector(f"{at}.attn_sinks.weight", n_heads) if f"{at}.attn_sinks.weight" in tensors else None
+    if sinks is not None:
+        decoder.check(sinks)
+    mixed = n_heads * decoder.value_dim
+    return Attention(
+        norm=decoder.norm(f"{at}.attn_norm"),
+        q=decoder.linear(f"{at}.attn_q", n_embd, n_heads * head_dim),
+        k=k,
+        v=v,
+        o=decoder.linear(f"{at}.attn_output", mixed, n_embd, factor=keys.number("attention.value_scale", 0.0) or 1.0),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        value_dim=decoder.value_dim,
+        scale=keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(head_dim),
+        rope=decoder.rope(has_factors=True),
+        q_norm=decoder.norm(f"{at}.attn_q_norm", head_dim),
+        k_norm=decoder.norm(f"{at}.attn_k_norm", head_dim),
+        v_norm=v_norm,
+        post_norm=decoder.norm(f"{at}.post_attention_norm") if f"{at}.post_attention_norm.weight" in tensors else None,
+        window=window,
+        sinks=sinks,
+        is_causal=keys.flag("attention.causal", default=False),
+    )
+
+
+def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
+    """What DSpark has: logits by the token before, and the confidence in a choice."""
+    tensors, n_vocab, weight = decoder.file.tensors, decoder.n_vocab, output.weight
+    if "markov_w1.weight" not in tensors or weight is None:
+        return {}
+    rank = decoder.file.tensor("markov_w1.weight").shape[-1]
+    decoder.file.tensor("markov_w1.weight", (n_vocab, rank))
+    added = Output(None, decoder.linear("markov_w2", rank, weight.n_out), tokens=output.tokens)
+    of_tokens = Embedding("markov_w1.weight", n_vocab, rank)
+    plans = {"transitions": ModelPlan(DFlash.name, of_tokens, (), added, decoder.n_ctx_train)}
+    if decoder.keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in tensors:
+        n_in = decoder.n_embd + rank
+        score = Output(None, decoder.linear("conf_proj", n_in, 1))
+        plans["confidence"] = ModelPlan(DFlash.name, Embedding(None, 1, n_in), (), score, decoder.n_ctx_train)
+    return plans
+
+
+@hookimpl
+def augury_architectures() -> list[type[Architecture]]:
+    """Offer DFlash."""
+    return [DFlash]
