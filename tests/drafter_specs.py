@@ -1,7 +1,14 @@
 """How drafters are made to draft on the tiny models, where their options were chosen for real ones."""
 
-from oracles.drafts import copying_head
+from oracles.drafts import HEADS, copying_head
 from oracles.models import tiny_model
+
+
+def head_specs(target):
+    """Drafters with a head of a target, by their names; none where its hidden states are not told."""
+    heads = {kind: copying_head(target, kind) for kind in HEADS}
+    return {kind: f"{kind}:model={head}" for kind, head in heads.items() if head is not None}
+
 
 SPECS = {  # some in several ways; a drafter without an entry runs as it is
     "ngram-simple": "ngram-simple:n=1,m=5",
@@ -15,7 +22,7 @@ SPECS = {  # some in several ways; a drafter without an entry runs as it is
     "self-spec layers": "self-spec:mode=layers,layers=1,p_min=0.05",
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
-    "draft-eagle3": f"draft-eagle3:model={copying_head('llama-dense')}",
+    **head_specs("llama-dense"),
     "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
     "recurrent-checkpoint": "recurrent-checkpoint(ngram-map-k:n=1,m=5;ngram-simple:n=1,m=5)",
 }

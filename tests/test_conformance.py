@@ -17,7 +17,7 @@ from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
 from augury.testing.tiny_model import gguf_file, write_tiny_tokenizer
-from augury.testing.toys import TINY_DRAFT, TINY_HEAD, registry_with_toys
+from augury.testing.toys import TINY_DFLASH, TINY_DRAFT, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 REGISTRY = registry_with_toys()
 HYBRIDS = registry_with_toys()  # another one, because plain answers are kept by registry
@@ -29,7 +29,10 @@ OPTIONS = {  # with which a drafter drafts on short texts; one without an entry 
     "ngram-mod": {"n_match": 4, "n_min": 2, "n_max": 16},
     "draft-model": {"model": TINY_DRAFT},
     "draft-model in trees": {"model": TINY_DRAFT, "tree": "2x3"},
-    "draft-eagle3": {"model": TINY_HEAD, "backend": "numba-cpu"},  # the toys compute no hidden states, and are given none
+    # the toys compute no hidden states, and are given none
+    "draft-eagle3": {"model": TINY_HEAD, "backend": "numba-cpu"},
+    "draft-dflash": {"model": TINY_DFLASH, "backend": "numba-cpu"},
+    "draft-dspark": {"model": TINY_DSPARK, "backend": "numba-cpu"},
     "self-spec": {"draft_min": 3, "draft_max": 8},
     "self-spec in layers": {"mode": "layers", "layers": 2},
     "recurrent-checkpoint": {"inner": "ngram-map-k:n=3,m=8;ngram-simple:n=3,m=8"},
@@ -84,7 +87,7 @@ def hybrid(monkeypatch, hybrids):
     llama = toys.TinySource.fetch
 
     def fetch(reference, folder, progress):
-        if reference == TINY_HEAD:
+        if reference in (TINY_HEAD, TINY_DFLASH, TINY_DSPARK):
             return llama(reference, folder, progress)
         path = hybrids / f"{reference.replace(':', '-')}.gguf"
         if not path.exists():

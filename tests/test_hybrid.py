@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS
-from oracles.drafts import copying_head
+from drafter_specs import SPECS as DRAFTER_SPECS, head_specs
 from oracles.models import RECURRENT, tiny_model
 
 from augury import Engine, Registry
@@ -21,7 +20,7 @@ def specs(target):
     itself, other = tiny_model(target), tiny_model("llama-dense-q4_0")
     return {
         **{name: spec for name, spec in DRAFTER_SPECS.items() if "draft-model" not in name},
-        "draft-eagle3": f"draft-eagle3:model={copying_head(target)}",
+        **head_specs(target),
         "draft-model, hybrid": f"draft-model:model={itself}",
         "draft-model, hybrid, in trees": f"draft-model:model={itself},tree=3x2",
         "draft-model, pure": f"draft-model:model={other}",

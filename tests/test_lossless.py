@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from drafter_specs import SPECS as DRAFTER_SPECS
-from oracles.drafts import agreeing, copying_head
+from drafter_specs import SPECS as DRAFTER_SPECS, head_specs
+from oracles.drafts import HEADS, agreeing
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
@@ -103,7 +103,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draf
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", "draft-eagle3", "self-spec layers", "a chain"])
+@pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", *HEADS, "self-spec layers", "a chain"])
 def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, slots, way):
     draft_model = tiny_model("llama-dense-q4_0") if drafter == "auto" else None
     with load("numba-cpu", spec_type=SPECS.get(drafter, drafter), draft_model=draft_model, slots=slots, threads=1) as engine:
@@ -154,9 +154,9 @@ def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, draf
     """A long text alone, then five together: other tests show, for every model, that rows do not depend on each other."""
     plan = plan_of(tiny_file(name), REGISTRY)
     spec = SPECS[drafter]
-    if drafter == "draft-eagle3" and (head := copying_head(name)) is not None:
-        spec = f"draft-eagle3:model={head}"
-    elif plan.n_vocab != N_VOCAB or drafter == "draft-eagle3":  # no tokenizers that could translate, or no hidden states
+    if drafter in HEADS:
+        spec = head_specs(name).get(drafter, SPECS["suffix"])
+    elif plan.n_vocab != N_VOCAB:  # no tokenizers that could translate
         spec = SPECS["suffix"]
 
     def run(**how):
@@ -184,7 +184,7 @@ def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decod
     drafters = {key: drafter for key, drafter in DRAFTER_SPECS.items() if " " not in key and key not in left_out}
     drafters |= {
         "draft-model": f"draft-model:model={tiny_model(name)}",
-        "draft-eagle3": f"draft-eagle3:model={copying_head(name)}",
+        **head_specs(name),
     }
     rng = np.random.default_rng(5)
     asked = [rng.integers(0, n_vocab, 4).tolist() * 5 for _ in range(2 * len(drafters))]

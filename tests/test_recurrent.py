@@ -10,7 +10,7 @@ import pytest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, UnsupportedError
-from augury.testing.toys import TINY_DRAFT, TINY_HEAD, TINY_TARGET, ToyBackend, registry_with_toys
+from augury.testing.toys import TINY_DFLASH, TINY_DRAFT, TINY_DSPARK, TINY_HEAD, TINY_TARGET, ToyBackend, registry_with_toys
 
 REGISTRY = registry_with_toys()
 WAYS = {
@@ -23,13 +23,16 @@ WAYS = {
 SPECS = {
     "draft-model": f"draft-model:model={TINY_DRAFT}",
     "draft-eagle3": f"draft-eagle3:model={TINY_HEAD},backend=numba-cpu",
+    "draft-dflash": f"draft-dflash:model={TINY_DFLASH},backend=numba-cpu",
+    "draft-dspark": f"draft-dspark:model={TINY_DSPARK},backend=numba-cpu",
     "a tree": f"draft-model:model={TINY_DRAFT},tree=3x3",
     "a pure draft model": f"draft-model:model={TINY_DRAFT},backend=toy",
     "a hybrid draft model": f"draft-model:model={TINY_DRAFT},backend=toy-recurrent:is_hybrid=true",
     "a draft model that is restored": f"draft-model:model={TINY_DRAFT},backend=toy-recurrent:keeps_aside=false",
     "layers": "self-spec:mode=layers,layers=1,p_min=0",
     "a chain of all": f"self-spec:mode=layers,layers=1,p_min=0.05;draft-model:model={TINY_DRAFT},tree=2x3;toy-period",
-} | {name: name for name in REGISTRY.drafters if name not in ("draft-model", "draft-eagle3")}
+}
+SPECS |= {name: name for name in REGISTRY.drafters if name not in SPECS}
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.9, "seed": 3}
 PROMPTS = [[7, 8, 9] * 6, [1, 2, 3, 4], [5] * 30, [9, 7, 5, 9, 7, 5, 9]]
 

@@ -26,6 +26,7 @@ __all__ = [
     "PERIOD",
     "LlamaSizes",
     "gguf_file",
+    "write_tiny_block_head",
     "write_tiny_head",
     "write_tiny_model",
     "write_tiny_tokenizer",
@@ -38,6 +39,8 @@ N_CTX_TRAIN = 4096
 N_EMBD = 64
 PERIOD = 12  # length of a circle of tokens
 _FOCUS = 3.0  # of a head's attention on the token itself
+_BLOCK_SIZE = 6  # tokens that a block head sees at once
+_LOUDNESS = 1e4  # of what a block head's attention adds, beside the masks that it adds to
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
 
@@ -186,6 +189,49 @@ def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = 
         for name, shape in sizes.shapes.items():
             if ".ffn_" in name and len(shape) > 1:
                 writer.add_tensor(name, np.zeros(shape, np.float32))
+
+
+def write_tiny_block_head(
+    path: Path, embedding: np.ndarray, *, output: np.ndarray | None = None, head_dim: int = _SIZES.head_dim
+) -> None:
+    """Write a DFlash head that borrows its target's embedding and output: it predicts by the last token's embedding alone.
+
+    It expects in every place what follows that token, and so is right in the first, and seldom in others. Its attention
+    sees all of a block alike, of which it passes on all but the masks; hidden states of the target change nothing.
+
+    Args:
+        path: Where to.
+        embedding: Of the target, (V, E) float32; its last token is the mask.
+        output: Of the target, (V, E): the head is one of DSpark then, and expects in each place what follows the token before.
+        head_dim: D, of which E is a multiple.
+    """
+    n_vocab, n_embd = embedding.shape
+    n_heads = n_embd // head_dim
+    heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
+    sizes = attrs.evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
+    own, mask = np.eye(n_embd, dtype=np.float32), embedding[-1] / np.linalg.norm(embedding[-1])
+    with gguf_file(path, "dflash") as writer:
+        sizes.describe(writer)
+        writer.add_array("dflash.target_layers", [1])
+        writer.add_uint32("dflash.block_size", _BLOCK_SIZE)
+        writer.add_mask_token_id(n_vocab - 1)
+        writer.add_tensor("fc.weight", np.zeros((n_embd, n_embd), np.float32))
+        for name in ("enc.output_norm", "output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
+        for name in ("blk.0.attn_q_norm", "blk.0.attn_k_norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(head_dim, np.float32))
+        values, outputs = own - np.outer(mask, mask), np.float32(_LOUDNESS) * own
+        for name, each in {"attn_q": 0 * own, "attn_k": own, "attn_v": values, "attn_output": outputs}.items():
+            writer.add_tensor(f"blk.0.{name}.weight", each.astype(np.float32))
+        for name, shape in sizes.shapes.items():
+            if ".ffn_" in name and len(shape) > 1:
+                writer.add_tensor(name, np.zeros(shape, np.float32))
+        if output is not None:
+            lengths = np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))
+            writer.add_tensor("markov_w1.weight", (embedding / lengths).astype(np.float32))
+            writer.add_tensor("markov_w2.weight", (2 * output).astype(np.float32))
+            writer.add_tensor("conf_proj.weight", np.zeros((1, 2 * n_embd), np.float32))
+            writer.add_tensor("conf_proj.bias", np.ones(1, np.float32))
 
 
 def write_tiny_tokenizer(writer: GGUFWriter) -> None:

@@ -18,13 +18,15 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Backend, Drafter, Model, Progress, Source
 from augury.options import option
 from augury.registry import Registry
-from augury.testing.tiny_model import PERIOD, write_tiny_head, write_tiny_model
+from augury.testing.tiny_model import PERIOD, write_tiny_block_head, write_tiny_head, write_tiny_model
 from augury.testing.toy_model import ToyModel
 from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
 __all__ = [
+    "TINY_DFLASH",
     "TINY_DRAFT",
+    "TINY_DSPARK",
     "TINY_HEAD",
     "TINY_TARGET",
     "TinySource",
@@ -39,6 +41,8 @@ __all__ = [
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
 TINY_HEAD = "tiny:head"
+TINY_DFLASH = "tiny:dflash"
+TINY_DSPARK = "tiny:dspark"
 _MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_nextn": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
 _SURPRISES = 0.08  # share of the toy's tokens that do not repeat what came a period before
 
@@ -147,15 +151,15 @@ class TinySource(Source):
     """Writes the tiny models when they are first wanted, for as long as the process lives.
 
     `tiny:target` and `tiny:draft` have one vocabulary and are often of the same mind. The target has a layer that predicts
-    further tokens, and `tiny:head` is an EAGLE-3 head of it.
+    further tokens, and `tiny:head` is an EAGLE-3 head of it, `tiny:dflash` and `tiny:dspark` are heads that draft blocks.
     """
 
     name = "tiny"
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` is one of the three."""
-        return reference in _MODELS or reference == TINY_HEAD
+        """Whether `reference` is one of them."""
+        return reference in (*_MODELS, TINY_HEAD, TINY_DFLASH, TINY_DSPARK)
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - the cache is the user's
@@ -168,6 +172,13 @@ def _written(reference: str) -> Path:
     path = Path(_folder().name) / f"{reference.replace(':', '-')}.gguf"
     if reference == TINY_HEAD:
         write_tiny_head(path, n_layers=3)
+    elif reference in (TINY_DFLASH, TINY_DSPARK):
+        target = ModelFile.open(_written(TINY_TARGET))
+        embedding, output = (target.tensor(name).data.view(np.float32) for name in ("token_embd.weight", "output.weight"))
+        shape = target.tensor("output.weight").shape
+        write_tiny_block_head(
+            path, embedding.reshape(shape), output=output.reshape(shape) if reference == TINY_DSPARK else None
+        )
     else:
         write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
     return path

@@ -24,6 +24,7 @@ __all__ = ["N_JUDGED", "DraftRequest", "DraftRunner", "WrittenDraft"]
 N_JUDGED = 10
 """Of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
+_LEAST_SHARE = 1e-9  # of all tokens but the best
 _FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
 
 
@@ -60,7 +61,15 @@ class WrittenDraft:
     reach: float = 1.0
 
     def add(
-        self, request: DraftRequest, logits: Pass, row: int, best: int, *, n_vocab: int, n_judged: int | None = None
+        self,
+        request: DraftRequest,
+        logits: Pass,
+        row: int,
+        best: int,
+        *,
+        n_vocab: int,
+        n_judged: int | None = None,
+        confidence: float | None = None,
     ) -> bool:
         """Write one token more, unless the model is too unsure of its best one, has none, or the target none like it.
 
@@ -71,6 +80,7 @@ class WrittenDraft:
             best: Its best token; below 0 where it has none.
             n_vocab: A token from this on is never proposed.
             n_judged: A token's probability is that among so many of the best; None: among all.
+            confidence: The probability of the best one, if that is known; the others share the rest.
 
         Returns:
             Whether it was written.
@@ -84,6 +94,9 @@ class WrittenDraft:
         probabilities: list[float] = []
         if is_judged or n_judged is not None or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             probabilities = _probabilities(logits, row, ids, None if n_judged is None else likely).tolist()
+            if confidence is not None and probabilities:
+                rest = (1.0 - confidence) / max(1.0 - probabilities[0], _LEAST_SHARE)
+                probabilities = [confidence, *(p * rest for p in probabilities[1:])]
             if probabilities and probabilities[0] < request.p_min:
                 return False
         if request.sampler is not None:

@@ -8,54 +8,20 @@ import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from oracles.drafts import copying_head, draft_file, runs, target_of
+from head_rig import OPTIONS, REGISTRY, Rig
+from oracles.drafts import copying_head, draft_file, runs
 from oracles.models import tiny_file, tiny_model
 from toys import as_history
 
-from augury import Engine, Registry
-from augury.batch import Batch
-from augury.drafters.draft_eagle3 import DraftEagle3, DraftEagle3Options
-from augury.engine.context import EngineTarget
-from augury.engine.session import EngineSession
+from augury import Engine
+from augury.drafters.draft_eagle3 import DraftEagle3
+from augury.drafters.model.head_drafter import HeadOptions
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.interfaces import Ask, Pace, Progress
-from augury.loader import Loader, make_backend
-from augury.types import ModelOptions, Verdict
+from augury.interfaces import Ask, Pace
+from augury.types import Verdict
 
-REGISTRY = Registry.discover()
 NAMES = [f"eagle3-{name}" for name in ("gpt-oss-wide", "llama", "qwen3-d2t", "qwen35-hybrid", "qwen3moe-shared")]
-OPTIONS = ModelOptions(n_slots=2, n_ctx=128, threads=2, cache_type_k="f32", cache_type_v="f32")
-
-
-class Rig:
-    """The drafters of two slots, and a target's features of a text."""
-
-    def __init__(self, name, backend="numba-cpu", model=None, **options):
-        self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
-        context = self.loader.load(tiny_model(target_of(name)), OPTIONS, purpose="target")
-        options = DraftEagle3Options(model=str(model or draft_file(name)), **options)
-        sessions = [EngineSession(i, context.info, OPTIONS, None, self.loader, EngineTarget(context)) for i in range(2)]
-        self.drafters = [DraftEagle3(options, session) for session in sessions]
-        self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text, context.model
-        self.told = self.features(self.text)
-
-    def features(self, text):
-        names = self.drafters[0].features
-        passed = self._model.forward(Batch.chain(text, features=names))
-        return {name: passed.features(name) for name in names}
-
-    def feed(self, start, end, slot=0, text=None):
-        told = self.told if text is None else self.features(text)
-        text = self.text if text is None else text
-        self.drafters[slot].feed(start, text[start:end], {name: rows[start:end] for name, rows in told.items()})
-
-    def begin(self, history, slot=0):
-        for _ in self.drafters[slot].begin(as_history(history), 0):
-            pass
-
-    def draft(self, history, k, slot=0):
-        return self.drafters[slot].draft(as_history(history), k).tokens.tolist()
 
 
 @pytest.fixture
@@ -111,7 +77,7 @@ def test_drafts_do_not_depend_on_how_the_text_came(rig, cuts, slot):
 
 
 def test_a_long_prompt_is_processed_as_it_comes(rig, monkeypatch):
-    monkeypatch.setattr("augury.drafters.model.head_runner._CHUNK", 8)
+    monkeypatch.setattr("augury.drafters.model.hidden_runner._CHUNK", 8)
     made = rig("eagle3-llama")
     made.feed(0, 30)
     text = made.runner._texts[0]
@@ -303,4 +269,4 @@ def test_a_draft_ends_before_a_token_that_is_improbable_among_the_ten_best(rig):
 def test_it_reads_any_target_whose_layers_tell_their_residual_stream():
     assert DraftEagle3.drafts_with(ModelFile.open(draft_file("eagle3-llama")))
     assert not DraftEagle3.drafts_with(tiny_file("llama-dense"))
-    assert attrs.fields(DraftEagle3Options).p_min.default == 0.0
+    assert attrs.fields(HeadOptions).p_min.default == 0.0

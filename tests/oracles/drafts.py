@@ -23,11 +23,12 @@ from oracles import models
 from augury import Registry
 from augury.files.header import read_header
 from augury.loader import plan_of
-from augury.testing.tiny_model import write_tiny_head
+from augury.testing.tiny_model import write_tiny_block_head, write_tiny_head
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
 QUIET = ("attn_output.weight", "attn_output_b.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
+HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")  # kinds of drafters
 DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(NEXTN)))
 
 
@@ -48,15 +49,27 @@ def draft_file(name: str) -> Path:
     return models.written(name, functools.partial(models.write_from_head, DATA / f"{name}.head"))
 
 
-def copying_head(name: str) -> Path | None:
-    """An EAGLE-3 head for a model of `models.ORACLES`, often right and often not; None where its hidden states are not told."""
+def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
+    """A head for a model of `models.ORACLES`, often right and often not; None where its hidden states are not told."""
     file = models.file_for_plans(name)
     plan = plan_of(file, Registry.discover())
     if "layer.0" not in plan.features:
         return None
     n_embd = plan.embedding.n_embd
-    sizes = {"n_embd": n_embd, "head_dim": min(n_embd, 64), "n_layers": len(plan.layers)}
-    return models.written(f"{name}-head", functools.partial(write_tiny_head, **sizes))
+    head_dim = min(n_embd, 64)
+    if kind == "draft-eagle3":
+        sizes = {"n_embd": n_embd, "head_dim": head_dim, "n_layers": len(plan.layers)}
+        return models.written(f"{name}-head", functools.partial(write_tiny_head, **sizes))
+
+    def write(path: Path) -> None:
+        target = models.tiny_file(name)
+        embedding, output = (
+            tensor.data.view(np.float32).reshape(tensor.shape)
+            for tensor in (target.tensor(each) for each in (plan.embedding.weight, plan.output.weight.weight))
+        )
+        write_tiny_block_head(path, embedding, output=output if kind == "draft-dspark" else None, head_dim=head_dim)
+
+    return models.written(f"{name}-{kind}", write)
 
 
 @functools.cache

@@ -1,0 +1,73 @@
+"""`draft-dflash` and `draft-dspark`: a head writes a block of tokens with one pass, from hidden states of the target.
+
+The target tells of every token what some of its layers gave, of which the head's layers keep keys and values. A draft is one
+pass over the last token and masks in the places of the next ones. `draft-dspark` also adds to what the head predicts in each
+place what its table has for the token drafted before, and its head may tell how probable its choice is.
+
+Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036); llama.cpp's
+`draft-dflash` and `draft-dspark`, whose drafts these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from augury.drafters.model.block_runner import BlockRunner
+from augury.drafters.model.head_drafter import HeadDrafter
+from augury.drafters.model.row_model import RowModel
+from augury.errors import UnsupportedError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+
+if TYPE_CHECKING:
+    from augury.drafters.model.row_model import Encoder
+    from augury.files.gguf import ModelFile
+    from augury.passes import Context
+
+__all__ = ["DraftDflash", "DraftDspark"]
+
+
+class DraftDflash(HeadDrafter):
+    """Lets a DFlash head write ahead."""
+
+    name = "draft-dflash"
+    aliases = ("dflash",)
+    architecture = "dflash"
+    has_transitions: ClassVar[bool] = False
+    """Whether its heads tell what to expect after each token that is drafted."""
+
+    @classmethod
+    def drafts_with(cls, file: ModelFile) -> bool:
+        """See `Drafter.drafts_with`."""
+        return file.architecture == cls.architecture and ("markov_w1.weight" in file.tensors) is cls.has_transitions
+
+    @classmethod
+    def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> BlockRunner:
+        """See `HeadDrafter.runner_of`.
+
+        Raises:
+            UnsupportedError: It is a head of the other kind.
+        """
+        block = context.info.block
+        assert block is not None
+        if block.has_transitions is not cls.has_transitions:
+            other = DraftDspark if block.has_transitions else DraftDflash
+            raise UnsupportedError(f"{context.info.name} is a head for {other.name}; name that instead of {cls.name}")
+        transitions = RowModel(load("transitions")) if block.has_transitions else None
+        confidence = RowModel(load("confidence")) if block.has_confidence else None
+        return BlockRunner(context, encoder, n_vocab=n_vocab, transitions=transitions, confidence=confidence)
+
+
+class DraftDspark(DraftDflash):
+    """Lets a DSpark head write ahead."""
+
+    name = "draft-dspark"
+    aliases = ("dspark",)
+    has_transitions = True
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `draft-dflash` and `draft-dspark`."""
+    return [DraftDflash, DraftDspark]

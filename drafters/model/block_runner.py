@@ -1,0 +1,139 @@
+"""Runs a head that drafts a block of tokens with one pass, for all slots.
+
+Position p of a slot holds what the head keeps of the target's hidden state of token p. A draft is a pass over the last token
+and masks, of which nothing stays::
+
+    text                  the   cat   sat   on          "on" was sampled last, and is not in the target's memory
+    hidden states of       0     1     2
+    positions              0     1     2     3     4     5
+    hold, or are given     0     1     2    on   mask  mask     predict tokens 4 and 5
+
+Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Heads that have
+transitions add logits by the token before, place by place, as the draft is chosen.
+
+Source: DFlash and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from augury.drafters.model.draft_runner import WrittenDraft
+from augury.drafters.model.hidden_runner import HiddenRunner
+from augury.passes import ArrayPass
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    from augury.batch import SlotInput
+    from augury.drafters.model.cached_text import CachedText
+    from augury.drafters.model.draft_runner import DraftRequest
+    from augury.drafters.model.row_model import Encoder, RowModel
+    from augury.passes import Context, Pass
+
+__all__ = ["BlockRunner"]
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class BlockRunner(HiddenRunner):
+    """A head that the drafters of all slots share."""
+
+    def __init__(
+        self,
+        context: Context,
+        encoder: Encoder,
+        *,
+        n_vocab: int,
+        transitions: RowModel | None = None,
+        confidence: RowModel | None = None,
+    ) -> None:
+        """Take over a loaded head.
+
+        Args:
+            context: See `HiddenRunner`.
+            encoder: See there.
+            n_vocab: See there.
+            transitions: Tells the logits that are added after a token, and a hidden state of that token.
+            confidence: Tells how probable a place's best token is, by its hidden state and the one of the token before.
+        """
+        super().__init__(context, encoder, n_vocab=n_vocab)
+        assert context.info.block is not None
+        self._block = context.info.block
+        self._transitions, self._confidence = transitions, confidence
+        self._features = () if confidence is None else ("output",)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
+        """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
+        written = [WrittenDraft() for _ in requests]
+        limits = [self._limit(request) for request in requests]
+        if not (writing := [i for i, limit in enumerate(limits) if limit > 0]):
+            return written
+        texts = [self._text(requests[i].slot) for i in writing]
+        if behind := [text for text in texts if text.n < text.n_fed]:
+            self._forward([(text, text.tokens[text.n : text.n_fed].copy(), None) for text in behind], n_rows=0)
+            for text in behind:
+                self._forget(text)
+        n_unread, mask = self._block.n_unread, self._block.mask
+        blocks = [Draft([int(requests[i].history[-1]), *[mask] * (limits[i] - 1 + n_unread)]) for i in writing]
+        logits = self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
+        hidden, best, n_read = None if self._confidence is None else logits.features("output"), logits.argmax(), 0
+        first = dict[int, tuple[int, int]]()  # row of logits, and of hidden states
+        for n_before, i in enumerate(writing, 1):
+            first[i] = n_read, n_read + n_before * n_unread
+            n_read += limits[i]
+        step = 0
+        while writing:
+            rows, places = (np.array([first[i][of] + step for i in writing]) for of in (0, 1))
+            before = [written[i].tokens[-1] if step else int(requests[i].history[-1]) for i in writing]
+            judged, chosen, sure = self._after(logits, rows, best, None if hidden is None else hidden[places], before)
+            going_on = []
+            for place, i in enumerate(writing):
+                goes_on = written[i].add(
+                    *(requests[i], judged, int(rows[place]) if judged is logits else place, int(chosen[place])),
+                    n_vocab=self._n_vocab,
+                    n_judged=self._n_judged,
+                    confidence=None if sure is None else float(sure[place]),
+                )
+                if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
+                    going_on.append(i)
+            writing, step = going_on, step + 1
+        return written
+
+    def _limit(self, request: DraftRequest) -> int:
+        """How many tokens can be drafted for a request."""
+        if not (self.is_told(request) and self._can_follow(self._text(request.slot), request.history)):
+            return 0
+        room = min(self._block.size, self._n_ctx + 1 - len(request.history))  # for a block
+        return min(request.limit, room - self._block.n_unread)
+
+    def _after(
+        self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray | None, before: Sequence[int]
+    ) -> tuple[Pass, np.ndarray, np.ndarray | None]:
+        """Rows of logits after the tokens before, (m,) best tokens, and how probable these are, where the head tells it.
+
+        Args:
+            logits: Of the blocks.
+            rows: (m,) of them.
+            best: Of all.
+            hidden: (m, E), where they are wanted.
+            before: Tokens of the text or the drafts, (m,).
+        """
+        if self._transitions is None:
+            return logits, best[rows], None
+        added, states = self._transitions.rows_of_tokens(np.array(before, np.int32))
+        judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
+        if self._confidence is None or hidden is None:
+            return judged, judged.argmax(), None
+        scores = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
+        return judged, judged.argmax(), 1.0 / (1.0 + np.exp(-scores))
+
+    def _feeds(
+        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
+    ) -> list[SlotInput]:
+        """See `DraftRunner._feeds`; of a block the rows that predict are wanted."""
+        feeds = super()._feeds(shares, n_rows, n_more)
+        return [evolve(feed, rows=len(feed.draft) - self._block.n_unread) if len(feed.draft) else feed for feed in feeds]

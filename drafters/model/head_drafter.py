@@ -1,0 +1,116 @@
+"""The common part of drafters whose head, a file of its own, reads hidden states of the target."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from augury.drafters.model.load_options import LoadOptions
+from augury.drafters.model.model_drafter import ModelDrafter
+from augury.drafters.model.row_model import Encoder
+from augury.drafters.model.vocabulary_match import size_difference
+from augury.errors import OptionError, UnsupportedError
+from augury.options import option
+
+if TYPE_CHECKING:
+    from augury.drafters.model.hidden_runner import HiddenRunner
+    from augury.interfaces import Session
+    from augury.passes import Context
+
+__all__ = ["HeadDrafter", "HeadOptions"]
+
+_N_AT_ONCE = 256  # tokens of which hidden states are made at once
+
+
+@frozen
+class HeadOptions(LoadOptions):
+    """Options of drafters with a head; options that are not given are the target's."""
+
+    p_min: float = option(
+        0.0,
+        help="a draft ends where the head's best token is less probable than this, among its ten best, or as the head tells",
+        ge=0.0,
+        le=1.0,
+        aliases=("draft-p-min", "spec-draft-p-min"),
+        per_request=True,
+    )
+
+
+class HeadDrafter(ModelDrafter):
+    """Lets a head write ahead."""
+
+    architecture: ClassVar[str]
+    """Of the files of heads."""
+    options_class = HeadOptions
+    runner: HiddenRunner
+
+    def __init__(self, options: HeadOptions, session: Session) -> None:
+        super().__init__(options, session)
+        if options.model is None:
+            raise OptionError(f"{self.name} needs a head; pass -md HEAD or --spec-type {self.name}:model=HEAD")
+        reference = options.model
+
+        def make() -> HiddenRunner:
+            return self._load(reference)
+
+        self.runner = session.shared((self.name, reference, attrs.evolve(options, p_min=0.0)), make)
+        self.features = tuple(dict.fromkeys(filter(None, self.runner.encoder.names)))
+
+    @classmethod
+    @abstractmethod
+    def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> HiddenRunner:
+        """The runner of a head.
+
+        Args:
+            context: The head.
+            encoder: Makes its hidden states.
+            load: Loads another plan of its file, which has no layers.
+            n_vocab: A token from this on is never proposed.
+        """
+
+    def n_held(self, history: np.ndarray) -> int:
+        """How much of the prompt the head's slot holds."""
+        return self.runner.n_held(self.session.slot, history)
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """Keep the target's features, and process a long prompt as it comes."""
+        self.runner.feed(self.session.slot, start, tokens, features)
+
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
+        """Process the rest of the prompt."""
+        self.begin_sampling()
+        return self.runner.begin(self.session.slot, history)
+
+    def _load(self, reference: str) -> HiddenRunner:
+        """The head, for all slots.
+
+        Raises:
+            UnsupportedError: It is none, or one of another target.
+        """
+        options, session = self.options, self.session
+        load_options = options.of_target(session.options)
+        context = session.load(reference, load_options, options.backend)
+        names, target = context.info.hidden_of, session.model
+        if context.info.architecture != self.architecture:
+            raise UnsupportedError(
+                f"{reference} is a model of architecture {context.info.architecture!r}, {self.name} takes heads of "
+                f"{self.architecture!r}; use draft-model"
+            )
+        of_rows = attrs.evolve(load_options, n_slots=1, n_ctx=min(load_options.n_ctx, _N_AT_ONCE))
+
+        def load(plan: str) -> Context:
+            return session.load(reference, of_rows, options.backend, plan)
+
+        difference = size_difference(target.n_vocab, context.info.n_vocab)
+        encoder = Encoder(load("encoder"), names)
+        for width in {session.target.features.get(name, 0) for name in names}:
+            if width % encoder.width:
+                difference = f"the target's hidden states have {width} values, the head reads {encoder.width}"
+        if difference is not None:
+            raise UnsupportedError(f"{reference}: {difference}; use a head that was trained for {target.name}")
+        return self.runner_of(context, encoder, load, target.n_vocab)
