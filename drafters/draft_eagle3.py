@@ -19,8 +19,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.drafters.model.row_model import Encoder
     from augury.files.gguf import ModelFile
     from augury.passes import Context
@@ -51,10 +49,6 @@ class DraftEagle3(HeadDrafter):
     ) -> HeadRunner:
         """See `HeadDrafter.runner_of`."""
         return HeadRunner(context, encoder, n_vocab=n_vocab)
-
-    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray:
-        """Its drafts for the last tokens, by teacher forcing."""
-        return self.runner.teacher_forced(self.session.slot, history, n)
 
 
 @hookimpl

@@ -11,13 +11,12 @@ Source: Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import frozen
 
-from augury.drafters.model.model_drafter import ModelDrafter
+from augury.drafters.model.model_drafter import ToldDrafter
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.options import option
@@ -50,7 +49,7 @@ class DraftMtpOptions:
     )
 
 
-class DraftMtp(ModelDrafter):
+class DraftMtp(ToldDrafter):
     """Lets the target's layers that predict further tokens write ahead."""
 
     name = "draft-mtp"
@@ -77,23 +76,6 @@ class DraftMtp(ModelDrafter):
             return NextnRunner(target, session.options.n_ctx, vocabulary, n_vocab=info.n_vocab)
 
         self.runner = session.shared((self.name, options.vocab), make)
-
-    def n_held(self, history: np.ndarray) -> int:
-        """As far as its layers have computed the text that the slot holds, or were told of it."""
-        return self.runner.n_held(self.session.slot, history)
-
-    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Take note of hidden states; of many at once the layers compute their keys and values."""
-        self.runner.feed(self.session.slot, start, tokens, features[self.features[0]])
-
-    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the target knows the computed tokens
-        """Compute the rest of the prompt."""
-        self.begin_sampling()
-        self.runner.begin(self.session.slot, history)
-
-    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray:
-        """Its drafts for the last tokens, by teacher forcing."""
-        return self.runner.teacher_forced(self.session.slot, history, n)
 
 
 @hookimpl

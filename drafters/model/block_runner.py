@@ -103,6 +103,9 @@ class BlockRunner(HiddenRunner):
             writing, step = going_on, step + 1
         return written
 
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> None:
+        """It never says, because each of the tokens would take a block of its own."""
+
     def _limit(self, request: DraftRequest) -> int:
         """How many tokens can be drafted for a request."""
         if not (self.is_told(request) and self._can_follow(self._text(request.slot), request.history)):

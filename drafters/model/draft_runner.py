@@ -244,7 +244,7 @@ class DraftRunner:
             n_passes = min(n_passes, max(n_written, _FIRST_CHAIN))
         return max(n_passes - 1, 0)
 
-    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.
 
         Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.

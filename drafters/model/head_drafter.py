@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
-import numpy as np
 from attrs import frozen
 
 from augury.drafters.model.load_options import LoadOptions
-from augury.drafters.model.model_drafter import ModelDrafter
+from augury.drafters.model.model_drafter import ToldDrafter
 from augury.drafters.model.row_model import Encoder
 from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
@@ -41,7 +40,7 @@ class HeadOptions(LoadOptions):
     )
 
 
-class HeadDrafter(ModelDrafter):
+class HeadDrafter(ToldDrafter):
     """Lets a head write ahead."""
 
     architecture: ClassVar[str]
@@ -72,19 +71,6 @@ class HeadDrafter(ModelDrafter):
             load: Loads another plan of its file, which has no layers.
             n_vocab: A token from this on is never proposed.
         """
-
-    def n_held(self, history: np.ndarray) -> int:
-        """How much of the prompt the head's slot holds."""
-        return self.runner.n_held(self.session.slot, history)
-
-    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Keep the target's features, and process a long prompt as it comes."""
-        self.runner.feed(self.session.slot, start, tokens, features)
-
-    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
-        """Process the rest of the prompt."""
-        self.begin_sampling()
-        return self.runner.begin(self.session.slot, history)
 
     def _load(self, reference: str) -> HiddenRunner:
         """The head, for all slots.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from augury.drafters.model.draft_tree import branched
 from augury.interfaces import Ask, Drafter
 from augury.types import Draft
 
-__all__ = ["ModelDrafter"]
+__all__ = ["ModelDrafter", "ToldDrafter"]
 
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
 
@@ -99,3 +99,42 @@ class ModelDrafter(Drafter):
             probabilities=np.stack(written.probabilities) if written.probabilities else None,
             confidence=np.array(written.confidence, np.float32) if written.confidence else None,
         )
+
+
+class ToldRunner(Runner, Protocol):
+    """Writes ahead from hidden states that the target tells."""
+
+    def n_held(self, slot: int, history: np.ndarray) -> int:
+        """How many tokens of a new text (h,) int32 the target need not tell of."""
+
+    def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """The target told of tokens (m,) int32 of a text, which stand in it from `start` on."""
+
+    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
+        """Process the rest of a prompt."""
+
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
+        """See `Drafter.teacher_forced`."""
+
+
+class ToldDrafter(ModelDrafter):
+    """One that writes ahead from hidden states of the target, its `features`."""
+
+    runner: ToldRunner
+
+    def n_held(self, history: np.ndarray) -> int:
+        """As far as the runner keeps something of the text in the slot."""
+        return self.runner.n_held(self.session.slot, history)
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """Take note of hidden states, and process a long prompt as it comes."""
+        self.runner.feed(self.session.slot, start, tokens, features)
+
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
+        """Process the rest of the prompt."""
+        self.begin_sampling()
+        return self.runner.begin(self.session.slot, history)
+
+    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
+        """Its drafts for the last tokens, by teacher forcing."""
+        return self.runner.teacher_forced(self.session.slot, history, n)

@@ -15,7 +15,7 @@ Source: llama.cpp's driver of MTP (`common/speculative.cpp`), whose order and po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,19 +120,20 @@ class NextnRunner:
         n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be told
         return max(text.n, n_by_states) if text.has_before(n_computed) else n_by_states
 
-    def feed(self, slot: int, start: int, tokens: np.ndarray, hidden: np.ndarray) -> None:
+    def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
-        text = self._text(slot)
+        text, hidden = self._text(slot), features[self._target.nextn_features[0]]
         text.add(start, tokens, hidden)
         if not start:  # of a new text; the end of the one before is not told where it had not begun
             text.n_computed = None
         if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
             self._go_on(slot, text)
 
-    def begin(self, slot: int, history: np.ndarray) -> None:
-        """Compute the rest of a prompt."""
+    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
+        """Compute the rest of a prompt, which is less than waits for a pass of its own."""
         self._vocabulary.begin(slot, history)
         self._go_on(slot, self._text(slot))
+        return iter(())
 
     def end(self, slot: int) -> None:
         """The request of a slot is over. Its text may serve the next one."""

@@ -63,7 +63,7 @@ class Told:
         hidden = self.context.forward([feed], (name,)).features(name).copy()
         self.context.commit(feed, path)
         kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
-        self.runner.feed(slot, start, kept, hidden[: len(kept)])
+        self.runner.feed(slot, start, kept, {name: hidden[: len(kept)]})
 
     def request(self, text, k, slot=0, **more):
         return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
