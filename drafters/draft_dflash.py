@@ -1,7 +1,8 @@
 """`draft-dflash` and `draft-dspark`: a head writes a block of tokens with one pass, from hidden states of the target.
 
 The target tells of every token what some of its layers gave, of which the head's layers keep keys and values. A draft is one
-pass over the last token and masks in the places of the next ones. `draft-dspark` also adds to what the head predicts in each
+pass over the last token and masks in the places of the next ones. Of a head of DFlash2, `draft-dflash` chooses in each place
+among the best tokens by what goes with the one drafted before. `draft-dspark` also adds to what the head predicts in each
 place what its table has for the token drafted before, and its head may tell how probable its choice is.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036); llama.cpp's
@@ -34,13 +35,13 @@ class DraftDflash(HeadDrafter):
     name = "draft-dflash"
     aliases = ("dflash",)
     architecture = "dflash"
-    has_transitions: ClassVar[bool] = False
-    """Whether its heads tell what to expect after each token that is drafted."""
+    corrects: ClassVar[bool] = False
+    """Whether its heads add to all logits what they expect after the token before."""
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:
         """See `Drafter.drafts_with`."""
-        return file.architecture == cls.architecture and ("markov_w1.weight" in file.tensors) is cls.has_transitions
+        return file.architecture == cls.architecture and ("markov_w1.weight" in file.tensors) is cls.corrects
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> BlockRunner:
@@ -51,12 +52,12 @@ class DraftDflash(HeadDrafter):
         """
         block = context.info.block
         assert block is not None
-        if block.has_transitions is not cls.has_transitions:
-            other = DraftDspark if block.has_transitions else DraftDflash
+        if (corrects := block.has_transitions and not block.n_selected) is not cls.corrects:
+            other = DraftDspark if corrects else DraftDflash
             raise UnsupportedError(f"{context.info.name} is a head for {other.name}; name that instead of {cls.name}")
-        transitions = RowModel(load("transitions")) if block.has_transitions else None
-        confidence = RowModel(load("confidence")) if block.has_confidence else None
-        return BlockRunner(context, encoder, n_vocab=n_vocab, transitions=transitions, confidence=confidence)
+        plans = {"transitions": block.has_transitions, "selector": block.n_selected, "confidence": block.has_confidence}
+        further = {plan: RowModel(load(plan)) for plan, is_there in plans.items() if is_there}
+        return BlockRunner(context, encoder, n_vocab=n_vocab, **further)
 
 
 class DraftDspark(DraftDflash):
@@ -64,7 +65,7 @@ class DraftDspark(DraftDflash):
 
     name = "draft-dspark"
     aliases = ("dspark",)
-    has_transitions = True
+    corrects = True
 
 
 @hookimpl

@@ -29,6 +29,7 @@ from augury.lowering import (
     BeginStreams,
     Constant,
     Convolve,
+    ConvolveBlock,
     Decay,
     DecayByKey,
     FeedExperts,
@@ -168,6 +169,19 @@ def _activated(x: np.ndarray, activation: Activation | GateKind) -> np.ndarray:
     return sigmoid(x) if activation is GateKind.SIGMOID else softplus(x)
 
 
+def _convolve_block(run: Run, each: ConvolveBlock) -> None:
+    x, shape = run.get(each.x), (2, each.n_taps, -1)
+    base = run.weights.vector(each.base.weight).reshape(shape)[each.side]
+    own = run.get(each.weights).reshape(len(x), *shape)[:, each.side]
+    factors = base + np.repeat(own, x.shape[1] // own.shape[2], axis=2)
+    y = factors[:, 0] * x
+    for slot in np.unique(run.batch.slots):
+        (places,) = np.nonzero(run.batch.slots == slot)
+        for tap in range(1, each.n_taps):
+            y[places[tap:]] += factors[places[tap:], tap] * x[places[:-tap]]
+    run.arrays[each.out] = y
+
+
 def _convolve(run: Run, each: Convolve) -> None:
     made = []
     for value, conv, state in zip(each.x, each.convs, each.states, strict=True):
@@ -243,6 +257,7 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Constant: _constant,
     Gate: _gate,
     Convolve: _convolve,
+    ConvolveBlock: _convolve_block,
     ScaleToLength: _scale_to_length,
     Decay: _decay,
     DecayByKey: _decay_by_key,

@@ -10,7 +10,7 @@ modules are the blocks.
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
-from augury.blocks.draft_block import DraftBlock, Injection
+from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.heads import Pooling, Preparation
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer
@@ -76,6 +76,7 @@ __all__ = [
     "CompressedAttention",
     "Connection",
     "Convolution",
+    "Convolved",
     "DraftBlock",
     "Embedding",
     "Experts",

@@ -1,4 +1,4 @@
-"""A model that drafts a block of tokens with one pass, and what it keeps of hidden states of its target."""
+"""A model that drafts a block of tokens with one pass, and the blocks that only such models have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Norm
+from augury.blocks.parts import Linear, Norm, Vector
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Part
-    from augury.blocks.transformer import Attention
+    from augury.blocks.transformer import Attention, FeedForward
     from augury.lowering.builder import Builder
 
-__all__ = ["DraftBlock", "Injection"]
+__all__ = ["Convolved", "DraftBlock", "Injection"]
 
 
 @frozen
@@ -30,6 +30,7 @@ class DraftBlock:
     n_unread: int  # first tokens of a block that predict nothing; 0: even the text's last one predicts the one after it
     norm: Norm  # of hidden states
     has_transitions: bool = False  # whether the plan `transitions` adds to the logits after a token, by that token
+    n_selected: int = 0  # so many of the best tokens are judged anew, by transitions times what the plan `selector` makes
     has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is
 
 
@@ -52,3 +53,32 @@ class Injection(Block):
         n, attention = build.normalize(build.x, self.norm), self.attention
         made = build.multiply(n, attention.k, attention.v, purpose="keys, values")
         attention.keep(build, made, source=self.layer)
+
+
+@frozen
+class Convolved(Block):
+    """x += convolved(inner(convolved(norm(x)))), over the tokens of a block, from each back to the block's first.
+
+    A convolution is y[c] at j = sum over t of (base[side, t, c] + w[side, t, c // group]) x[c] at j - t. The w are products of
+    norm(x) at j; the side is 0 before the inner block, 1 after it.
+    """
+
+    inner: Attention | FeedForward
+    weights: Linear  # E → 2 * n_taps * E / group
+    base: Vector  # (2, n_taps, E)
+    n_taps: int
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its own, and those of the inner block."""
+        return (*self.inner.tensors(), *super().tensors())
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """See `Block.cached`."""
+        return self.inner.cached()
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        n = build.normalize(build.x, self.inner.norm)
+        (weights,) = build.multiply(n, self.weights, purpose="weights of convolutions")
+        y = self.inner.output(build, build.convolve_block(n, weights, self.base, self.n_taps, 0))
+        build.add(build.convolve_block(y, weights, self.base, self.n_taps, 1), self.inner.post_norm)

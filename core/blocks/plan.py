@@ -10,7 +10,7 @@ from attrs import NOTHING, evolve, fields, frozen, has
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
-from augury.blocks.draft_block import DraftBlock, Injection
+from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.residual import AllStreams
@@ -106,7 +106,7 @@ class ModelPlan:
     nextn: tuple[NextnLayer, ...] = ()
     # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
     hidden_of: tuple[str, ...] = ()
-    block: DraftBlock | None = None  # of a model that drafts several tokens with one pass; all mixers are `Attention`
+    block: DraftBlock | None = None  # of a model that drafts several tokens with one pass
 
     @property
     def n_vocab(self) -> int:
@@ -125,7 +125,7 @@ class ModelPlan:
         """By layer, what a pass that is given hidden states computes in place of it; nothing without a `block`."""
         if self.block is None:
             return ()
-        mixers = [layer.mixer for layer in self.layers]
+        mixers = [each.inner if isinstance(each, Convolved) else each for each in (layer.mixer for layer in self.layers)]
         return tuple(Injection(self.block.norm, each, i) for i, each in enumerate(mixers) if isinstance(each, Attention))
 
     @property

@@ -124,7 +124,11 @@ class Attention(Block):
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`."""
-        n, indexer, gate = build.normalize(build.x, self.norm), self.indexer, self.gate
+        build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+
+    def output(self, build: Builder, n: Value) -> Value:
+        """What it adds, before the last norm, for n in place of norm(x)."""
+        indexer, gate = self.indexer, self.gate
         if self.embedded_norm is not None:
             n = build.join(build.normalize(build.embedded, self.embedded_norm), n)
         linears = (self.q,) if self.source is not None else (self.q, self.k, self.v)
@@ -150,7 +154,8 @@ class Attention(Block):
         )
         if gate is not None:
             y = build.gate(y, gates[0], self.gate_kind)
-        build.add_product(build.normalize(y, self.out_norm), self.o, "attention's output", self.post_norm)
+        (y,) = build.multiply(build.normalize(y, self.out_norm), self.o, purpose="attention's output")
+        return y
 
     def keep(
         self, build: Builder, made: Sequence[Value], queries: Value | None = None, source: int | None = None
@@ -203,12 +208,16 @@ class FeedForward(Block):
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`."""
-        build.add_product(self._hidden(build, build.normalize(build.x, self.norm)), self.down, "down", self.post_norm)
+        build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+
+    def output(self, build: Builder, n: Value) -> Value:
+        """What it adds, before the last norm, for n in place of norm(x)."""
+        (made,) = build.multiply(self._hidden(build, n), self.down, purpose="down")
+        return made
 
     def feed(self, build: Builder, x: Value) -> Value:
         """Its output for x, which is normed."""
-        (y,) = build.multiply(self._hidden(build, x), self.down, purpose="down")
-        return build.normalize(y, self.post_norm)
+        return build.normalize(self.output(build, x), self.post_norm)
 
     def _hidden(self, build: Builder, x: Value) -> Value:
         linears = (self.up,) if self.gate is None else (self.gate, self.up)

@@ -22,6 +22,7 @@ from augury.lowering.operations import (
     BeginStreams,
     Constant,
     Convolve,
+    ConvolveBlock,
     Decay,
     DecayByKey,
     FeedExperts,
@@ -227,6 +228,12 @@ class Builder:
         """The product after * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
         out = Value(sum(conv.n_channels for conv in convs))
         self.operations.append(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))
+        return out
+
+    def convolve_block(self, x: Value, weights: Value, base: Vector, n_taps: int, side: int) -> Value:
+        """The convolution of x over the tokens of a block, with weights of each token's own; see `ConvolveBlock`."""
+        out = Value(x.width)
+        self.operations.append(ConvolveBlock(x, weights, base, n_taps, side, out))
         return out
 
     def scale_to_length(self, x: Value, size: int, eps: float, n_scaled: int, scale: float) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "BeginStreams",
     "Constant",
     "Convolve",
+    "ConvolveBlock",
     "Decay",
     "DecayByKey",
     "FeedExperts",
@@ -247,6 +248,29 @@ class Convolve(Operation):
     def kept(self) -> dict[int, SequenceState]:
         """See `Operation.kept`."""
         return {place: conv.state for place, conv in zip(self.states, self.convs, strict=True)}
+
+
+@frozen(eq=False)
+class ConvolveBlock(Operation):
+    """out = conv(x), over the tokens that the pass has of a slot, with weights of each token's own; see `Convolved`."""
+
+    x: Value  # E
+    weights: Value  # 2 * n_taps * E / group
+    base: Vector  # (2, n_taps, E)
+    n_taps: int
+    side: int
+    out: Value  # E
+
+    @property
+    def n_groups(self) -> int:
+        """E / group."""
+        return self.weights.width // (2 * self.n_taps)
+
+    def sizes(self) -> Iterator[tuple[str, int, int]]:
+        """See `Operation.sizes`."""
+        yield "base", self.base.size, 2 * self.n_taps * self.x.width
+        yield "weights", self.weights.width, 2 * self.n_taps * max(self.n_groups, 1)
+        yield f"x, in {self.n_groups} groups,", self.x.width, self.x.width // max(self.n_groups, 1) * max(self.n_groups, 1)
 
 
 @frozen(eq=False)

@@ -9,9 +9,10 @@ and masks, of which nothing stays::
     hold, or are given     0     1     2    on   mask  mask     predict tokens 4 and 5
 
 Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Heads that have
-transitions add logits by the token before, place by place, as the draft is chosen.
+transitions add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark), or to the best
+ones, which alone can be chosen then (DFlash2).
 
-Source: DFlash and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
+Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from augury.drafters.model.draft_runner import WrittenDraft
+from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
 from augury.drafters.model.hidden_runner import HiddenRunner
 from augury.passes import ArrayPass
 from augury.types import Draft
@@ -49,6 +50,7 @@ class BlockRunner(HiddenRunner):
         *,
         n_vocab: int,
         transitions: RowModel | None = None,
+        selector: RowModel | None = None,
         confidence: RowModel | None = None,
     ) -> None:
         """Take over a loaded head.
@@ -57,14 +59,16 @@ class BlockRunner(HiddenRunner):
             context: See `HiddenRunner`.
             encoder: See there.
             n_vocab: See there.
-            transitions: Tells the logits that are added after a token, and a hidden state of that token.
+            transitions: Tells a hidden state of each token, and the logits that are added after it by that.
+            selector: Makes of a place's hidden state factors of that one.
             confidence: Tells how probable a place's best token is, by its hidden state and the one of the token before.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
         assert context.info.block is not None
         self._block = context.info.block
-        self._transitions, self._confidence = transitions, confidence
-        self._features = () if confidence is None else ("output",)
+        self._transitions, self._selector, self._confidence = transitions, selector, confidence
+        self._features = ("output",) if selector is not None or confidence is not None else ()
+        self._n_judged = self._block.n_selected or N_JUDGED
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
@@ -80,7 +84,7 @@ class BlockRunner(HiddenRunner):
         n_unread, mask = self._block.n_unread, self._block.mask
         blocks = [Draft([int(requests[i].history[-1]), *[mask] * (limits[i] - 1 + n_unread)]) for i in writing]
         logits = self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
-        hidden, best, n_read = None if self._confidence is None else logits.features("output"), logits.argmax(), 0
+        hidden, best, n_read = logits.features("output") if self._features else np.empty((0, 0)), logits.argmax(), 0
         first = dict[int, tuple[int, int]]()  # row of logits, and of hidden states
         for n_before, i in enumerate(writing, 1):
             first[i] = n_read, n_read + n_before * n_unread
@@ -89,7 +93,8 @@ class BlockRunner(HiddenRunner):
         while writing:
             rows, places = (np.array([first[i][of] + step for i in writing]) for of in (0, 1))
             before = [written[i].tokens[-1] if step else int(requests[i].history[-1]) for i in writing]
-            judged, chosen, sure = self._after(logits, rows, best, None if hidden is None else hidden[places], before)
+            seen = hidden[places] if self._features else hidden
+            judged, chosen, sure = self._after(logits, rows, best, seen, before)
             going_on = []
             for place, i in enumerate(writing):
                 goes_on = written[i].add(
@@ -114,7 +119,7 @@ class BlockRunner(HiddenRunner):
         return min(request.limit, room - self._block.n_unread)
 
     def _after(
-        self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray | None, before: Sequence[int]
+        self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray, before: Sequence[int]
     ) -> tuple[Pass, np.ndarray, np.ndarray | None]:
         """Rows of logits after the tokens before, (m,) best tokens, and how probable these are, where the head tells it.
 
@@ -122,17 +127,24 @@ class BlockRunner(HiddenRunner):
             logits: Of the blocks.
             rows: (m,) of them.
             best: Of all.
-            hidden: (m, E), where they are wanted.
+            hidden: (m, E), where a selector or confidence wants them.
             before: Tokens of the text or the drafts, (m,).
         """
         if self._transitions is None:
             return logits, best[rows], None
-        added, states = self._transitions.rows_of_tokens(np.array(before, np.int32))
-        judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
-        if self._confidence is None or hidden is None:
+        states = self._transitions.hidden_of(np.array(before, np.int32))
+        if self._selector is not None:
+            added = self._transitions.rows(states * self._selector.rows(hidden))
+            ids, likely = logits.top_k(rows, self._block.n_selected)
+            scores = np.full_like(added, -np.inf)
+            np.put_along_axis(scores, ids, likely + np.take_along_axis(added, ids, axis=1), axis=1)
+            judged = ArrayPass(scores)
+        else:
+            judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + self._transitions.rows(states))
+        if self._confidence is None:
             return judged, judged.argmax(), None
-        scores = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
-        return judged, judged.argmax(), 1.0 / (1.0 + np.exp(-scores))
+        surety = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
+        return judged, judged.argmax(), 1.0 / (1.0 + np.exp(-surety))
 
     def _feeds(
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int

@@ -1,9 +1,10 @@
-"""DFlash: layers that draft a block of tokens for another model with one pass, from hidden states of it; and DSpark.
+"""DFlash: layers that draft a block of tokens for another model with one pass, from hidden states of it; DFlash2 and DSpark.
 
 The plan `encoder` makes one hidden state of what several of the target's layers gave for a token. Each layer of the plan `main`
 keeps keys and values of these. What it computes is the last token of the text, with masks in the places of the tokens to be
 drafted: all see each other and the text before. DSpark adds to the logits in each place those that the plan `transitions` has
-for the token before it, and its plan `confidence` tells how sure the choice is.
+for the token before it, and its plan `confidence` tells how sure the choice is. DFlash2 has convolutions over the block, and
+judges the best tokens of each place anew, by `transitions` from the token before, times what `selector` makes of the place.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and llama.cpp, whose
 converter writes these files.
@@ -16,7 +17,20 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Activation, Attention, DraftBlock, Embedding, Layer, ModelPlan, Norm, Output, Vector
+from augury.blocks import (
+    Activation,
+    Attention,
+    Convolved,
+    DraftBlock,
+    Embedding,
+    FeedForward,
+    Integers,
+    Layer,
+    ModelPlan,
+    Norm,
+    Output,
+    Vector,
+)
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -27,11 +41,8 @@ from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, o
 __all__ = ["DFlash"]
 
 _SIZE = 16  # of a block, where the file does not say it
+_MOST_TAPS = 64
 _MASK = "tokenizer.ggml.mask_token_id"
-_MISSING = {
-    "hyper_connection.count": "several residual streams",
-    "conv_kernel_size": "convolutions (DFlash2)",
-}
 
 
 class DFlash(Architecture):
@@ -44,9 +55,8 @@ class DFlash(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, embedding=embedding_of(file), is_causal=False)
         keys, n_embd, n_vocab = decoder.keys, decoder.n_embd, decoder.n_vocab
-        for key, what in _MISSING.items():
-            if keys.count(key, 0, least=0):
-                raise UnsupportedError(f"{file.path}: {keys.full(key)!r} is {keys.count(key)}: {what} are not supported")
+        if (n_streams := keys.count("hyper_connection.count", 0, least=0)) > 0:
+            raise UnsupportedError(f"{file.path}: a DFlash head with {n_streams} residual streams, which are not supported")
         seen = tuple(name for _, name in inputs_of_layers(decoder))
         scale, softcap = keys.number("logit_scale", 0.0) or 1.0, keys.number("final_logit_softcapping", 0.0) or None
         output = output_of(decoder, may_be_tied=True, factor=scale, softcap=softcap)
@@ -69,13 +79,15 @@ def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
     keys, mask = decoder.keys, decoder.file.get(_MASK, int)
     if not 0 <= mask < decoder.n_vocab:
         keys.fail(_MASK, mask, f"a token below {decoder.n_vocab}")
-    begins = "transitions" in further and keys.flag("sample_from_anchor", default=True)
+    selects = "selector" in further
+    begins = "transitions" in further and not selects and keys.flag("sample_from_anchor", default=True)
     return DraftBlock(
         size=keys.count("block_size", _SIZE, least=1 if begins else 2),
         mask=mask,
         n_unread=0 if begins else 1,
         norm=decoder.norm("enc.output_norm"),
         has_transitions="transitions" in further,
+        n_selected=keys.count("selector_top_k", most=decoder.n_vocab) if selects else 0,
         has_confidence="confidence" in further,
     )
 
@@ -89,11 +101,27 @@ def _layers(decoder: Decoder) -> tuple[Layer, ...]:
     layers = []
     for i, window in enumerate(windows):
         feed_forward = decoder.feed_forward(i, Activation(act), has_post_norm=f"blk.{i}.post_ffw_norm.weight" in tensors)
-        layer = Layer(_attention(decoder, i, window), feed_forward)
+        attention = _attention(decoder, i, window)
+        layer = Layer(
+            _convolved(decoder, f"blk.{i}.attn_conv", attention), _convolved(decoder, f"blk.{i}.ffn_conv", feed_forward)
+        )
         if f"blk.{i}.layer_output_scale.weight" in tensors:
             layer = attrs.evolve(layer, scale=float(decoder.values(f"blk.{i}.layer_output_scale.weight", 1)[0]))
         layers.append(layer)
     return tuple(layers)
+
+
+def _convolved(decoder: Decoder, at: str, inner: Attention | FeedForward) -> Attention | FeedForward | Convolved:
+    """A block with the convolutions around it that DFlash2 has."""
+    if f"{at}_base" not in decoder.file.tensors:
+        return inner
+    keys, n_embd = decoder.keys, decoder.n_embd
+    n_taps, group = keys.count("conv_kernel_size", most=_MOST_TAPS), keys.count("conv_group_size")
+    if n_embd % group:
+        keys.fail("conv_group_size", group, f"a divisor of {n_embd}")
+    base = Vector(f"{at}_base", 2 * n_taps * n_embd, (2, n_taps, n_embd))
+    decoder.check(base)
+    return Convolved(inner, decoder.linear(f"{at}_proj", n_embd, 2 * n_taps * (n_embd // group)), base, n_taps)
 
 
 def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
@@ -132,19 +160,25 @@ def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
 
 
 def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
-    """What DSpark has: logits by the token before, and the confidence in a choice."""
-    tensors, n_vocab, weight = decoder.file.tensors, decoder.n_vocab, output.weight
-    if "markov_w1.weight" not in tensors or weight is None:
+    """Logits by the token before, and what goes with them: DSpark's confidence in a choice, or what DFlash2 selects by."""
+    tensors, weight = decoder.file.tensors, output.weight
+    before, after = (
+        ("markov_w1", "markov_w2") if "markov_w1.weight" in tensors else ("selector_predecessor", "selector_successor")
+    )
+    if f"{before}.weight" not in tensors or weight is None:
         return {}
-    rank = decoder.file.tensor("markov_w1.weight").shape[-1]
-    decoder.file.tensor("markov_w1.weight", (n_vocab, rank))
-    added = Output(None, decoder.linear("markov_w2", rank, weight.n_out), tokens=output.tokens)
-    of_tokens = Embedding("markov_w1.weight", n_vocab, rank)
-    plans = {"transitions": ModelPlan(DFlash.name, of_tokens, (), added, decoder.n_ctx_train)}
-    if decoder.keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in tensors:
-        n_in = decoder.n_embd + rank
-        score = Output(None, decoder.linear("conf_proj", n_in, 1))
-        plans["confidence"] = ModelPlan(DFlash.name, Embedding(None, 1, n_in), (), score, decoder.n_ctx_train)
+    n_vocab, rank = decoder.n_vocab, tensors[f"{before}.weight"].shape[-1]
+    decoder.file.tensor(f"{before}.weight", (n_vocab, rank))
+
+    def plan(embedding: Embedding, name: str, n_out: int, tokens: Integers | None = None) -> ModelPlan:
+        made = Output(None, decoder.linear(name, embedding.n_embd, n_out), tokens=tokens)
+        return ModelPlan(DFlash.name, embedding, (), made, decoder.n_ctx_train)
+
+    plans = {"transitions": plan(Embedding(f"{before}.weight", n_vocab, rank), after, weight.n_out, output.tokens)}
+    if before == "selector_predecessor":
+        plans["selector"] = plan(Embedding(None, rank, decoder.n_embd), "selector_hidden", rank)
+    elif decoder.keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in tensors:
+        plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + rank), "conf_proj", 1)
     return plans
 
 

@@ -88,6 +88,7 @@ FLAWS = {
     ),
     "queries of 3 heads of Attend has 8 values, expected 6": lambda b, n: b.attend(n, 0, 1, 3, 4, 1.0),
     "sinks of Attend has 3 values, expected 2": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, sinks=Vector("sinks", 3)),
+    "base of ConvolveBlock has 5 values, expected 32": lambda b, n: b.convolve_block(n, n, Vector("base", 5), 2, 0),
     "slopes of Attend has 1 values, expected 2": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, slopes=(0.5,)),
     "x of MultiplyHeads has 8 values, expected 9": lambda b, n: b.multiply_heads(n, Matrices("m", 3, 3, 2)),
     "queries of PrepareLatents has 8 values, expected 9": lambda b, n: latents(b, n, Matrices("keys", 3, 2, 6)),

@@ -19,7 +19,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.interfaces import Ask, Pace
 from augury.types import Draft
 
-DFLASH = ("dflash-llama-swa", "dflash-qwen3", "dflash-qwen35")
+DFLASH = ("dflash-llama-swa", "dflash-qwen3", "dflash-qwen35", "dflash2-qwen3")
 DSPARK = ("dspark-llama-bonus", "dspark-qwen3")
 
 
@@ -41,7 +41,7 @@ def rig():
 def test_they_draft_what_llama_cpp_does(rig, backend, name):
     made = rig(name, backend)
     assert type(made.drafters[0]) is (DraftDspark if name in DSPARK else DraftDflash)
-    run = runs(name)[1]
+    run = runs(name)[-1]
     fed = int(run.last[0])
     made.feed(0, fed)
     made.begin(run.text[: fed + 1])
@@ -52,7 +52,7 @@ def test_they_draft_what_llama_cpp_does(rig, backend, name):
         assert made.draft(run.text[: last + 1], run.k) == drafts
 
 
-@pytest.mark.parametrize("name", ["dflash-llama-swa", "dspark-qwen3"])
+@pytest.mark.parametrize("name", ["dflash-llama-swa", "dflash2-qwen3", "dspark-qwen3"])
 @pytest.mark.parametrize("cuts", [[40], [1, 2, 3, 20, 40], list(range(1, 41))])
 @pytest.mark.parametrize("slot", [0, 1])
 def test_drafts_do_not_depend_on_how_the_text_came(rig, name, cuts, slot):
@@ -157,7 +157,7 @@ def test_a_context_that_is_full_ends_drafts(rig, name, n):
     assert len(made.draft(text, 5)) == n - 2
 
 
-@pytest.mark.parametrize("name", ["dflash-qwen3", "dspark-qwen3"])
+@pytest.mark.parametrize("name", ["dflash-qwen3", "dflash2-qwen3", "dspark-qwen3"])
 def test_a_draft_ends_before_a_token_that_is_improbable(rig, name):
     made = rig(name)
     made.feed(0, 40)
@@ -194,7 +194,9 @@ def engine(**how):
     return Engine.load(tiny_model("qwen3-dense"), backend="numba-cpu", n_ctx=192, threads=1, registry=REGISTRY, **how)
 
 
-@pytest.mark.parametrize(("head", "name"), [("dflash-qwen3", "draft-dflash"), ("dspark-qwen3", "draft-dspark")])
+@pytest.mark.parametrize(
+    ("head", "name"), [("dflash-qwen3", "draft-dflash"), ("dflash2-qwen3", "draft-dflash"), ("dspark-qwen3", "draft-dspark")]
+)
 def test_a_head_alone_is_recognised_by_its_file(head, name):
     with engine(draft_model=draft_file(head)) as made:
         assert made.config["spec_type"].split(";")[-1].startswith(name)

@@ -41,7 +41,7 @@ class Run:
     k: int
     last: np.ndarray  # (R,): a round drafts while the last token is text[last]
     drafts: np.ndarray  # (R, k) int32
-    logits: np.ndarray  # (R, V) float32, of the last drafted token of a chain
+    logits: np.ndarray | None  # (R, V) float32, of the last drafted token of a chain
 
 
 def draft_file(name: str) -> Path:
@@ -110,12 +110,12 @@ def target_of(name: str) -> str:
 
 
 @functools.cache
-def runs(name: str) -> tuple[Run, Run]:
-    """What llama.cpp drafted: one token a round, then several."""
+def runs(name: str) -> tuple[Run, ...]:
+    """What llama.cpp drafted: one token a round, then several; or the latter alone, without logits."""
     with np.load(DATA / f"{name}.npz") as data:
         text, n_prompt = data["text"].astype(np.int32), int(data["n_prompt"])
-        first, last = (
-            Run(text, n_prompt, int(data[f"{of}_k"]), *(data[f"{of}_{what}"] for what in ("last", "drafts", "logits")))
-            for of in ("first", "last")
+        return tuple(
+            Run(text, n_prompt, int(data[f"{of}_k"]), *(data.get(f"{of}_{what}") for what in ("last", "drafts", "logits")))
+            for of in ("first", "last", "tokens")
+            if f"{of}_k" in data
         )
-    return first, last

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import recurrent_ends
+from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import activation_bytes
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Norm
-    from augury.lowering import Activate, Add, BeginStreams, Constant, Join, Multiply, Normalize, Value
+    from augury.lowering import Activate, Add, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
     from augury.lowering.rewrites import MultiplyActivated
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "AddEmitter",
     "BeginStreamsEmitter",
     "ConstantEmitter",
+    "ConvolveBlockEmitter",
     "JoinEmitter",
     "MultiplyActivatedEmitter",
     "MultiplyEmitter",
@@ -201,6 +203,48 @@ class ConstantEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
         _place(tape, "constants", Place(self._numbers, 0), to, width)
+
+
+class ConvolveBlockEmitter(OperationEmitter):
+    """Convolves rows with those of the tokens before in a block."""
+
+    operation: ConvolveBlock
+
+    def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        if (group := operation.x.width // operation.n_groups) % block_convolution.LANES:
+            raise UnsupportedError(
+                f"a convolution in groups of {group} channels, expected a multiple of {block_convolution.LANES}; use backend "
+                "reference"
+            )
+
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        return (block_convolution.convolve_block,)
+
+    def place(self, placed: Placed) -> None:
+        """See `OperationEmitter.place`."""
+        super().place(placed)
+        base = self.operation.base
+        values = placed.weights.values(base.weight, base.shapes[base.weight])
+        self._base = placed.arena.keep(np.array(values), "weights")  # a copy: the file may be closed
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, placed = self.operation, self.placed
+        width, n_groups, n_taps = operation.x.width, operation.n_groups, operation.n_taps
+        weights = placed.at(operation.weights)
+        tape.add(
+            Work("convolution"),
+            block_convolution.convolve_block,
+            x=placed.at(operation.x),
+            weights=Place(weights.address + 4 * operation.side * n_taps * n_groups, weights.stride),
+            base=self._base + 4 * operation.side * n_taps * width,
+            out=placed.at(operation.out),
+            size=width,
+            group=width // n_groups,
+            n_taps=n_taps,
+        )
 
 
 class MultiplyActivatedEmitter(OperationEmitter):

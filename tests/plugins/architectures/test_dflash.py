@@ -1,4 +1,4 @@
-"""DFlash's and DSpark's plans compute what llama.cpp does, on every backend."""
+"""The plans of DFlash, DFlash2 and DSpark compute what llama.cpp does, on every backend."""
 
 from __future__ import annotations
 
@@ -124,9 +124,10 @@ def test_a_model_without_layers_gives_what_its_output_reads(head):
     assert np.array_equal(passed.features("output"), table[head.text[:3]])
 
 
+@pytest.mark.parametrize("name", ["dflash-llama-swa", "dflash2-qwen3"])
 @pytest.mark.parametrize(("cache_type", "most"), [("f32", 1e-11), ("q8_0", 1e-6)])  # of codes a few differ by one
-def test_backends_agree_on_blocks_far_into_a_text(cache_type, most):
-    file, rows = opened("dflash-llama-swa"), []
+def test_backends_agree_on_blocks_far_into_a_text(name, cache_type, most):
+    file, rows = opened(name), []
     options = ModelOptions(n_slots=2, n_ctx=640, threads=2, cache_type_k=cache_type, cache_type_v=cache_type)
     hidden = np.random.default_rng(3).normal(size=(520, 256)).astype(np.float32)
     for backend in cpu_backends(REGISTRY):
@@ -158,7 +159,10 @@ def test_a_gpu_backend_refuses_blocks(causal):
         ("dflash-qwen3", {"metadata": {"dflash.target_layers": np.int32([])}}, ModelFileError, "target_layers"),
         ("dflash-qwen3", {"metadata": {"dflash.hidden_act": "relu"}}, UnsupportedError, "known are silu and gelu"),
         ("dflash-qwen3", {"metadata": {"dflash.hyper_connection.count": 4}}, UnsupportedError, "residual streams"),
-        ("dflash-qwen3", {"metadata": {"dflash.conv_kernel_size": 2}}, UnsupportedError, "DFlash2"),
+        ("dflash2-qwen3", {"metadata": {"dflash.conv_kernel_size": 2}}, ModelFileError, "attn_conv_base"),
+        ("dflash2-qwen3", {"metadata": {"dflash.conv_group_size": 48}}, ModelFileError, "a divisor of 256"),
+        ("dflash2-qwen3", {"metadata": {"dflash.selector_top_k": 0}}, ModelFileError, "selector_top_k"),
+        ("dflash2-qwen3", {"without": ("selector_successor.weight",)}, ModelFileError, "selector_successor"),
         ("dflash-qwen3", {"metadata": {"tokenizer.ggml.mask_token_id": 128}}, ModelFileError, "a token below 128"),
         ("dflash-qwen3", {"without": ("tokenizer.ggml.mask_token_id",)}, ModelFileError, "mask_token_id"),
         ("dspark-qwen3", {"without": ("markov_w2.weight",)}, ModelFileError, "markov_w2"),
@@ -170,12 +174,22 @@ def test_a_file_that_does_not_fit_is_refused(name, changes, error, match):
 
 
 @pytest.mark.parametrize("check", ARCHITECTURE_CHECKS, ids=lambda check: check.name)
-@pytest.mark.parametrize("name", ["dflash-qwen3", "dspark-qwen3"])
+@pytest.mark.parametrize("name", ["dflash-qwen3", "dflash2-qwen3", "dspark-qwen3"])
 def test_plans_keep_the_contracts_of_architectures(name, check):
     file = altered(
         ModelFile.open(draft_file(name)), arrays=dict.fromkeys(("token_embd.weight", "output.weight"), np.zeros((128, 256)))
     )
     check.run(ArchitectureSubject(REGISTRY.architectures["dflash"], file))
+
+
+def test_numba_cpu_refuses_groups_of_channels_that_its_kernels_do_not_have():
+    changed = {
+        "metadata": {"dflash.conv_group_size": 8},
+        "arrays": {f"blk.{i}.{part}_conv_proj.weight": np.zeros((192, 256)) for i in (0, 1) for part in ("attn", "ffn")},
+    }
+    kind = REGISTRY.backends["numba-cpu"]
+    with pytest.raises(UnsupportedError, match="groups of 8 channels, expected a multiple of 16; use backend reference"):
+        kind(kind.options_class()).state_spec(plan_of(opened("dflash2-qwen3", **changed), REGISTRY), OPTIONS)
 
 
 def test_what_a_file_may_leave_out_or_add():
