@@ -109,6 +109,10 @@ class Drafter(Plugin, ABC):
     with it ends each draft where the next token would not pay. Both a costly one and one that costs nothing may fill what is
     left of the limit with alternatives, of which the planner takes those that pay."""
 
+    drafts_at_once: bool = False
+    """Whether a draft takes a costly drafter the same time whatever its length, as a block that one pass of a model drafts. The
+    planner then counts that time once; otherwise for each token."""
+
     memory_options: Mapping[str, str] = MappingProxyType({})
     """Options that the target's memory manager is given, where it has them and the user does not set them."""
 

@@ -35,6 +35,7 @@ class DraftDflash(HeadDrafter):
     name = "draft-dflash"
     aliases = ("dflash",)
     architecture = "dflash"
+    drafts_at_once = True
     corrects: ClassVar[bool] = False
     """Whether its heads add to all logits what they expect after the token before."""
 

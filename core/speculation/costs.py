@@ -112,22 +112,28 @@ class DraftCost:
     """Seconds that one drafter takes for a slot."""
 
     per_ask: float = 0.0  # on average
-    per_token: float = 0.0  # that it drafts
+    per_token: float = 0.0  # that it drafts; of a whole draft where that `is_fixed`
     per_missed: float = 0.0  # that was emitted while it was not asked
     n_asks: int = 0
+    is_fixed: bool = False  # whether a draft takes as long whatever its length
 
     def seconds(self, k: int, n_missed: int) -> float:
         """Of a draft of k tokens."""
-        return self.per_token * k + self.per_missed * n_missed
+        return self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
+
+    @property
+    def per_further_token(self) -> float:
+        """Of a token more in a draft."""
+        return 0.0 if self.is_fixed else self.per_token
 
     def observe(self, k: int, n_missed: int, seconds: float) -> None:
         """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
         if n_missed > _MUCH_MISSED * max(k, 1):
-            self.per_missed += _LEARN_DRAFT * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
+            self.per_missed += _LEARN_DRAFT * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return
-        measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
+        measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else max(k, 1))
         self.per_token += (measured - self.per_token) * (_LEARN_DRAFT if self.per_token else 1.0)
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:

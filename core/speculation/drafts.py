@@ -89,7 +89,8 @@ class DrafterProfile:
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)
-        return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances)
+        cost = DraftCost(is_fixed=bool(drafter.drafts_at_once))
+        return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances, cost)
 
 
 @define(eq=False)

@@ -253,7 +253,7 @@ class DraftPlanner:
         drafter = ask.drafter
         if not drafter.profile.is_paced or not drafter.profile.cost.n_asks:
             return ask
-        token_s = drafter.profile.cost.per_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
+        token_s = drafter.profile.cost.per_further_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
         worth = min(max(rate * token_s, _LEAST_WORTH), 1.0)  # tokens
         depth = int(log(worth) / log(min(drafter.chances.surest, _SURE)))
         return evolve(ask, pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))

@@ -137,6 +137,18 @@ def test_the_first_ask_says_what_a_token_takes_and_later_ones_a_fifth_each():
     assert cost.seconds(3, 5) == pytest.approx(3 * cost.per_token)
 
 
+def test_a_draft_of_fixed_cost_takes_the_same_whatever_its_length():
+    cost = DraftCost(is_fixed=True)
+    cost.observe(6, 0, 0.5)
+    assert [cost.seconds(k, 0) for k in (0, 1, 9)] == [0.0, 0.5, 0.5]
+    cost.observe(1, 0, 1.0)
+    assert cost.seconds(4, 0) == pytest.approx(0.5 + (1.0 - 0.5) / 5)
+    assert cost.per_further_token == 0.0
+    cost.observe(2, 20, 10.6)  # much was missed
+    assert cost.per_missed == pytest.approx(10.0 / 20 / 5)
+    assert DraftCost(per_token=0.2).per_further_token == 0.2
+
+
 @pytest.mark.parametrize(("k", "n_missed", "is_catching_up"), [(2, 8, False), (2, 9, True), (0, 4, False), (0, 5, True)])
 def test_where_much_was_missed_it_is_that_which_took_the_time(k, n_missed, is_catching_up):
     cost = DraftCost(per_token=0.5, per_missed=0.25)

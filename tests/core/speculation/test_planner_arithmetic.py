@@ -353,6 +353,19 @@ def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pa
     assert ask.pace.depth == max(ask.k, min(int(np.log(rate * (0.5 + token_s)) / np.log(surest)), 8)) == depth
 
 
+def test_one_that_drafts_at_once_is_asked_for_as_much_as_is_worth_verifying():
+    planner = linear(True)
+    profile, request = planner.profiles[0], request_of(planner)
+    profile.is_paced, profile.cost.is_fixed = True, True
+    sure(request, 0.8)
+    profile.cost.observe(2, 0, 0.4)
+    (ask,) = planner.asks([slot_of(request, limit=8)])
+    curve = planner.costs.hopeful_curve(9, DEPTH)
+    rates = [sum(0.8**i for i in range(k + 1)) / (curve[1 + k] + 0.4) for k in range(1, 9)]
+    assert ask.k == 1 + int(np.argmax(rates)) > 1
+    assert ask.pace.least_reach == pytest.approx(max(rates) * 0.5 / 0.8)
+
+
 def test_one_that_is_not_paced_or_was_never_timed_is_asked_for_so_many_tokens_alone():
     planner = linear(True)
     request = request_of(planner)

@@ -15,7 +15,7 @@ COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
 
 
 class Telling:
-    is_costly = is_certain = is_paced = False
+    is_costly = is_certain = is_paced = drafts_at_once = False
     n_top, features = 0, ()
 
     def __init__(self, name, *evidence_chances):
