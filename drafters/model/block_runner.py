@@ -72,7 +72,8 @@ class BlockRunner(HiddenRunner):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
-        written = [WrittenDraft() for _ in requests]
+        is_lattice = self._transitions is None
+        written = [WrittenDraft(lattice_reach=request.least_reach if is_lattice else None) for request in requests]
         limits = [self._limit(request) for request in requests]
         if not (writing := [i for i, limit in enumerate(limits) if limit > 0]):
             return written

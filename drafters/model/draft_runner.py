@@ -52,6 +52,7 @@ class WrittenDraft:
         confidence: How probable the best token in the place of each is, whichever was drawn; empty unless that was computed.
         reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
+        lattice_reach: Paths as probable as this go on, if candidates are the same whatever stands before; otherwise None.
     """
 
     tokens: list[int] = Factory(list)
@@ -59,6 +60,7 @@ class WrittenDraft:
     confidence: list[float] = Factory(list)
     candidates: list[list[tuple[int, float]]] = Factory(list)
     reach: float = 1.0
+    lattice_reach: float | None = None
 
     def add(
         self,

@@ -27,6 +27,16 @@ def test_second_thoughts_stand_beside_what_was_written_the_likeliest_first():
     assert draft.confidence.tolist() == np.float32([0.9, 0.5, 0.8, 0.4, 0.1, 0.05, 0.1]).tolist()
 
 
+def test_in_a_lattice_what_may_follow_a_token_follows_its_alternatives_too():
+    draft = branched(evolve(WRITTEN, lattice_reach=0.0), 9, 0.0)
+    assert draft.tokens.tolist() == [1, 2, 3, 7, 3, 6, 3, 9, 5]
+    assert draft.parents.tolist() == [-1, 0, 1, 0, 3, 0, 5, -1, 1]
+    assert draft.confidence.tolist() == np.float32([0.9, 0.5, 0.8, 0.4, 0.8, 0.1, 0.8, 0.05, 0.1]).tolist()
+    assert branched(evolve(WRITTEN, lattice_reach=0.3), 9, 0.0).parents.tolist() == [-1, 0, 1, 0, 3, 0, -1, 1, 3]
+    drafted = evolve(WRITTEN, lattice_reach=0.0, probabilities=[np.full(10, 0.1, np.float32)] * 3)
+    assert np.array_equal(branched(drafted, 9, 0.0).tokens, draft.tokens)
+
+
 def test_the_planner_expects_no_less_of_what_was_written_because_of_second_thoughts():
     drafter = RequestDrafter(DrafterProfile("toy", is_costly=True), None)
 
