@@ -243,10 +243,10 @@ class ModelPlan:
                 may be None are among them. By enumeration, its members that the backend computes. A block that is not there
                 but says how it is computed (`Block.lower`) is judged by its operations.
         """
-        for part in (self.embedding, *self.layers, self.output, *self.nextn):
-            yield from _unknown(part, known)
         if self.block is not None and DraftBlock not in known:
             yield "blocks of drafted tokens"
+        for part in (self.embedding, *self.layers, self.output, *self.nextn):
+            yield from _unknown(part, known)
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.

@@ -110,6 +110,22 @@ def test_a_block_does_not_depend_on_how_its_context_came_or_what_else_is_in_a_pa
         assert np.array_equal(rows, whole)
 
 
+def test_what_is_borrowed_is_in_memory_once(head):
+    borrowed = {name for name in head.plan.shapes() if name.startswith("target/")}
+    assert "target/token_embd.weight" in borrowed
+    assert ("target/output.weight" in borrowed) == (head.name != "dflash-llama-swa")
+    for name in borrowed:
+        owner, own = head.file.owner(name)
+        mine, theirs = (
+            getattr(head.models[of]._weights, "_matrices", None) or head.models[of]._weights._arrays
+            for of in ("main", "target")
+        )
+        assert owner is head.file.target
+        assert mine[name] is theirs[own]
+    (n_held,) = (line.n_bytes for line in head.models["main"].memory_table() if line.purpose == "weights")
+    assert n_held < 1.1 * sum(head.file.tensor(name).n_bytes for name in head.plan.shapes() if name not in borrowed)
+
+
 def test_a_pass_over_hidden_states_gives_no_features_of_layers(head):
     with pytest.raises(OptionError, match=r"feature 'layer\.0'"):
         head.models["main"].forward(Batch.chain(head.text[:2], hidden=head.hidden[:2], features=("layer.0",)))
@@ -148,7 +164,9 @@ def test_a_gpu_backend_refuses_blocks(causal):
     from augury.backends.numba_cuda.blocks import KNOWN
 
     plan = plan_of(opened("dflash-qwen3", metadata={"dflash.attention.causal": causal}), REGISTRY)
-    with pytest.raises(UnsupportedError, match="which this backend does not compute; choose another one"):
+    with pytest.raises(
+        UnsupportedError, match="dflash models have blocks of drafted tokens, which this backend does not compute"
+    ):
         plan.check_blocks(KNOWN)
 
 
