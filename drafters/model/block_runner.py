@@ -85,17 +85,15 @@ class BlockRunner(HiddenRunner):
         n_unread, mask = self._block.n_unread, self._block.mask
         blocks = [Draft([int(requests[i].history[-1]), *[mask] * (limits[i] - 1 + n_unread)]) for i in writing]
         logits = self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
-        hidden, best, n_read = logits.features("output") if self._features else np.empty((0, 0)), logits.argmax(), 0
-        first = dict[int, tuple[int, int]]()  # row of logits, and of hidden states
-        for n_before, i in enumerate(writing, 1):
-            first[i] = n_read, n_read + n_before * n_unread
-            n_read += limits[i]
+        hidden, best = logits.features("output") if self._features else np.empty((0, 0)), logits.argmax()
+        starts = dict(zip(writing, np.cumsum([0, *(limits[i] for i in writing)]).tolist(), strict=False))  # of rows of logits
+        n_skipped = {i: n * n_unread for n, i in enumerate(writing, 1)}  # rows of hidden states before
         step = 0
         while writing:
-            rows, places = (np.array([first[i][of] + step for i in writing]) for of in (0, 1))
+            rows = np.array([starts[i] + step for i in writing])
+            places = rows + [n_skipped[i] for i in writing]
             before = [written[i].tokens[-1] if step else int(requests[i].history[-1]) for i in writing]
-            seen = hidden[places] if self._features else hidden
-            judged, chosen, sure = self._after(logits, rows, best, seen, before)
+            judged, chosen, sure = self._after(logits, rows, best, hidden[places] if self._features else hidden, before)
             going_on = []
             for place, i in enumerate(writing):
                 goes_on = written[i].add(
@@ -144,8 +142,8 @@ class BlockRunner(HiddenRunner):
             judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + self._transitions.rows(states))
         if self._confidence is None:
             return judged, judged.argmax(), None
-        surety = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
-        return judged, judged.argmax(), 1.0 / (1.0 + np.exp(-surety))
+        scores = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
+        return judged, judged.argmax(), 0.5 + 0.5 * np.tanh(0.5 * scores)  # the logistic function
 
     def _feeds(
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int

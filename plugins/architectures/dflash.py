@@ -31,7 +31,7 @@ from augury.blocks import (
     Output,
     Vector,
 )
-from augury.errors import UnsupportedError
+from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -78,7 +78,7 @@ class DFlash(Architecture):
 def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
     keys, mask = decoder.keys, decoder.file.get(_MASK, int)
     if not 0 <= mask < decoder.n_vocab:
-        keys.fail(_MASK, mask, f"a token below {decoder.n_vocab}")
+        raise ModelFileError(f"{decoder.file.path}: metadata key {_MASK!r} is {mask}, expected a token below {decoder.n_vocab}")
     selects = "selector" in further
     begins = "transitions" in further and not selects and keys.flag("sample_from_anchor", default=True)
     return DraftBlock(
