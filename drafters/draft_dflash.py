@@ -53,8 +53,8 @@ class DraftDflash(HeadDrafter):
         """
         block = context.info.block
         assert block is not None
-        if (corrects := block.has_transitions and not block.n_selected) is not cls.corrects:
-            other = DraftDspark if corrects else DraftDflash
+        if block.is_corrected is not cls.corrects:
+            other = DraftDspark if block.is_corrected else DraftDflash
             raise UnsupportedError(f"{context.info.name} is a head for {other.name}; name that instead of {cls.name}")
         plans = {"transitions": block.has_transitions, "selector": block.n_selected, "confidence": block.has_confidence}
         further = {plan: RowModel(load(plan)) for plan, is_there in plans.items() if is_there}

@@ -33,6 +33,11 @@ class DraftBlock:
     n_selected: int = 0  # so many of the best tokens are judged anew, by transitions times what the plan `selector` makes
     has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is
 
+    @property
+    def is_corrected(self) -> bool:
+        """Whether transitions add to the logits of all tokens, as in DSpark, not to those of selected ones."""
+        return self.has_transitions and not self.n_selected
+
 
 @frozen
 class Injection(Block):

@@ -213,6 +213,7 @@ def test_a_head_alone_is_recognised_by_its_file(head, name):
         ("draft-dspark", "dflash-qwen3", UnsupportedError, "is a head for draft-dflash"),
         ("draft-dflash", "qwen3-dense", UnsupportedError, "use draft-model"),
         ("draft-model", "dflash-qwen3", UnsupportedError, "use draft-dflash"),
+        ("draft-model", "dspark-qwen3", UnsupportedError, "use draft-dspark"),
         ("draft-eagle3", "dflash-qwen3", UnsupportedError, "takes heads of 'eagle3'"),
     ],
 )

@@ -159,6 +159,21 @@ def test_backends_agree_on_blocks_far_into_a_text(name, cache_type, most):
         assert nmse(found[there], right[there]) < most
 
 
+@pytest.mark.parametrize("name", ["dflash-llama-swa", "dflash2-qwen3"])
+def test_a_slot_s_block_stays_in_one_pass_whatever_else_is_computed(name, monkeypatch):
+    monkeypatch.setattr("augury.backends.numba_cpu.passes.MAX_TOKENS", 10)
+    monkeypatch.setattr("augury.backends.numba_cpu.model.MAX_TOKENS", 10)
+    file, kind = opened(name), REGISTRY.backends["numba-cpu"]
+    model = kind(kind.options_class()).load(file, plan_of(file, REGISTRY), OPTIONS, Progress())
+    tokens = np.int32([3] + [127] * 7)
+    rows = [model.forward(Batch.chain(tokens, slot=slot)).rows().copy() for slot in (0, 1)]
+    both = Batch(np.tile(tokens, 2), np.repeat(np.int32([0, 1]), 8), np.tile(np.arange(8, dtype=np.int32), 2), np.arange(16))
+    assert np.array_equal(model.forward(both).rows(), np.concatenate(rows))
+    with pytest.raises(UnsupportedError, match="a block of 11 tokens in slot 0, expected at most 10 in one pass"):
+        model.forward(Batch.chain(np.zeros(11, np.int32)))
+    model.close()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_gpu_backend_refuses_blocks(causal):
     from augury.backends.numba_cuda.blocks import KNOWN
