@@ -131,15 +131,17 @@ class BlockRunner(HiddenRunner):
         """
         if self._transitions is None:
             return logits, best[rows], None
-        states = self._transitions.hidden_of(np.array(before, np.int32))
+        tokens = np.array(before, np.int32)
         if self._selector is not None:
+            states = self._transitions.hidden_of(tokens)
             added = self._transitions.rows(states * self._selector.rows(hidden))
             ids, likely = logits.top_k(rows, self._block.n_selected)
             scores = np.full_like(added, -np.inf)
             np.put_along_axis(scores, ids, likely + np.take_along_axis(added, ids, axis=1), axis=1)
             judged = ArrayPass(scores)
         else:
-            judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + self._transitions.rows(states))
+            added, states = self._transitions.rows_of_tokens(tokens)
+            judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
         if self._confidence is None:
             return judged, judged.argmax(), None
         scores = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)

@@ -29,15 +29,21 @@ class RowModel:
         made = [passed.rows().copy() for passed in self._passes(np.zeros(len(hidden), np.int32), hidden)]
         return np.concatenate(made)
 
+    def rows_of_tokens(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The logits (m, V) of tokens (m,) int32, and their hidden states (m, E)."""
+        made = [(passed.rows().copy(), passed.features("output")) for passed in self._passes(tokens, None)]
+        rows, hidden = zip(*made, strict=True)
+        return np.concatenate(rows), np.concatenate(hidden)
+
     def hidden_of(self, tokens: np.ndarray) -> np.ndarray:
         """The hidden states (m, E) of tokens (m,) int32."""
-        return np.concatenate([passed.features("output") for passed in self._passes(tokens, None)])
+        return np.concatenate([passed.features("output") for passed in self._passes(tokens, None, has_rows=False)])
 
-    def _passes(self, tokens: np.ndarray, hidden: np.ndarray | None) -> Iterator[Pass]:
+    def _passes(self, tokens: np.ndarray, hidden: np.ndarray | None, *, has_rows: bool = True) -> Iterator[Pass]:
         context, features = self._context, () if hidden is not None else ("output",)
         for start in range(0, len(tokens), context.spec.n_ctx):
             here = slice(start, start + context.spec.n_ctx)
-            feed = context.feed(self._slot, tokens[here], 0 if hidden is None else len(tokens[here]))
+            feed = context.feed(self._slot, tokens[here], len(tokens[here]) if has_rows else 0)
             feed = feed if hidden is None else evolve(feed, hidden=hidden[here])
             yield context.forward([feed], features)
             context.commit(feed)
