@@ -15,11 +15,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from attrs import frozen
 from xxhash import xxh3_128_hexdigest
 
@@ -195,6 +197,9 @@ class Compiler:
                 f"kernel {kernel.name} is not compiled for compute capability {self.capability[0]}.0, and there is no"
             )
             raise UnsupportedError(f"{there_is_none} libnvvm, which compiles it; {INSTALL}")
+        if not hasattr(np, "row_stack"):  # which numba-cuda 0.30 types, and numpy 2.5 has dropped
+            found = f"numba-cuda {version('numba-cuda')} compiles no kernel with numpy {np.__version__}"
+            raise UnsupportedError(f"{found}, expected numpy below 2.5; pip install 'numpy<2.5'")
         (binary,) = compile_kernel(kernel, [self.capability])
         self.keep(kernel, binary)
         return binary

@@ -322,3 +322,7 @@ def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
     assert (binaries((8, 9)), made) == (first, [])
     with pytest.raises(UnsupportedError, match=r"is not compiled for compute capability 12.0, and there is no libnvvm"):
         binaries((12, 1))
+    monkeypatch.setattr(aot, "find_compiler", lambda: tmp_path)
+    monkeypatch.delattr(np, "row_stack", raising=False)  # as numpy 2.5 has it
+    with pytest.raises(UnsupportedError, match=r"compiles no kernel with numpy 2\..*, expected numpy below 2.5; pip install"):
+        binaries((12, 1))
