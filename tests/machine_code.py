@@ -46,6 +46,7 @@ PATTERNS = {
     "dot_products": r"\bIDP\.4A",
     "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
     "products_of_halves": r"\bHMMA\.16816\.F32",
+    "waits": r"\bACQBULK\b",  # for the end of the launch before, which this one may overlap with
     "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
 }
 CONTRACTIBLE = r"\b(add|sub|mul|mad)\.(ftz\.|sat\.)*f(32|64)\b"  # in PTX, without a rounding of its own

@@ -59,6 +59,8 @@ _USELESS = {
     "WithLifting",
 }
 _OLD, _NEW = (8, 0), (10, 0)  # from the first to below the second, NVVM makes the same PTX
+OVERLAPPING = (9, 0)  # the first capability whose kernels may begin while the one before them ends
+_OVERLAP = "\n\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;"
 
 
 @frozen
@@ -88,10 +90,21 @@ def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
     """The machine code of a kernel in PTX."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
+    if capability >= OVERLAPPING:
+        ptx = _overlapping(ptx)
     (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
     cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code
     return Binary(entry, bytes(cubin))
+
+
+def _overlapping(ptx: str) -> str:
+    """A kernel that lets the next one come to its multiprocessors at once, and waits there for the end of the one before it.
+
+    What it does waits as well, so nothing is read or written earlier: what overlaps is the time to begin and to end.
+    """
+    ptx = re.sub(r"(?<=\.target )sm_8\d", f"sm_{OVERLAPPING[0]}{OVERLAPPING[1]}", ptx)
+    return re.sub(r"(?<=\n)(\.visible )?(\.entry [^{]*\{)", rf"\g<0>{_OVERLAP}", ptx, count=1)
 
 
 def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:

@@ -1,4 +1,4 @@
-"""A GPU, by NVIDIA's driver API. Not yet measured on a GPU, nor run on one."""
+"""A GPU, by NVIDIA's driver API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cuda.aot import Compiler
+from augury.backends.numba_cuda.aot import OVERLAPPING, Compiler
 from augury.backends.numba_cuda.device import Buffer, Copy, Device, Launch, Pointer, Program
 from augury.errors import AuguryError, UnsupportedError
 
@@ -67,6 +67,9 @@ class Gpu(Device):
         self._marks = [self._call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DEFAULT.value) for _ in range(2)]
         self._n_marks = 0
         self._seconds: float | None = None
+        self.overlapping = driver.CUlaunchAttribute()  # of a launch: it may begin before the one before it has ended
+        self.overlapping.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        self.overlapping.value.programmaticStreamSerializationAllowed = 1
 
     def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
         """See `Device.prepare`: all are loaded before a graph is recorded, during which nothing may be."""
@@ -206,10 +209,10 @@ class Gpu(Device):
 
 
 class _Call:
-    """A launch, with its arguments where the driver reads them."""
+    """A launch, with its arguments where the driver reads them; it may overlap with one before it."""
 
-    def __init__(self, gpu: Gpu, launch: Launch) -> None:
-        self._gpu, self._launch = gpu, launch
+    def __init__(self, gpu: Gpu, launch: Launch, *, overlaps: bool = False) -> None:
+        self._gpu, self._launch, self._overlaps = gpu, launch, overlaps and gpu.capability >= OVERLAPPING
         self._function = gpu._functions[launch.kernel.name]
         kinds = launch.kernel.parameters
         assert len(kinds) == len(launch.arguments), launch.kernel.name
@@ -221,9 +224,13 @@ class _Call:
 
     def run(self) -> None:
         """Begin to run it."""
-        gpu, grid = self._gpu, self._launch.grid
-        block = (self._launch.n_threads, 1, 1)
-        gpu._call("cuLaunchKernel", self._function, *grid, *block, 0, gpu.stream, ctypes.addressof(self._addresses), 0)
+        gpu, addresses = self._gpu, ctypes.addressof(self._addresses)
+        config = gpu._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ, config.hStream = self._launch.n_threads, 1, 1, gpu.stream
+        if self._overlaps:
+            config.attrs, config.numAttrs = [gpu.overlapping], 1
+        gpu._call("cuLaunchKernelEx", config, self._function, addresses, 0)
 
 
 class _Steps(Program):
@@ -237,7 +244,10 @@ class _Steps(Program):
         fetched: tuple[Pointer, np.ndarray] | None,
     ) -> None:
         self._gpu, self._staged, self._fetched = gpu, staged, fetched
-        self._steps = [_Call(gpu, step) if isinstance(step, Launch) else step for step in steps]
+        self._steps = [
+            _Call(gpu, step, overlaps=isinstance(before, Launch)) if isinstance(step, Launch) else step
+            for before, step in zip((None, *steps), steps, strict=False)
+        ]
 
     def run(self) -> None:
         """See `Program.run`."""

@@ -39,9 +39,15 @@ class Driver:
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=SimpleNamespace(value=0))
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    CUlaunchConfig = SimpleNamespace
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
     )
+
+    @staticmethod
+    def CUlaunchAttribute():
+        return SimpleNamespace(value=SimpleNamespace())
 
     def __init__(self):
         self.held, self.recorded, self.calls, self.free = {}, None, [], 1 << 30
@@ -52,7 +58,7 @@ class Driver:
         return lambda *arguments: (self.calls.append(name), (0, *self.does(name, *arguments)))[1]
 
     def does(self, name, *arguments):
-        if name in ("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuMemsetD8Async"):
+        if name in ("cuLaunchKernelEx", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuMemsetD8Async"):
             if self.recorded is not None:
                 self.recorded.append((name, arguments))
             else:
@@ -117,14 +123,15 @@ class Driver:
     def do_cuEventElapsedTime(self, first, second):
         return (2.0,)
 
-    def do_cuLaunchKernel(self, kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-        assert (by, bz, shared, extra) == (1, 1, 0, 0)
+    def do_cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        assert (config.blockDimY, config.blockDimZ, extra) == (1, 1, 0)
         places = (ctypes.c_void_p * len(kernel.parameters)).from_address(parameters)
         arguments = []
         for kind, place in zip(kernel.parameters, places, strict=True):
             value = C_TYPES.get(kind, ctypes.c_uint64).from_address(place).value
             arguments.append(self.view(value).view(ELEMENTS[kind]) if kind in ELEMENTS else value)
-        simulator.run(kernel.function, (gx, gy, gz), bx, arguments)
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        simulator.run(kernel.function, grid, config.blockDimX, arguments)
 
     def view(self, address):
         """The memory from an address on, in the allocation that has it."""
@@ -208,13 +215,15 @@ def test_a_round_is_one_graph_and_one_wait(driver, tmp_path):
 
     for i in range(2):  # a graph is recorded of the first pass of a size, which also learns what is asked for
         calls([5 + i], i)
-    best, gathered = ["cuLaunchKernel", "cuMemcpyDtoHAsync"], ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuMemcpyDtoHAsync"]
+    best, gathered = ["cuLaunchKernelEx", "cuMemcpyDtoHAsync"], ["cuMemcpyHtoDAsync", "cuLaunchKernelEx", "cuMemcpyDtoHAsync"]
     copied = {name: arguments[2] for name, arguments in driver.graph if name.startswith("cuMemcpy")}
     assert copied == {"cuMemcpyHtoDAsync": 4 * SIZE, "cuMemcpyDtoHAsync": 512}
-    assert len(driver.graph) == 2 + sum(name == "cuLaunchKernel" for name, _ in driver.graph)
+    launches = [arguments[0] for name, arguments in driver.graph if name == "cuLaunchKernelEx"]
+    assert len(driver.graph) == 2 + len(launches)
+    assert [getattr(each, "numAttrs", 0) for each in launches] == [0] + [1] * (len(launches) - 1), "the first waits for a copy"
     pass_of_one = ["cuGraphLaunch", *best, *gathered, "cuStreamSynchronize"]
     assert calls([7], 2) == (0, pass_of_one)
-    moving = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuLaunchKernel"]  # of keys and of values
+    moving = ["cuMemcpyHtoDAsync", "cuLaunchKernelEx", "cuLaunchKernelEx"]  # of keys and of values
     assert calls([8], 2, moves=[(0, 2, 1)]) == (0, [*moving, *pass_of_one])
     model.close()
 

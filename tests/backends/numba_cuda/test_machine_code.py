@@ -12,7 +12,7 @@ import pytest
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 HERE = Path(__file__).parent
-N_KERNELS = 204
+N_KERNELS = 268
 
 
 def compiled(tmp_path):
@@ -34,6 +34,8 @@ def test_machine_code_is_as_it_was_meant_to_be_for_every_capability(tmp_path):
         for problem in machine_code.problems(name, facts)
     ]
     assert problems == []
+    for capability, kernels in found.items():
+        assert {facts["waits"] for facts in kernels.values()} == {int(capability != "8.0")}, capability
     assert {len(facts) for facts in found.values()} == {N_KERNELS}, "the number of kernels has changed; so may it here"
     assert [*wrong] == [*found]
     for planted in wrong.values():
