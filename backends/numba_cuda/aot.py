@@ -83,7 +83,31 @@ def ptx_of(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[str]
     """
     library = _library_of(kernel, capabilities[0])
     library._nvvm_options["fma"] = False  # noqa: SLF001 - what calls of numba's compiler do not take
+    library._llvm_strs = [_as_written(each) for each in library.llvm_strs]  # noqa: SLF001
     return [library.get_asm_str(cc=_OLD if _OLD <= each < _NEW else each) for each in capabilities]  # which the library keeps
+
+
+def _as_written(ir: str) -> str:
+    """LLVM IR whose loops are unrolled only if it is known how often they turn.
+
+    Others would be written out four times, with a copy for the turns that are left. Threads of a few turns each read that code
+    for nothing, and have fewer registers for it.
+    """
+    known, lines, loops = set[str](), list[str](), list[int]()
+    number = 1 + max((int(each) for each in re.findall(r"^!(\d+) =", ir, re.MULTILINE)), default=0)
+    for line in ir.splitlines():
+        if line.startswith("define"):
+            known.clear()
+        if label := re.match(r'"?([\w.$-]+)"?:', line):
+            known.add(label[1])
+        turns = line.lstrip().startswith("br ") and known.intersection(re.findall(r'label %"?([\w.$-]+)"?', line))
+        if turns:
+            loops.append(number + 1 + len(loops))
+        lines.append(f"{line}, !llvm.loop !{loops[-1]}" if turns else line)
+    if loops:
+        lines.append(f'!{number} = !{{!"llvm.loop.unroll.runtime.disable"}}')
+        lines += [f"!{loop} = distinct !{{!{loop}, !{number}}}" for loop in loops]
+    return "\n".join(lines) + "\n"
 
 
 def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:

@@ -335,3 +335,12 @@ def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.delattr(np, "row_stack", raising=False)  # as numpy 2.5 has it
     with pytest.raises(UnsupportedError, match=r"compiles no kernel with numpy 2\..*, expected numpy below 2.5; pip install"):
         binaries((12, 1))
+
+
+def test_loops_that_turn_unknown_times_are_not_written_out():
+    body = ["define void @f(i1 %c) {", '"first":', '  br label %"turn"', '"turn":']
+    back, end = '  br i1 %c, label %"turn", label %"end"', ['"end":', "  ret void", "}"]
+    told = aot._as_written("\n".join([*body, back, *end, *body, *end, "!3 = !{i32 1}"])).splitlines()
+    marked = [*body, f"{back}, !llvm.loop !5", *end, *body, *end, "!3 = !{i32 1}"]
+    assert told == [*marked, '!4 = !{!"llvm.loop.unroll.runtime.disable"}', "!5 = distinct !{!5, !4}"]
+    assert aot._as_written("\n".join([*body, *end])).splitlines() == [*body, *end]
