@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.experts import (
     AddWeighedEmitter,
     ChooseExpertsEmitter,
@@ -24,12 +25,9 @@ from augury.backends.numba_cuda.operations.recurrence import (
 )
 from augury.backends.numba_cuda.operations.rewrites import (
     ActivateAndDecay,
-    ChooseExperts,
     ConvolveAndDecay,
-    MultiplyAndChoose,
     NormalizeParts,
     ScaleAndDecay,
-    SharedExpert,
 )
 from augury.backends.numba_cuda.operations.rows import (
     ActivateEmitter,

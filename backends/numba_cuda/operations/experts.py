@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
-from augury.backends.numba_cuda.operations.rewrites import ChooseExperts
+from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments
+    from augury.backends.numba_cuda.operations.expert_rewrites import MultiplyAndChoose, SharedExpert
     from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.operations.rewrites import MultiplyAndChoose, SharedExpert
     from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.weights import Matrix
     from augury.lowering import AddWeighed, FeedExperts
