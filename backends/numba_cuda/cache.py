@@ -12,8 +12,7 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.numba_cuda.blocks.emitter import Part
-    from augury.backends.numba_cuda.device import Device, Pointer
+    from augury.backends.numba_cuda.device import Device, Part, Pointer
     from augury.types import ModelOptions
 
 __all__ = ["Cache"]
@@ -25,6 +24,8 @@ class Cache:
     They are kept as an option says, or as "f32".
 
     Attributes:
+        n_heads: How many heads a cell has.
+        dim: Values of each.
         kept_as: The cache type.
         number: What kernels call it.
         codes: The plane that has codes, or all there is.
@@ -42,31 +43,31 @@ class Cache:
                 f"{option} is {self.kept_as!r}, which backend numba-cuda does not keep; choose one of {known}"
             )
         self.number = TYPES.get(self.kept_as, F32)
-        self._n_heads, self._n_ctx, self._n_slots = n_heads, options.n_ctx, options.n_slots
+        self.n_heads, self.dim, self._n_ctx, self._n_slots = n_heads, dim, options.n_ctx, options.n_slots
         self._n_halves = halves_of(self.kept_as, dim)
         self._planes: list[tuple[Pointer, int]] = []
 
     def bytes_per_position(self) -> int:
         """What one position of one slot takes."""
-        return 2 * self._n_heads * sum(self._n_halves)
+        return 2 * self.n_heads * sum(self._n_halves)
 
     def place(self, device: Device) -> None:
         """Allocate it."""
-        n_cells = self._n_slots * self._n_heads * self._n_ctx
+        n_cells = self._n_slots * self.n_heads * self._n_ctx
         self._planes = [(device.allocate(2 * n_cells * n, "KV cache").at(0), n) for n in self._n_halves]
         self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
         return [
-            (plane.at(2 * n_halves * self._n_ctx * (slot * self._n_heads + head)), 2 * n_halves * n)
+            (plane.at(2 * n_halves * self._n_ctx * (slot * self.n_heads + head)), 2 * n_halves * n)
             for plane, n_halves in self._planes
-            for head in range(self._n_heads)
+            for head in range(self.n_heads)
         ]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
-        heads = self._n_heads
+        heads = self.n_heads
         return [
             Launch.of(
                 move_cells,

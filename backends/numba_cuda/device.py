@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Arguments", "Buffer", "Copy", "CountingDevice", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
+__all__ = ["Arguments", "Buffer", "Copy", "CountingDevice", "Device", "Launch", "Part", "Pointer", "Program", "SimulatedDevice"]
 
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
@@ -49,6 +49,8 @@ class Pointer:
         return Pointer(self.buffer, self.offset + n_bytes)
 
 
+Part = tuple[Pointer, int]
+"""A stretch of memory, and its bytes."""
 Arguments = dict[str, Pointer | float]
 """The arguments of a kernel, by the names of its parameters."""
 

@@ -8,17 +8,15 @@ from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
-from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.first_products import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cuda.device import Launch
-from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
-from augury.backends.numba_cuda.tape import Size, Tape
-from augury.blocks import Attention, Turn
+from augury.backends.numba_cuda.tape import Size, Tape, splits_of
+from augury.blocks import Turn
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
-_SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
-_FIRST_SPLITS = 2
 
 
 @frozen
@@ -52,10 +48,7 @@ class Parts:
 
 def size_of(n_tokens: int, last_position: int) -> Size:
     """The smallest size of programs that a pass fits."""
-    splits, wanted = _FIRST_SPLITS, last_position // SPLIT + 1
-    while splits < wanted:
-        splits *= _SPLITS_PER_SIZE
-    return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits)
+    return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1))
 
 
 class Lowering:
@@ -73,13 +66,10 @@ class Lowering:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
         plan.check_blocks(KNOWN)
+        self._layers: list[list[Emitter]] = []
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
-        self._layers = [[self._emitter(each) for each in layer.blocks] for layer in plan.layers]
-        for layer, emitters in zip(plan.layers, self._layers, strict=True):
-            if isinstance(layer.mixer, Attention) and layer.mixer.source is not None:
-                reader, kept = emitters[0], self._layers[layer.mixer.source][0]
-                assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
-                reader.caches = kept.caches
+        for layer in plan.layers:
+            self._layers.append([self._emitter(each) for each in layer.blocks])
         chooser = None
         for emitter in (emitters[0] for emitters in self._layers if emitters):
             if isinstance(emitter, LatentAttentionEmitter):
@@ -95,7 +85,8 @@ class Lowering:
         """What writes a block's launches: a class of its own, or the emitters of its operations."""
         if type(block) in EMITTERS:
             return EMITTERS[type(block)](block, self.options)
-        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd)
+        sources = [emitters[0].caches if emitters else () for emitters in self._layers]
+        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd, sources)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""

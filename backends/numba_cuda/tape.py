@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
+from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from augury.blocks import Activation, GateKind, Norm
     from augury.lowering import Value
 
-__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "tokens_of", "warps_of"]
+__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "splits_of", "tokens_of", "warps_of"]
 
+_SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
+_FIRST_SPLITS = 2
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
@@ -75,6 +78,14 @@ class Size:
     n_splits: int
 
 
+def splits_of(n_positions: int) -> int:
+    """The splits of programs for so many positions."""
+    splits = _FIRST_SPLITS
+    while splits * SPLIT < n_positions:
+        splits *= _SPLITS_PER_SIZE
+    return splits
+
+
 def tokens_of(n_splits: int) -> int:
     """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
     return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
@@ -106,6 +117,7 @@ class Tape:
         made: Products that blocks side by side begin with; see `blocks.first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
+        choice: The arguments of attention for the last choice of positions.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
@@ -115,6 +127,7 @@ class Tape:
         self.made: dict[Hashable, Rows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
+        self.choice: Arguments = {}
         self._pending: tuple[Rows, Norm | None, bool] | None = (
             None  # rows that the next norm adds to x, as they are or normed, or swaps with it
         )

@@ -132,15 +132,12 @@ class Attention(Block):
         if self.embedded_norm is not None:
             n = build.join(build.normalize(build.embedded, self.embedded_norm), n)
         linears = (self.q,) if self.source is not None else (self.q, self.k, self.v)
-        others = (*(() if gate is None else (gate,)), *(() if indexer is None else indexer.linears))
-        made = build.multiply(n, *linears, *others, purpose="queries, keys, values")
-        heads, gates, compared = (
-            made[: len(linears)],
-            made[len(linears) :],
-            made[len(made) - len(others) + (gate is not None) :],
-        )
-        choice = None if indexer is None else indexer.choose(build, compared, 2, self.n_kv_heads)
-        q, *_ = self.keep(build, heads[1:], heads[0])
+        others = (*(() if indexer is None else indexer.linears), *(() if gate is None else (gate,)))
+        made = build.multiply(n, *others, *linears, purpose="queries, keys, values")
+        n_compared = len(others) - (gate is not None)
+        choice = None if indexer is None else indexer.choose(build, made[:n_compared], 2, self.n_kv_heads)
+        queries, *kept = made[len(others) :]
+        q, *_ = self.keep(build, kept, queries)
         y = build.attend(
             *(q, 0, 1, self.n_heads, self.value_dim, self.scale),
             window=self.window,
@@ -153,7 +150,7 @@ class Attention(Block):
             is_causal=self.is_causal,
         )
         if gate is not None:
-            y = build.gate(y, gates[0], self.gate_kind)
+            y = build.gate(y, made[n_compared], self.gate_kind)
         (y,) = build.multiply(build.normalize(y, self.out_norm), self.o, purpose="attention's output")
         return y
 
@@ -164,18 +161,21 @@ class Attention(Block):
 
         With `source`, they are kept as those of that layer, whose attention this is.
         """
-        heads = [] if queries is None else [(queries, self.q_norm, self.temperature, None)]
-        before, after = (self.rope, None) if self.is_rope_first else (None, self.rope)
-        prepared: list[tuple[Value, int, Preparation, int | None]] = []
-        for x, norm, temperature, cache in (*heads, *((keys, self.k_norm, None, 0) for keys in made[:1])):
-            y, step = x, Preparation(self.clamp, norm, self.rope, temperature, self.is_rope_first)
-            if self.has_joint_norms and norm is not None:
-                (y,) = build.prepare_heads([x], [self.head_dim], [Preparation(self.clamp, rope=before)])
-                y, step = build.normalize(y, norm), Preparation(rope=after, temperature=temperature)
-            prepared.append((y, self.head_dim, step, cache))
-        prepared += [(values, self.value_dim, Preparation(self.clamp, self.v_norm), 1) for values in made[1:]]
-        kept, sizes, steps, caches = (list(each) for each in zip(*prepared, strict=True))
-        return build.prepare_heads(kept, sizes, steps, caches, source)
+        heads, begin = list(made) if queries is None else [queries, *made], int(queries is None)
+        these = slice(begin, begin + len(heads))
+        sizes, norms = (self.head_dim, self.head_dim, self.value_dim)[these], (self.q_norm, self.k_norm, None)
+        clamp, rope, is_rope_first = self.clamp, self.rope, self.is_rope_first
+        if self.has_joint_norms:
+            first = Preparation(clamp, rope=rope if is_rope_first else None)
+            prepared = build.prepare_heads(heads, sizes, (first, first, Preparation(clamp))[these])
+            heads = [build.normalize(x, norm) for x, norm in zip(prepared, norms[these], strict=True)]
+            clamp, rope, is_rope_first, norms = None, None if is_rope_first else rope, False, (None, None, None)
+        of_queries, of_keys = (
+            Preparation(clamp, norm, rope, temperature, is_rope_first)
+            for norm, temperature in zip(norms[:2], (self.temperature, None), strict=True)
+        )
+        steps = (of_queries, of_keys, Preparation(clamp, self.v_norm))
+        return build.prepare_heads(heads, sizes, steps[these], (None, 0, 1)[these], source)
 
 
 @frozen

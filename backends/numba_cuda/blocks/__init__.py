@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.compressed import CompressedAttentionEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
@@ -13,7 +12,6 @@ from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.blocks import (
     AllStreams,
-    Attention,
     AttentionResidual,
     BlockIndexer,
     CompressedAttention,
@@ -52,7 +50,6 @@ __all__ = ["EMITTERS", "KNOWN"]
 
 EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
-    Attention: AttentionEmitter,
     CompressedAttention: CompressedAttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     NgramMemory: NgramMemoryEmitter,

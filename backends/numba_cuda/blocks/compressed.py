@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
@@ -19,6 +18,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
 from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.operations.attention import parts_bytes, shares_of
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
 from augury.errors import UnsupportedError

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from augury.backends.numba_cuda.device import Part
+
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from augury.backends.numba_cuda.blocks.first_products import FirstProducts
+    from augury.backends.numba_cuda.cache import Cache
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Norm
@@ -16,18 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Emitter", "Part"]
 
-Part = tuple["Pointer", int]
-"""A stretch of memory, and its bytes."""
-
 
 class Emitter(ABC):
     """Writes one block's steps. Before, it tells what the block needs, which takes no memory.
 
     Attributes:
         known: The optional fields of the block that are computed; see `ModelPlan.check_blocks`.
+        caches: What it keeps of positions, in the order of `Block.cached`.
     """
 
     known: ClassVar[Container[str]] = ()
+    caches: Sequence[Cache] = ()
 
     def __init__(self, block: Any, options: ModelOptions) -> None:
         self.block = block

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import FOREVER, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import factors_of, turned
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
@@ -17,6 +16,7 @@ from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, warps_of
 from augury.errors import UnsupportedError

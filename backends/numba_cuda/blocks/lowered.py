@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.first_products import FirstProducts
 from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
+from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.operations import OPERATIONS
+from augury.backends.numba_cuda.operations.emitter import Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import rewritten
@@ -17,11 +19,10 @@ from augury.lowering.rewrites import check_norms, n_early
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Device
-    from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+    from augury.backends.numba_cuda.blocks.emitter import Part
+    from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Block, Norm, SequenceState
-    from augury.lowering import Operation
     from augury.types import ModelOptions
 
 __all__ = ["LoweredEmitter"]
@@ -30,14 +31,21 @@ __all__ = ["LoweredEmitter"]
 class LoweredEmitter(RecurrentEmitter):
     """Writes the launches of a block's operations, in their order."""
 
-    def __init__(self, block: Block, options: ModelOptions, n_embd: int) -> None:
-        self.block, self.options, build = block, options, block.lowered(n_embd)
+    def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
+        build = block.lowered(n_embd)
+        self.caches = [Cache(*cached, options) for cached in block.cached()]
         streams, n_first = (build.x, build.before), n_early(build.operations, build.before)
         check_norms(build.operations, streams)
         early, others = (rewritten(some, streams) for some in (build.operations[:n_first], build.operations[n_first:]))
         operations, n_first = [*early, *others], len(early)
+        for unknown in (type(each).__name__ for each in operations if type(each) not in OPERATIONS):
+            raise UnsupportedError(
+                f"block {type(block).__name__} has the operation {unknown}, which backend numba-cuda does not compute; use "
+                "backend reference"
+            )
         self._layout = Layout(operations, streams, n_first)
-        emitters = [self._emitter(each) for each in operations]
+        scope = Scope(self._layout, options, self.caches, sources)
+        emitters = [OPERATIONS[type(each)](each, scope) for each in operations]
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
         self._keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
@@ -65,9 +73,7 @@ class LoweredEmitter(RecurrentEmitter):
         if (found := self._layout.first_products()) is None:
             return None
         multiply, name = found
-        columns = [self._layout.row(out)[1] for out in multiply.out]
-        products = [*zip(multiply.linears, columns, strict=True)]
-        return FirstProducts((self._layout, name), name, products, self._layout.width(name))
+        return FirstProducts((self._layout, name), name, self._layout.products(multiply), self._layout.width(name))
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""
@@ -80,6 +86,8 @@ class LoweredEmitter(RecurrentEmitter):
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
         super().place(device)
+        for cache in self.caches:
+            cache.place(device)
         for emitter, placed in zip(self._keepers, self._placed, strict=True):
             emitter.placed = placed
 
@@ -98,10 +106,14 @@ class LoweredEmitter(RecurrentEmitter):
         for emitter in self._emitters:
             emitter.emit_states(tape)
 
-    def _emitter(self, operation: Operation) -> OperationEmitter:
-        if type(operation) not in OPERATIONS:
-            raise UnsupportedError(
-                f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cuda "
-                "does not compute; use backend reference"
-            )
-        return OPERATIONS[type(operation)](operation, self._layout, self.options)
+    def bytes_per_position(self) -> int:
+        """See `Emitter.bytes_per_position`."""
+        return sum(cache.bytes_per_position() for cache in self.caches)
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
+        """See `Emitter.slot_memory`."""
+        return [*(part for cache in self.caches for part in cache.slot_memory(slot, n)), *super().slot_memory(slot, n)]
+
+    def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
+        """See `Emitter.moving`."""
+        return [launch for cache in self.caches for launch in cache.moving(moves, n)]

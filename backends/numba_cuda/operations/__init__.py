@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augury.backends.numba_cuda.operations.attention import AttendEmitter, PrepareHeadsEmitter
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
+from augury.backends.numba_cuda.operations.choice import ChooseEmitter, PoolEmitter
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.experts import (
     AddWeighedEmitter,
@@ -43,6 +46,9 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
+    Attend,
+    Choose,
+    ChooseBlocks,
     Constant,
     Convolve,
     Decay,
@@ -52,6 +58,8 @@ from augury.lowering import (
     Multiply,
     Normalize,
     Operation,
+    Pool,
+    PrepareHeads,
     ReadInput,
     Recur,
     ScaleToLength,
@@ -61,13 +69,11 @@ from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from augury.backends.numba_cuda.operations.emitter import OperationEmitter
-    from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.types import ModelOptions
+    from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 
 __all__ = ["OPERATIONS"]
 
-OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], OperationEmitter]] = {
+OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     Normalize: NormalizeEmitter,
     NormalizeParts: NormalizePartsEmitter,
     Multiply: MultiplyEmitter,
@@ -91,5 +97,11 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Layout, ModelOptions], Operatio
     DecayByKey: DecayByKeyEmitter,
     ActivateAndDecay: ActivateAndDecayEmitter,
     Recur: RecurEmitter,
+    PrepareHeads: PrepareHeadsEmitter,
+    Attend: AttendEmitter,
+    AttendGated: AttendEmitter,
+    Choose: ChooseEmitter,
+    ChooseBlocks: ChooseEmitter,
+    Pool: PoolEmitter,
 }
 """The emitter of each operation that this backend computes."""

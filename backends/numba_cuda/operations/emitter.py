@@ -5,16 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.blocks.recurrent import PlacedState
+    from augury.backends.numba_cuda.cache import Cache
     from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import SequenceState
     from augury.types import ModelOptions
 
-__all__ = ["OperationEmitter"]
+__all__ = ["OperationEmitter", "Scope"]
+
+
+@frozen(eq=False)
+class Scope:
+    """What the operations of a block share: where values lie, and caches, its own and those of the first blocks of layers."""
+
+    layout: Layout
+    options: ModelOptions
+    caches: Sequence[Cache]
+    sources: Sequence[Sequence[Cache]]
+
+    def cache(self, place: int, source: int | None = None) -> Cache:
+        """A cache by its place in `Block.cached`, of the block or of a layer."""
+        return (self.caches if source is None else self.sources[source])[place]
 
 
 class OperationEmitter(ABC):
@@ -30,8 +47,8 @@ class OperationEmitter(ABC):
     state: SequenceState
     placed: PlacedState
 
-    def __init__(self, operation: Any, layout: Layout, options: ModelOptions) -> None:
-        self.operation, self.layout, self.options = operation, layout, options
+    def __init__(self, operation: Any, scope: Scope) -> None:
+        self.operation, self.layout, self.scope = operation, scope.layout, scope
 
     def buffers(self) -> Mapping[str, int]:
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""

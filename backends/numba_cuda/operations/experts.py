@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments
+    from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.expert_rewrites import MultiplyAndChoose, SharedExpert
-    from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.weights import Matrix
     from augury.lowering import AddWeighed, FeedExperts
-    from augury.types import ModelOptions
 
 __all__ = [
     "GATINGS",
@@ -118,10 +117,10 @@ class MultiplyAndChooseEmitter(OperationEmitter):
 
     operation: MultiplyAndChoose
 
-    def __init__(self, operation: MultiplyAndChoose, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: MultiplyAndChoose, scope: Scope) -> None:
+        super().__init__(operation, scope)
         multiply, choice = operation.operations
-        self._multiply, self._choice = MultiplyEmitter(multiply, layout, options), ChooseExpertsEmitter(choice, layout, options)
+        self._multiply, self._choice = MultiplyEmitter(multiply, scope), ChooseExpertsEmitter(choice, scope)
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -157,11 +156,11 @@ class SharedExpertEmitter(OperationEmitter):
 
     operation: SharedExpert
 
-    def __init__(self, operation: SharedExpert, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: SharedExpert, scope: Scope) -> None:
+        super().__init__(operation, scope)
         hidden, down = operation.operations
         assert isinstance(hidden, MultiplyActivated)
-        self._emitters = (MultiplyActivatedEmitter(hidden, layout, options), MultiplyEmitter(down, layout, options))
+        self._emitters = (MultiplyActivatedEmitter(hidden, scope), MultiplyEmitter(down, scope))
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -175,8 +174,8 @@ class FeedExpertsEmitter(OperationEmitter):
 
     operation: FeedExperts | FeedExpertsAndAdd
 
-    def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._other = operation.sum.other if isinstance(operation, FeedExpertsAndAdd) else None
         self._block = block = (operation.feed if isinstance(operation, FeedExpertsAndAdd) else operation).experts
         self._width = block.down.n_in * (1 if block.gate is None else 2)
@@ -232,8 +231,8 @@ class AddWeighedEmitter(OperationEmitter):
 
     operation: AddWeighed
 
-    def __init__(self, operation: AddWeighed, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: AddWeighed, scope: Scope) -> None:
+        super().__init__(operation, scope)
         if operation.gate is not None:
             raise UnsupportedError(
                 "a gated shared expert beside a normed sum of experts is not computed here; use backend numba-cpu"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, NormalizeParts, made_apart
@@ -18,11 +20,16 @@ from augury.lowering import (
     Activate,
     Add,
     AddWeighed,
+    Attend,
+    Choose,
+    ChooseBlocks,
     Convolve,
     Decay,
     FeedExperts,
     Multiply,
     Normalize,
+    Pool,
+    PrepareHeads,
     ReadInput,
     Recur,
     Value,
@@ -41,6 +48,7 @@ INPUTS = "layer inputs"
 
 _PRODUCTS = Multiply | MultiplyActivated
 _SUMS = FeedExperts | FeedExpertsAndAdd
+_CHOICES = Choose | ChooseBlocks
 
 
 class Layout:
@@ -74,6 +82,7 @@ class Layout:
         self._added = {value: each.norm for each in operations if isinstance(each, Add) for value in self._made_to_add(each)}
         self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
         self._widths: dict[str, int] = {}  # of rows, by buffer
+        self._next = {a: b for each in self._operations for a, b in self._neighbours(each)}
         early = {value for each in operations[:n_early] for value in each.made}
         for group in self._groups():
             self._add_row(group, "early rows" if early.issuperset(group) else "rows")
@@ -90,6 +99,22 @@ class Layout:
         feed = reader.feed if isinstance(reader, FeedExpertsAndAdd) else reader
         assert isinstance(feed, FeedExperts)
         return feed
+
+    def products(self, multiply: Multiply) -> list[tuple[Linear, int]]:
+        """Matrices, each with the column of its products; a choice scales the products that it weighs by itself."""
+        products = [*zip(multiply.linears, multiply.out, strict=True)]
+        linears = [evolve(linear, scale=1.0) if self._is_weight(out) else linear for linear, out in products]
+        return [(linear, self.row(out)[1]) for linear, (_, out) in zip(linears, products, strict=True) if not self.is_left(out)]
+
+    def scale(self, weights: Value) -> float:
+        """The factor that a choice scales its weights by."""
+        maker = self._makers.get(weights)
+        return (
+            maker.linears[maker.out.index(weights)].scale if isinstance(maker, Multiply) and self._is_weight(weights) else 1.0
+        )
+
+    def _is_weight(self, value: Value) -> bool:
+        return all(isinstance(each, _CHOICES) and each.weights is value for each in self._readers(value))
 
     def first_products(self) -> tuple[Multiply, str] | None:
         """The products of a norm of x that a block begins with, and their buffer, if nothing else lies there."""
@@ -212,8 +237,15 @@ class Layout:
                 if each.out not in self._operands:
                     if self._is_in_row(each.x) and each.norm is not None:
                         self._in_place[each.out] = each.x
-                elif isinstance(self._makers[each.x.root], Activate | MultiplyActivated) and each.x.whole is None:
+                elif (
+                    isinstance(self._makers[each.x.root], Activate | MultiplyActivated | Attend | AttendGated)
+                    and each.x.whole is None
+                ):
                     self._normed[each.x] = each
+            elif isinstance(each, PrepareHeads):
+                for x, out in zip(each.x, each.out, strict=True):
+                    if len(self._readers(x)) == 1 and self._is_in_row(x):
+                        self._in_place[out] = x
             elif isinstance(each, AddWeighed) and len(self._readers(each.y)) == 1 and self._is_in_row(each.y):
                 self._in_place[each.out] = each.y
 
@@ -240,33 +272,52 @@ class Layout:
     def _groups(self) -> Iterator[list[Value]]:
         """Values that lie in one row, in the order in which they are made, but what betas are made of last."""
         last = {each.b.root for each in self._operations if isinstance(each, Decay) and each.b is not None}
+        choices = [each for each in self._operations if isinstance(each, _CHOICES) and each.queries and each.weights]
+        pairs = [*self._next.items(), *([self._canonical(value) for value in each.read] for each in choices)]
+        after = {self._makers[b] for a, b in pairs if self._makers[a] is not self._makers[b]}
         joined = list[set[Value]]()
         for each in self._operations:
             groups = [{value} for value in each.made]
             if isinstance(each, _PRODUCTS):
                 groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
-            if isinstance(each, Recur | ChooseExperts | Convolve | Decay):
+            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | Pool | _CHOICES):
                 groups.append({self._canonical(value) for value in each.read})
             for group in groups:
                 others = [other for other in joined if not other.isdisjoint(group)]
                 joined = [other for other in joined if other not in others] + [group.union(*others)]
         for group in joined:
             if made := [value for value in self._makers if value in group and not self._lies_elsewhere(value)]:
-                yield sorted(made, key=last.__contains__)
+                yield [*self._in_order(sorted(made, key=lambda value: (value in last, self._makers[value] in after)))]
+
+    def _in_order(self, values: Sequence[Value]) -> Iterator[Value]:
+        """The values, each with those that it needs to have next to it."""
+        following = {self._next[value] for value in values if value in self._next}
+        for first in values:
+            value = None if first in following else first
+            while value is not None:
+                yield value
+                value = self._next.get(value)
+
+    def _neighbours(self, operation: Operation) -> Iterator[tuple[Value, Value]]:
+        """The values that an operation reads side by side, without a gap."""
+        if isinstance(operation, PrepareHeads | Pool):
+            values = dict.fromkeys(map(self._canonical, operation.read))
+            yield from pairwise(values)
 
     def _lies_elsewhere(self, value: Value) -> bool:
         """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
         maker = self._makers[value]
         is_operand = value in self._operands and not isinstance(maker, Convolve)
-        is_no_row = isinstance(maker, ReadInput | ChooseExperts) or self._is_norm_of_stream(maker)
+        is_no_row = isinstance(maker, ReadInput | ChooseExperts | _CHOICES) or self._is_norm_of_stream(maker)
         return is_operand or is_no_row or any(value in some for some in (self._in_place, self._normed, self._added))
 
     def _add_row(self, group: Sequence[Value], name: str) -> None:
-        name, width = f"{name} {len(self._widths)}", 0
+        name, width, following = f"{name} {len(self._widths)}", 0, set(self._next.values())
         for value in group:
             maker = self._makers[value]
             is_product = isinstance(maker, _PRODUCTS) and value in maker.made[isinstance(maker, MultiplyActivated) :]
-            if is_product and not any(isinstance(each, ChooseExperts) for each in self._readers(value)):  # which wants no gap
+            wants_gap = not any(isinstance(each, ChooseExperts) for each in self._readers(value)) and value not in following
+            if is_product and wants_gap:
                 width = -(-width // TILE_ROWS) * TILE_ROWS
             self._columns[value] = (name, width)
             is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve | Normalize)

@@ -17,13 +17,13 @@ from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, 
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Vector
     from augury.lowering import Value
-    from augury.types import ModelOptions
 
 __all__ = [
     "ActivateAndDecayEmitter",
@@ -43,8 +43,8 @@ class ConvolveEmitter(OperationEmitter):
 
     operation: Convolve
 
-    def __init__(self, operation: Convolve, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: Convolve, scope: Scope) -> None:
+        super().__init__(operation, scope)
         first, convs = operation.convs[0], operation.convs
         self._conv = first if len(convs) == 1 else evolve(first, n_channels=sum(conv.n_channels for conv in convs))
         self.place, self.state = operation.states[0], self._conv.state
@@ -90,11 +90,11 @@ class ConvolveEmitter(OperationEmitter):
 class ConvolveAndDecayEmitter(ConvolveEmitter):
     """Likewise, with decays and betas of values beside the inputs."""
 
-    def __init__(self, operation: ConvolveAndDecay, layout: Layout, options: ModelOptions) -> None:
+    def __init__(self, operation: ConvolveAndDecay, scope: Scope) -> None:
         both = dict(zip(("convolution", "decay"), operation.operations, strict=True))
         assert isinstance(both["convolution"], Convolve) and isinstance(both["decay"], Decay)  # noqa: PT018
         self._decay = both["decay"]
-        super().__init__(both["convolution"], layout, options)
+        super().__init__(both["convolution"], scope)
 
     def _steps(self, tape: Tape) -> tuple[int, Arguments]:
         decay, layout = self._decay, self.layout
@@ -162,11 +162,11 @@ class ScaleAndDecayEmitter(OperationEmitter):
 
     operation: ScaleAndDecay
 
-    def __init__(self, operation: ScaleAndDecay, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: ScaleAndDecay, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self._heads, decay = operation.operations
         kind = DecayEmitter if isinstance(decay, Decay) else DecayByKeyEmitter
-        self._decay = kind(decay, layout, options)
+        self._decay = kind(decay, scope)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -209,8 +209,8 @@ class RecurEmitter(OperationEmitter):
 
     operation: Recur
 
-    def __init__(self, operation: Recur, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: Recur, scope: Scope) -> None:
+        super().__init__(operation, scope)
         self.place, self.state = operation.state, operation.heads.state
 
     def emit(self, tape: Tape) -> None:
@@ -260,8 +260,8 @@ class GateEmitter(OperationEmitter):
     operation: Gate
     recurrence: RecurEmitter | None = None
 
-    def __init__(self, operation: Gate, layout: Layout, options: ModelOptions) -> None:
-        super().__init__(operation, layout, options)
+    def __init__(self, operation: Gate, scope: Scope) -> None:
+        super().__init__(operation, scope)
         if operation.activation not in (Activation.SILU, GateKind.SIGMOID):
             raise UnsupportedError(
                 f"gates through {operation.activation.name}, expected SILU or SIGMOID; use backend reference"

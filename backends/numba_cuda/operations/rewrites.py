@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, with_gated_attention, with_separate_heads
 from augury.backends.numba_cuda.operations.expert_rewrites import (
     ChooseExperts,
     MultiplyAndChoose,
@@ -24,6 +25,7 @@ from augury.backends.numba_cuda.rows import units_of
 from augury.blocks import Activation, GateKind, Vector
 from augury.lowering import (
     Activate,
+    Attend,
     Constant,
     Convolve,
     Decay,
@@ -32,6 +34,7 @@ from augury.lowering import (
     Multiply,
     Normalize,
     Operation,
+    PrepareHeads,
     ReadInput,
     Recur,
     ScaleToLength,
@@ -71,9 +74,16 @@ class ActivateAndDecay(Fused):
 def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:
     """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
-        *(_with_softplus, with_activated_products, with_choices, partial(with_separate_sums, streams=streams), with_sums),
+        *(
+            _with_softplus,
+            with_activated_products,
+            with_gated_attention,
+            with_choices,
+            partial(with_separate_sums, streams=streams),
+            with_sums,
+        ),
         *(with_shared_experts, with_early_choices, _with_activated_rows, _with_gates, partial(_with_copies, streams=streams)),
-        *(partial(_with_joined_norms, streams=streams), _with_neighbours),
+        *(with_separate_heads, partial(_with_joined_norms, streams=streams), _with_neighbours),
     )
     for rewrite in rewrites:
         operations = [*rewrite(operations)]
@@ -93,7 +103,7 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
     if isinstance(operation, MultiplyActivated):
         return value is operation.out[0]
-    return isinstance(operation, Normalize | Activate | Gate | Convolve)
+    return isinstance(operation, Normalize | Activate | Gate | Convolve | Attend | AttendGated)
 
 
 def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
@@ -113,6 +123,10 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
             case Recur() | Convolve() | Decay():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput) else None
+            case PrepareHeads():
+                is_norm = isinstance(maker, Normalize) and maker.x in streams
+                is_shared = len(readers_of(operations, value.root)) > 1
+                return "heads" if is_norm or is_shared or isinstance(maker, ReadInput) else None
         return None
 
     def moved(operation: Operation) -> Operation:

@@ -101,13 +101,10 @@ class MultiplyEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`: products that x takes are added at once."""
         operation, layout = self.operation, self.layout
-        x, products = layout.operand(operation.x, tape), [*zip(operation.linears, operation.out, strict=True)]
-        if rest := [(linear, out) for linear, out in products if not layout.is_left(out)]:
-            name, _ = layout.row(rest[0][1])
-            if (layout, name) not in tape.made:
-                columns = [(linear, layout.row(out)[1]) for linear, out in rest]
-                tape.multiply(x, columns, layout.whole_row(rest[0][1], tape))
-        for linear, out in products:
+        x, first = layout.operand(operation.x, tape), next((out for out in operation.out if not layout.is_left(out)), None)
+        if first is not None and (layout, layout.row(first)[0]) not in tape.made:
+            tape.multiply(x, layout.products(operation), layout.whole_row(first, tape))
+        for linear, out in zip(operation.linears, operation.out, strict=True):
             if layout.is_left(out):
                 to = layout.rows(out, tape)
                 tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)

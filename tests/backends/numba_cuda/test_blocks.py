@@ -12,8 +12,8 @@ from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.blocks import KNOWN, attention
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
+from augury.backends.numba_cuda.operations import attention
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -26,7 +26,7 @@ TOKENS = PARTS["some_tokens"](8)
 
 def is_known(plan):
     try:
-        plan.for_context(N_CTX).check_blocks(KNOWN)
+        Lowering(plan, ModelOptions(n_ctx=N_CTX))
     except UnsupportedError:
         return False
     return True

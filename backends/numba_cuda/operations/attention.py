@@ -1,0 +1,211 @@
+"""Heads that are prepared and kept, and attention to the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
+from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.heads import MAX_DIM, prepare_heads
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.tape import norm_kind, splits_of, tokens_of
+from augury.blocks import GateKind
+from augury.errors import UnsupportedError
+from augury.lowering import ChooseBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from augury.backends.numba_cuda.cache import Cache
+    from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.rows import Rows
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.backends.numba_cuda.weights import Weights
+    from augury.blocks import Preparation, Rope, Temperature
+    from augury.lowering import Attend, PrepareHeads
+
+__all__ = ["AttendEmitter", "Heads", "PrepareHeadsEmitter", "check_dim", "factors_of", "prepare", "shares_of", "turned"]
+
+FOREVER = 2**30  # a window that sees all
+MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
+
+
+@frozen(eq=False)
+class Heads:
+    """So many heads of so many values each, what becomes of them, and what keeps them if they are kept."""
+
+    n: int
+    dim: int
+    steps: Preparation
+    cache: Cache | None = None
+
+
+def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads], *, lag: int = 0) -> None:
+    """Write what becomes of rows that begin with heads, of queries, keys and values in this order; see `prepare_heads`.
+
+    Heads that are kept are no queries. Keys may be missing with their values, and values alone.
+    """
+    roles = ("q", "k", "v")[heads[0].cache is not None :]
+    steps = heads[0].steps
+    arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": lag}
+    arguments |= {"head_dim": heads[0].dim, "value_dim": heads[-1].dim, "is_rope_first": steps.is_rope_first}
+    arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, **turned(tape.weights, steps.rope, n_ctx)}
+    arguments |= {"keys_kept_as": NOT_KEPT, "values_kept_as": NOT_KEPT}
+    for role, each in zip(roles, heads, strict=False):
+        if role != "v":
+            arguments["n_heads" if role == "q" else "n_kv_heads"] = each.n
+        if (norm := each.steps.norm) is not None:
+            arguments |= {f"{role}_norm": tape.weights.norm(norm, each.n), f"{role}_kind": norm_kind(norm)}
+            arguments[f"{role}_eps"] = norm.eps
+        if (cache := each.cache) is not None:
+            name = "key" if role == "k" else "value"
+            arguments |= {f"{name}_codes": cache.codes, f"{name}_halves": cache.halves, f"{name}s_kept_as": cache.number}
+        if each.steps.temperature is not None:
+            arguments |= {"factors": factors_of(tape.weights, each.steps.temperature, n_ctx), "has_factors": True}
+    tape.launch(prepare_heads, (sum(each.n for each in heads), tape.size.n_tokens), WARP, **arguments)
+
+
+class PrepareHeadsEmitter(OperationEmitter):
+    """Prepares heads in place, and keeps them where there is a cache: at most queries, keys and values, side by side."""
+
+    operation: PrepareHeads
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, heads = self.operation, self.layout, []
+        for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
+            heads.append(Heads(x.width // dim, dim, steps, None if place is None else self.scope.cache(place)))
+        columns = [layout.row(x) for x in operation.x]
+        ends = [(name, column + x.width) for (name, column), x in zip(columns, operation.x, strict=True)]
+        if columns[1:] != ends[:-1] or not all(map(layout.is_in_place, operation.out)):
+            raise UnsupportedError("heads that do not lie side by side, or that others read, too; use backend reference")
+        prepare(tape, layout.rows(operation.x[0], tape), self.scope.options.n_ctx, heads)
+
+
+class AttendEmitter(OperationEmitter):
+    """Attends to keys and values, or to rows that are both, and to pooled rows; what is mixed may be gated.
+
+    What splits of positions give comes first among the parts of attention, then what splits of pooled rows give.
+    """
+
+    operation: Attend | AttendGated
+
+    def __init__(self, operation: Attend | AttendGated, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self._attend = attend = operation.attend if isinstance(operation, AttendGated) else operation
+        self._keys = scope.cache(attend.keys, attend.source)
+        self._values = self._keys if attend.values is None else scope.cache(attend.values, attend.source)
+        self._head_dim, self._value_dim = (each.width // attend.n_heads for each in (attend.queries, attend.out))
+        for dim in (self._head_dim, self._value_dim):
+            check_dim("heads", dim)
+        blocks = self.layout.maker(attend.choice) if attend.choice is not None and attend.pooled is not None else None
+        self._blocks = blocks if isinstance(blocks, ChooseBlocks) else None  # those of pooled rows
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        n_splits = splits_of(self.scope.options.n_ctx)
+        n_bytes = self._part_bytes(n_splits)
+        return {"parts of attention": parts_bytes(n_splits, n_bytes), "counters": 4 * MAX_TOKENS * self._attend.n_heads}
+
+    def _n_pooled_splits(self, n_splits: int) -> int:
+        """Splits of pooled rows, where there are so many of positions."""
+        return 0 if self._blocks is None else -(-n_splits // self._blocks.size)
+
+    def _part_bytes(self, n_splits: int) -> int:
+        """Bytes of what splits give a token."""
+        return 4 * self._attend.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self._value_dim + 2)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        attend, keys, values, blocks, n_splits = self._attend, self._keys, self._values, self._blocks, tape.size.n_splits
+        n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
+        rows, choice = self.layout.rows(self.operation.queries, tape), {} if attend.choice is None else tape.choice
+        arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
+        arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
+        arguments |= {"head_dim": self._head_dim, "value_dim": self._value_dim, "n_splits": n_splits + n_pooled}
+        arguments |= {"window": min(window or 0, FOREVER), "chunk": min(attend.chunk or 0, FOREVER)}
+        arguments["parts"] = tape.buffers["parts of attention"]
+        if attend.slopes is not None:
+            slopes = tape.weights.constant(("slopes", attend.slopes), lambda: np.array(attend.slopes, np.float32))
+            arguments |= {"slopes": slopes, "has_slopes": True}
+        own: Arguments = {"pool": 1, **_planes(keys, values), **({} if blocks else choice)}
+        launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, own)]
+        if blocks is not None and attend.pooled is not None:
+            cache = self.scope.cache(attend.pooled)
+            pooled: Arguments = {"pool": blocks.size, "first_split": n_splits, **_planes(cache, cache), **choice}
+            pooled |= {"block_size": 1} if choice else {}  # not of positions, but of blocks
+            launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, pooled))
+        launches[-1][2].update(self._merged(tape))
+        for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
+            for kernel, n_blocks, more in launches:
+                tape.launch(kernel, (n_blocks, attend.n_heads, n), ATTEND_THREADS, first_token=first, **arguments, **more)
+
+    def _merged(self, tape: Tape) -> Arguments:
+        """The arguments of the launch that merges what splits give."""
+        operation, sinks = self.operation, self._attend.sinks
+        arguments: Arguments = {"counters": tape.buffers["counters"], **self.layout.operand(operation.out, tape).arguments}
+        if sinks is not None:
+            arguments |= {"sinks": tape.weights.vector(sinks), "has_sinks": True}
+        if isinstance(operation, AttendGated):
+            gates = self.layout.rows(operation.gates, tape)
+            arguments |= {"gates": gates.at, "gate_stride": gates.width, "is_softplus": operation.kind is GateKind.SOFTPLUS}
+            arguments["gate_size"] = operation.out.width // operation.gates.width
+        return arguments
+
+
+def _planes(keys: Cache, values: Cache) -> Arguments:
+    planes: Arguments = {"keys": keys.codes, "key_halves": keys.halves}
+    return {**planes, "values": values.codes, "value_halves": values.halves}
+
+
+def check_dim(what: str, dim: int) -> None:
+    """Refuse heads, or rows, of a size that kernels do not compute."""
+    if dim % 8 or dim > MAX_DIM:
+        expected = f"multiples of 8 up to {MAX_DIM}"
+        raise UnsupportedError(f"{what} of {dim} values, backend numba-cuda computes {expected}; choose another one")
+
+
+def parts_bytes(n_splits: int, n_bytes: int) -> int:
+    """Bytes of what splits give the tokens of a pass until that is merged, `n_bytes` each, as far as there is room."""
+    return max(n_bytes, min(MOST_PARTS, tokens_of(n_splits) * n_bytes))
+
+
+def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
+    """Which tokens attend at once, since there is room for what splits give them: the first, and how many."""
+    n = max(1, MOST_PARTS // n_bytes)
+    for first in range(0, n_tokens, n):
+        yield first, min(n, n_tokens - first)
+
+
+def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Arguments:
+    """The arguments of kernels for a rope: cosines and sines, how many pairs, where they begin, whether they are neighbours."""
+    if rope is None:
+        return {}
+    pairs = {"n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}
+    return {"turns": turns_of(weights, rope, n_ctx), **pairs}
+
+
+def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:
+    """The cosine and the sine of every pair at every position, (n_ctx, pairs, 2) float32."""
+
+    def make() -> np.ndarray:
+        angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
+        return (np.stack([np.cos(angles), np.sin(angles)], axis=2) * rope.magnitude).astype(np.float32)
+
+    return weights.constant(("turns", rope.frequencies.tobytes(), rope.magnitude), make)
+
+
+def factors_of(weights: Weights, temperature: Temperature, n_ctx: int) -> Pointer:
+    """What queries of every position are multiplied with, (n_ctx,) float32."""
+
+    def make() -> np.ndarray:
+        periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
+        return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)
+
+    return weights.constant((temperature, n_ctx), make)

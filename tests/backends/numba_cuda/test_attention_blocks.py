@@ -1,0 +1,87 @@
+"""Attention of blocks that nobody has written, in orders and with parts that no block of augury has: as the reference."""
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import altered, nmse, tiny_file
+from oracles.passes import run_of
+
+from augury import Registry
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.blocks import Block, GateKind, Linear, Norm, Preparation, Rope, Temperature
+from augury.errors import UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.types import ModelOptions
+
+E, H, G, D = 256, 4, 2, 32
+REGISTRY = Registry.discover()
+TOKENS = np.random.default_rng(3).integers(0, 128, 9).astype(np.int32)
+ROPE, OTHER = (Rope(base ** (-np.arange(n) / n)) for base, n in ((100.0, 8), (30.0, 16)))
+SHAPES = {"norm": (E,), "q": (H * D, E), "k": (G * D, E), "v": (G * D, E), "gate": (H, E), "o": (E, H * D), "head": (D,)}
+TENSORS = {name: np.random.default_rng(len(name)).standard_normal(shape) / 8 for name, shape in SHAPES.items()}
+PLAIN = (Preparation(rope=ROPE), Preparation(rope=ROPE), Preparation())
+STEPS = {
+    "values are turned, too": (*PLAIN[:2], Preparation(rope=OTHER)),
+    "keys are turned otherwise": (PLAIN[0], Preparation(rope=OTHER), PLAIN[2]),
+    "queries alone are clamped": (Preparation(clamp=0.1, rope=ROPE), *PLAIN[1:]),
+    "keys are normed": (PLAIN[0], Preparation(norm=Norm("head", D, 1e-5), rope=ROPE), PLAIN[2]),
+}
+
+
+@attrs.frozen
+class Odd(Block):
+    steps: tuple = PLAIN
+    reads_queries: bool = False  # once more, as they were before they were prepared
+    is_backwards: bool = False  # products in another order, and of two launches
+
+    def tensors(self):
+        norms = (step.norm for step in self.steps if step.norm is not None)
+        return (Norm("norm", E, 1e-5), *norms, *(self._linear(name) for name in ("q", "k", "v", "gate", "o")))
+
+    def _linear(self, name):
+        return Linear(name, SHAPES[name][1], SHAPES[name][0])
+
+    def cached(self):
+        return (("cache_type_k", G, D), ("cache_type_v", G, D))
+
+    def lower(self, build):
+        n = build.normalize(build.x, Norm("norm", E, 1e-5))
+        if self.is_backwards:
+            v, q, gate = build.multiply(n, *map(self._linear, ("v", "q", "gate")), purpose="products")
+            (k,) = build.multiply(n, self._linear("k"), purpose="keys")
+        else:
+            q, k, v, gate = build.multiply(n, *map(self._linear, ("q", "k", "v", "gate")), purpose="products")
+        queries, *_ = build.prepare_heads((q, k, v), (D,) * 3, self.steps, (None, 0, 1))
+        y = build.gate(build.attend(queries, 0, 1, H, D, 0.2), gate, GateKind.SIGMOID)
+        if self.reads_queries:
+            y = build.add_weighed(y, q)
+        build.add_product(y, self._linear("o"), "out")
+
+
+def rows_of(backend, block):
+    file = altered(tiny_file("llama-dense"), arrays=TENSORS)
+    plan = plan_of(file, REGISTRY)
+    plan = attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], mixer=block),))
+    device = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
+    model = device.load(
+        file, plan, ModelOptions(n_slots=2, n_ctx=32, threads=1, cache_type_k="f16", cache_type_v="f16"), Progress()
+    )
+    rows = model.forward(run_of(TOKENS)).rows().copy()
+    assert np.array_equal(model.forward(run_of(TOKENS[:1], slot=1)).rows(), rows[:1]) or backend == "reference"
+    return rows
+
+
+@pytest.mark.parametrize(
+    "block",
+    [*(Odd(steps) for steps in STEPS.values()), Odd(is_backwards=True), Odd(reads_queries=True)],
+    ids=[*STEPS, "products come in another order", "queries are read again"],
+)
+def test_heads_that_no_kernel_prepares_at_once_are_prepared_as_the_reference_does(block):
+    assert nmse(rows_of("numba-cuda", block), rows_of("reference", block)) < 1e-6
+
+
+def test_heads_that_are_kept_and_sharpened_are_refused():
+    block = Odd((PLAIN[0], Preparation(rope=ROPE, temperature=Temperature(0.1, 4.0)), PLAIN[2]))
+    with pytest.raises(UnsupportedError, match="heads that are kept, and multiplied by a temperature"):
+        rows_of("numba-cuda", block)
