@@ -9,7 +9,6 @@ from attrs import frozen
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cuda.blocks.first_products import columns_of, multiply_first
-from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
@@ -70,10 +69,6 @@ class Lowering:
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
         for layer in plan.layers:
             self._layers.append([self._emitter(each) for each in layer.blocks])
-        chooser = None
-        for emitter in (emitters[0] for emitters in self._layers if emitters):
-            if isinstance(emitter, LatentAttentionEmitter):
-                chooser = emitter.chooser = chooser if emitter.block.reuses_choice else emitter.chooser
         self._streams = Streams(plan)
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)

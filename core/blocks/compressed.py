@@ -74,12 +74,12 @@ class CompressedAttention(Block):
         """See `Block.lower`."""
         pooling, indexer, size = self.pooling, self.indexer, self.head_dim
         to_pool, compared = () if pooling is None else pooling.linears, () if indexer is None else indexer.linears
-        n, linears = build.normalize(build.x, self.norm), (self.q_down, self.kv, *to_pool, *compared[1:])
-        down, row, *others = build.multiply(n, *linears, purpose="queries, rows")
+        n, linears = build.normalize(build.x, self.norm), (self.kv, *to_pool, *compared[1:], self.q_down)
+        row, *others, down = build.multiply(n, *linears, purpose="queries, rows")
         asking = build.normalize(down, self.q_norm)
-        q, *of_indexer = build.multiply(asking, self.q, *compared[:1], purpose="queries")
-        (q,) = build.prepare_heads([q], [size], [Preparation(norm=self.head_norm, rope=self.rope)])
-        build.prepare_heads([row], [size], [Preparation(norm=self.kv_norm, rope=self.rope)], [0])
+        *of_indexer, q = build.multiply(asking, *compared[:1], self.q, purpose="queries")
+        steps = [Preparation(norm=norm, rope=self.rope) for norm in (self.head_norm, self.kv_norm)]
+        q, _ = build.prepare_heads([q, row], [size, size], steps, [None, 0])
         choice = None
         if pooling is not None:
             build.pool(others[: len(to_pool)], pooling, 1, 2)

@@ -80,14 +80,14 @@ class LatentAttention(Block):
         n, indexer, gate = build.normalize(build.x, self.norm), self.indexer, self.gate
         of_indexer = () if indexer is None else indexer.linears
         asking = (self.q, *of_indexer[:1])
-        others = (self.kv, *(() if gate is None else (gate,)), *of_indexer[1:])
+        others = (*of_indexer[1:], self.kv, *(() if gate is None else (gate,)))
         if self.q_down is None:
             made = build.multiply(n, *asking, *others, purpose="queries, latents")
-            queries, (latents, *compared) = made[: len(asking)], made[len(asking) :]
+            queries, made = made[: len(asking)], made[len(asking) :]
         else:
-            down, latents, *compared = build.multiply(n, self.q_down, *others, purpose="queries, latents")
-            queries = build.multiply(build.normalize(down, self.q_norm), *asking, purpose="queries")
-        gates = None if gate is None else compared.pop(0)
+            made = build.multiply(n, *others, self.q_down, purpose="queries, latents")
+            queries = build.multiply(build.normalize(made[-1], self.q_norm), *asking, purpose="queries")
+        compared, (latents, *gates) = made[: len(of_indexer[1:])], made[len(of_indexer[1:]) : len(others)]
         choice = build.last_choice if self.reuses_choice else None
         if indexer is not None:
             choice = indexer.choose(build, (queries[1], *compared), 1)
@@ -96,6 +96,6 @@ class LatentAttention(Block):
         heads = (self.n_heads, self.latent_dim, self.scale)
         y = build.attend(q, 0, None, *heads, window=self.window, sinks=self.sinks, choice=choice)
         y = build.multiply_heads(y, self.values)
-        if gates is not None:
-            y = build.gate(y, gates, GateKind.SIGMOID)
+        if gates:
+            y = build.gate(y, gates[0], GateKind.SIGMOID)
         build.add_product(y, self.o, "attention's output")

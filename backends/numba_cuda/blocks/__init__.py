@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cuda.blocks.compressed import CompressedAttentionEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.blocks import (
     AllStreams,
     AttentionResidual,
     BlockIndexer,
-    CompressedAttention,
     Convolution,
     Embedding,
     GatedHyperConnection,
@@ -22,7 +19,6 @@ from augury.blocks import (
     HyperConnection,
     Indexer,
     Integers,
-    LatentAttention,
     Layer,
     LayerInputs,
     Linear,
@@ -50,8 +46,6 @@ __all__ = ["EMITTERS", "KNOWN"]
 
 EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
-    CompressedAttention: CompressedAttentionEmitter,
-    LatentAttention: LatentAttentionEmitter,
     NgramMemory: NgramMemoryEmitter,
     Output: OutputEmitter,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.operations.attention import AttendEmitter, PrepareHeadsEmitter
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.choice import ChooseEmitter, PoolEmitter
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.experts import (
@@ -15,6 +15,7 @@ from augury.backends.numba_cuda.operations.experts import (
     MultiplyAndChooseEmitter,
     SharedExpertEmitter,
 )
+from augury.backends.numba_cuda.operations.latent import AttendLatentsEmitter, MultiplyHeadsEmitter, PrepareLatentsEmitter
 from augury.backends.numba_cuda.operations.recurrence import (
     ActivateAndDecayEmitter,
     ConvolveAndDecayEmitter,
@@ -56,10 +57,12 @@ from augury.lowering import (
     FeedExperts,
     Gate,
     Multiply,
+    MultiplyHeads,
     Normalize,
     Operation,
     Pool,
     PrepareHeads,
+    PrepareLatents,
     ReadInput,
     Recur,
     ScaleToLength,
@@ -100,6 +103,10 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     PrepareHeads: PrepareHeadsEmitter,
     Attend: AttendEmitter,
     AttendGated: AttendEmitter,
+    PrepareLatents: PrepareLatentsEmitter,
+    AttendLatents: AttendLatentsEmitter,
+    MultiplyHeads: MultiplyHeadsEmitter,
+    MultiplyHeadsGated: MultiplyHeadsEmitter,
     Choose: ChooseEmitter,
     ChooseBlocks: ChooseEmitter,
     Pool: PoolEmitter,

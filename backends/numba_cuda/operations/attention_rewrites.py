@@ -6,15 +6,25 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.backends.numba_cuda.operations.fused import readers_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, Gate, Operation, PrepareHeads, Value
+from augury.lowering import Attend, Gate, MultiplyHeads, Operation, PrepareHeads, PrepareLatents, Value
 from augury.lowering.rewrites import with_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["AttendGated", "with_gated_attention", "with_separate_heads"]
+    from augury.blocks import Matrices
+
+__all__ = [
+    "AttendGated",
+    "AttendLatents",
+    "MultiplyHeadsGated",
+    "with_gated_attention",
+    "with_latents",
+    "with_separate_heads",
+]
 
 
 @frozen(eq=False)
@@ -29,17 +39,57 @@ class AttendGated(Operation):
     out: Value
 
 
-def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Gate what attention mixes where splits are merged."""
+@frozen(eq=False)
+class MultiplyHeadsGated(Operation):
+    """out = the products of heads, times sigmoid(gates)."""
 
-    def join(attend: Operation, gate: Operation) -> tuple[Operation, ...]:
-        match attend, gate:
-            case Attend(queries=queries, choice=choice, out=out), Gate(norm=None, skip=None, activation=GateKind() as kind):
-                if gate.y is out and sum(out in (value.root for value in each.read) for each in operations) == 1:
-                    return (AttendGated(attend, queries, choice, gate.gates, kind, gate.out),)
+    x: Value
+    matrices: Matrices
+    gates: Value
+    out: Value
+
+
+@frozen(eq=False)
+class AttendLatents(Operation):
+    """out = the latents that heads mix, head by head, for the products of their matrices; queries are turned on the way."""
+
+    attend: Attend
+    prepare: PrepareLatents
+    values: Matrices
+    queries: Value  # as they were before they were prepared
+    absorbed: Value
+    choice: Value | None
+    out: Value
+
+
+def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Gate what attention mixes where splits are merged, and products of heads where they are put side by side."""
+
+    def join(made: Operation, gate: Operation) -> tuple[Operation, ...]:
+        match gate:
+            case Gate(norm=None, skip=None, activation=GateKind() as kind) if readers_of(operations, gate.y) == [gate]:
+                if isinstance(made, Attend) and made.out is gate.y:
+                    return (AttendGated(made, made.queries, made.choice, gate.gates, kind, gate.out),)
+                if isinstance(made, MultiplyHeads) and made.out is gate.y and kind is GateKind.SIGMOID:
+                    return (MultiplyHeadsGated(made.x, made.matrices, gate.gates, gate.out),)
         return ()
 
     return with_pairs(operations, join)
+
+
+def with_latents(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Attend to latents by a kernel that turns queries itself, and leaves what heads mix as their matrices read it."""
+    makers = {each.out: each for each in operations if isinstance(each, PrepareLatents)}
+    for each in operations:
+        if not isinstance(each, Attend) or each.queries not in makers:
+            yield each
+            continue
+        prepare = makers[each.queries]
+        match readers_of(operations, prepare.out), readers_of(operations, each.out):
+            case [Attend()], [MultiplyHeads() | MultiplyHeadsGated() as reader] if reader.x is each.out:
+                yield AttendLatents(each, prepare, reader.matrices, prepare.queries, prepare.out, each.choice, each.out)
+            case _:
+                raise UnsupportedError("latents that are mixed and not multiplied by heads' matrices; use backend reference")
 
 
 def with_separate_heads(operations: Sequence[Operation]) -> Iterator[Operation]:

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, NormalizeParts, made_apart
@@ -27,9 +27,11 @@ from augury.lowering import (
     Decay,
     FeedExperts,
     Multiply,
+    MultiplyHeads,
     Normalize,
     Pool,
     PrepareHeads,
+    PrepareLatents,
     ReadInput,
     Recur,
     Value,
@@ -223,7 +225,8 @@ class Layout:
     def _is_multiplied(self, maker: Operation, value: Value) -> bool:
         if self._is_norm_of_stream(maker) or not made_apart(maker, value):
             return False
-        return any(isinstance(each, _PRODUCTS) for each in self._readers(value))
+        is_joined = isinstance(maker, MultiplyHeads | MultiplyHeadsGated)
+        return is_joined or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
 
     def _is_norm_of_stream(self, operation: Operation) -> bool:
         return isinstance(operation, Normalize) and operation.x in self._streams
@@ -280,7 +283,7 @@ class Layout:
             groups = [{value} for value in each.made]
             if isinstance(each, _PRODUCTS):
                 groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
-            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | Pool | _CHOICES):
+            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | PrepareLatents | Pool | _CHOICES):
                 groups.append({self._canonical(value) for value in each.read})
             for group in groups:
                 others = [other for other in joined if not other.isdisjoint(group)]
@@ -308,7 +311,9 @@ class Layout:
         """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
         maker = self._makers[value]
         is_operand = value in self._operands and not isinstance(maker, Convolve)
-        is_no_row = isinstance(maker, ReadInput | ChooseExperts | _CHOICES) or self._is_norm_of_stream(maker)
+        is_no_row = isinstance(
+            maker, ReadInput | ChooseExperts | _CHOICES | PrepareLatents | AttendLatents
+        ) or self._is_norm_of_stream(maker)
         return is_operand or is_no_row or any(value in some for some in (self._in_place, self._normed, self._added))
 
     def _add_row(self, group: Sequence[Value], name: str) -> None:

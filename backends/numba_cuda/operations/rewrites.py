@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, with_gated_attention, with_separate_heads
+from augury.backends.numba_cuda.operations.attention_rewrites import (
+    AttendGated,
+    MultiplyHeadsGated,
+    with_gated_attention,
+    with_latents,
+    with_separate_heads,
+)
 from augury.backends.numba_cuda.operations.expert_rewrites import (
     ChooseExperts,
     MultiplyAndChoose,
@@ -32,6 +38,7 @@ from augury.lowering import (
     DecayByKey,
     Gate,
     Multiply,
+    MultiplyHeads,
     Normalize,
     Operation,
     PrepareHeads,
@@ -78,6 +85,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
             _with_softplus,
             with_activated_products,
             with_gated_attention,
+            with_latents,
             with_choices,
             partial(with_separate_sums, streams=streams),
             with_sums,
@@ -103,7 +111,9 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
     if isinstance(operation, MultiplyActivated):
         return value is operation.out[0]
-    return isinstance(operation, Normalize | Activate | Gate | Convolve | Attend | AttendGated)
+    return isinstance(
+        operation, Normalize | Activate | Gate | Convolve | Attend | AttendGated | MultiplyHeads | MultiplyHeadsGated
+    )
 
 
 def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:

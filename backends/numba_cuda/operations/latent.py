@@ -1,0 +1,187 @@
+"""Latent rows that are kept, attention to them, and products of heads with a matrix each.
+
+Rows of heads come head by head, of each the tokens, in buffers that a block's operations share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
+from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
+from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.operations.attention import FOREVER, factors_of, parts_bytes, shares_of, turned
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
+from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, splits_of, warps_of
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+    from augury.backends.numba_cuda.rows import Operand
+    from augury.blocks import Matrices
+    from augury.lowering import MultiplyHeads, PrepareLatents
+
+__all__ = ["AttendLatentsEmitter", "MultiplyHeadsEmitter", "PrepareLatentsEmitter"]
+
+_ROWS, _SPLIT = "rows of heads", "split heads"
+
+
+class PrepareLatentsEmitter(OperationEmitter):
+    """Keeps latents and the turned part, and multiplies queries by the matrices of keys."""
+
+    operation: PrepareLatents
+
+    def __init__(self, operation: PrepareLatents, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        n_kept, n_latent = operation.latents.width, operation.norm.size
+        if n_kept % 8 or n_kept > MAX_ROW or n_latent > MAX_LATENT:
+            expected = f"multiples of 8 up to {MAX_ROW}, of them latents up to {MAX_LATENT}"
+            raise UnsupportedError(
+                f"rows of {n_latent} latents among {n_kept} values, backend numba-cuda keeps {expected}; choose another one"
+            )
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return _buffers(self.operation.keys)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, keys, weights, n_ctx = self.operation, self.operation.keys, tape.weights, self.scope.options.n_ctx
+        cache, to = self.scope.cache(operation.cache), tape.operand(_SPLIT, keys.n_in, [keys])
+        heads, latents = (self.layout.rows(value, tape) for value in (operation.queries, operation.latents))
+        arguments: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
+        arguments |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
+        arguments |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
+        arguments |= {"codes": cache.codes, "halves": cache.halves, "kept_as": cache.number}
+        for name, norm in (("latent", operation.norm), ("turned", operation.turned_norm)):
+            if norm is not None:
+                arguments |= {f"{name}_norm": weights.norm(norm), f"{name}_kind": norm_kind(norm), f"{name}_eps": norm.eps}
+        grid = (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens)
+        tape.launch(prepare_latents, grid, WARP, **arguments, **turned(weights, operation.rope, n_ctx), **to.arguments)
+        if keys.n_in:
+            tape.multiply_tiles(to, [keys], Rows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
+
+
+class AttendLatentsEmitter(OperationEmitter):
+    """Attends to latents, and leaves what heads mix head by head."""
+
+    operation: AttendLatents
+
+    def __init__(self, operation: AttendLatents, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        if operation.attend.window is not None and operation.choice is not None:
+            raise UnsupportedError("a choice of what a window shows is not computed here; use backend reference")
+        self._n_latent = operation.out.width // operation.attend.n_heads
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        n_splits, n_heads = splits_of(self.scope.options.n_ctx), self.operation.attend.n_heads
+        return {
+            "counters": 4 * MAX_TOKENS * n_heads,
+            "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
+        }
+
+    def _part_bytes(self, n_splits: int) -> int:
+        """Bytes of what splits give a token."""
+        return 4 * self.operation.attend.n_heads * n_splits * (self._n_latent + 2)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, prepare, attend, weights = self.operation, self.operation.prepare, self.operation.attend, tape.weights
+        cache, n_heads, n_splits = self.scope.cache(attend.keys), attend.n_heads, tape.size.n_splits
+        rows, n_ctx = self.layout.rows(operation.queries, tape), self.scope.options.n_ctx
+        is_merged, to = n_splits <= MOST_MERGED, tape.operand(_SPLIT, self._n_latent, [operation.values])
+        n_rows = 2 if n_heads > HEADS and not is_merged and (cache.kept_as, 2) in ATTEND_LATENT else 1
+        common: Arguments = {"n_heads": n_heads, "n_splits": n_splits, "window": min(attend.window or 0, FOREVER)}
+        common |= {"n": tape.size.n_tokens, "parts": tape.buffers["parts of attention"]}
+        if attend.sinks is not None:
+            common |= {"sinks": weights.vector(attend.sinks), "has_sinks": True}
+        arguments: Arguments = {"absorbed": self._absorbed(tape), "heads": rows.at, "stride": rows.width, "length": n_ctx}
+        arguments |= {"words": cache.codes, "halves": cache.halves, "dim": cache.dim, "n_latent": self._n_latent}
+        arguments |= {"counters": tape.buffers["counters"], "scale": attend.scale}
+        arguments["head_dim"] = operation.queries.width // n_heads
+        if attend.choice is not None:
+            arguments |= {name: each for name, each in tape.choice.items() if name != "group_stride"}  # of all heads
+        if prepare.temperature is not None:
+            arguments |= {"factors": factors_of(weights, prepare.temperature, n_ctx), "has_factors": True}
+        arguments |= {"unit_factors": to.factors, "unit_sums": to.sums, "out": to.floats, "quantised": to.quantised}
+        arguments |= {"as_floats": to.as_floats, "as_bytes": to.as_bytes, "width": to.width if is_merged else 0}
+        arguments |= turned(weights, prepare.rope, n_ctx)
+        kernel, n_blocks = ATTEND_LATENT[cache.kept_as, n_rows], -(-n_heads // (HEADS * n_rows))
+        for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
+            common["first_token"] = first
+            tape.launch(kernel, (n_splits, n_blocks, n), LATENT_THREADS, **arguments, **common)
+            if not is_merged:
+                _emit_rows(tape, merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
+
+    def _absorbed(self, tape: Tape) -> Pointer:
+        """The products of queries with the matrices of keys."""
+        keys = self.operation.prepare.keys
+        n_bytes = 4 * MAX_TOKENS * keys.n * keys.n_out
+        zeros = None if keys.n_in else tape.weights.constant(("zeros", n_bytes), lambda: np.zeros(n_bytes, np.uint8))
+        return tape.buffers[_ROWS] if zeros is None else zeros
+
+
+class MultiplyHeadsEmitter(OperationEmitter):
+    """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
+
+    operation: MultiplyHeads | MultiplyHeadsGated
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return _buffers(self.operation.matrices)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, matrices, n = self.operation, self.layout, self.operation.matrices, tape.size.n_tokens
+        x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
+        if not isinstance(layout.maker(operation.x), AttendLatents):
+            heads, sizes = layout.rows(operation.x, tape), {"head_dim": matrices.n_in, "size": matrices.n_in}
+            _emit_rows(tape, split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
+        tiles = _tiles_of(tape, matrices.n)
+        gates: Arguments = {}
+        if isinstance(operation, MultiplyHeadsGated):
+            rows = layout.rows(operation.gates, tape)
+            gates = {"gates": rows.at, "gate_stride": rows.width, "gate_size": operation.out.width // operation.gates.width}
+        elif tape.multiply_heads(x, matrices, to, tiles):
+            return
+        made = Rows(tape.buffers[_ROWS], matrices.n_out)
+        tape.multiply_tiles(x, [matrices], made, tiles)
+        _emit_rows(tape, join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
+
+
+def _buffers(matrices: Matrices) -> dict[str, int]:
+    """The memory of rows of heads before and after they are multiplied; a tile reads as many rows as it has room for."""
+    n_rows = MAX_TOKENS * matrices.n + TILES[-1]
+    return {_ROWS: 4 * n_rows * matrices.n_out, **Tape.operand_buffers(_SPLIT, matrices.n_in, n_rows)}
+
+
+def _emit_rows(tape: Tape, kernel: Kernel, to: Operand, n_rows: int, **arguments: Pointer | float) -> None:
+    """Write a kernel that makes an operand of some rows."""
+    grid = (warps_of(units_of(to.width)), n_rows)
+    tape.launch(kernel, grid, WARP * WARPS, **{"n": tape.size.n_tokens, **arguments}, **to.arguments)
+
+
+def _tiles_of(tape: Tape, n_heads: int) -> Tiles:
+    """Which rows go through which head's matrix."""
+    n = tape.size.n_tokens
+    size = next((each for each in TILES if each >= n), TILES[-1])
+
+    def make() -> np.ndarray:
+        starts = np.arange(0, n, size)
+        firsts = np.arange(n_heads)[:, None] * n + starts
+        ends = np.arange(n_heads)[:, None] * n + np.minimum(starts + size, n)
+        table = np.stack([np.broadcast_to(np.arange(n_heads)[:, None], firsts.shape), firsts, ends], axis=2)
+        return np.array([firsts.size, *table.reshape(-1)], np.int32)
+
+    return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)
