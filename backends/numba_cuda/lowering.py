@@ -68,7 +68,7 @@ class Lowering:
         self._layers: list[list[Emitter]] = []
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
         for layer in plan.layers:
-            self._layers.append([self._emitter(each) for each in layer.blocks])
+            self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
         self._streams = Streams(plan)
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
@@ -76,12 +76,12 @@ class Lowering:
         draft_max = options.draft_max if of_sequence else None
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
 
-    def _emitter(self, block: Block) -> Emitter:
+    def _emitter(self, block: Block, n_seen: int = 0) -> Emitter:
         """What writes a block's launches: a class of its own, or the emitters of its operations."""
         if type(block) in EMITTERS:
             return EMITTERS[type(block)](block, self.options)
         sources = [emitters[0].caches if emitters else () for emitters in self._layers]
-        return LoweredEmitter(block, self.options, self.plan.embedding.n_embd, sources)
+        return LoweredEmitter(block, self.options, n_seen, sources)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""

@@ -6,7 +6,6 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.blocks import (
     AllStreams,
@@ -23,7 +22,6 @@ from augury.blocks import (
     LayerInputs,
     Linear,
     Matrices,
-    NgramMemory,
     Norm,
     NormKind,
     Output,
@@ -46,7 +44,6 @@ __all__ = ["EMITTERS", "KNOWN"]
 
 EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
-    NgramMemory: NgramMemoryEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {

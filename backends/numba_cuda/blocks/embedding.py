@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
-from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.operations.layout import INPUTS
-from augury.backends.numba_cuda.rows import Rows, units_of
+from augury.backends.numba_cuda.operations.rows import look_up
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.backends.numba_cuda.device import Pointer
     from augury.blocks import Embedding, LayerInputs
 
-__all__ = ["EmbeddingEmitter", "look_up"]
+__all__ = ["EmbeddingEmitter"]
 
 _ROWS = "rows of tables"
 
@@ -61,11 +59,3 @@ class EmbeddingEmitter(Emitter):
         tape.norm_in_place(inputs.norm, e, inputs.norm.size, size // inputs.norm.size)
         look_up(tape, inputs.table, rows, tape.inputs.at(4 * TOKENS))
         tape.blend(e, rows, inputs.scale, inputs.scale * inputs.table_scale)
-
-
-def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:
-    """Write that rows of a matrix are looked up, so many for each token."""
-    matrix = tape.weights.matrix(table)
-    grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
-    sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
-    tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)

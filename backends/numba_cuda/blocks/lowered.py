@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.first_products import FirstProducts
-from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.emitter import Scope
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.blocks.emitter import Part
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import Block, Norm, SequenceState
+    from augury.blocks import Block, Norm
     from augury.types import ModelOptions
 
 __all__ = ["LoweredEmitter"]
 
 
-class LoweredEmitter(RecurrentEmitter):
+class LoweredEmitter(Emitter):
     """Writes the launches of a block's operations, in their order."""
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
@@ -47,7 +47,8 @@ class LoweredEmitter(RecurrentEmitter):
         scope = Scope(self._layout, options, self.caches, sources)
         emitters = [OPERATIONS[type(each)](each, scope) for each in operations]
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
-        self._keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
+        keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
+        self._states = [each.state for each in keepers]
         self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
         super().__init__(block, options)
         recurrence = None
@@ -56,11 +57,6 @@ class LoweredEmitter(RecurrentEmitter):
                 recurrence = emitter
             elif isinstance(emitter, GateEmitter):  # the first one after a recurrence, maybe after copies of its output
                 emitter.recurrence, recurrence = recurrence, None
-
-    @property
-    def states(self) -> Sequence[SequenceState]:
-        """See `RecurrentEmitter.states`: of the operations that keep some."""
-        return [emitter.state for emitter in self._keepers]
 
     @property
     def norms(self) -> Sequence[Norm | None]:
@@ -85,11 +81,10 @@ class LoweredEmitter(RecurrentEmitter):
 
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
-        super().place(device)
         for cache in self.caches:
             cache.place(device)
-        for emitter, placed in zip(self._keepers, self._placed, strict=True):
-            emitter.placed = placed
+        for state in self._states:
+            state.place(device)
 
     def begin(self, tape: Tape) -> None:
         """See `Emitter.begin`."""
@@ -110,9 +105,14 @@ class LoweredEmitter(RecurrentEmitter):
         """See `Emitter.bytes_per_position`."""
         return sum(cache.bytes_per_position() for cache in self.caches)
 
+    def bytes_per_sequence(self) -> int:
+        """See `Emitter.bytes_per_sequence`."""
+        return sum(state.n_bytes for state in self._states)
+
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
-        return [*(part for cache in self.caches for part in cache.slot_memory(slot, n)), *super().slot_memory(slot, n)]
+        parts = [part for cache in self.caches for part in cache.slot_memory(slot, n)]
+        return [*parts, *(state.slot_memory(slot) for state in self._states)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""

@@ -16,6 +16,7 @@ from augury.backends.numba_cuda.operations.experts import (
     SharedExpertEmitter,
 )
 from augury.backends.numba_cuda.operations.latent import AttendLatentsEmitter, MultiplyHeadsEmitter, PrepareLatentsEmitter
+from augury.backends.numba_cuda.operations.ngrams import GateStreamsEmitter, LookUpNgramsEmitter
 from augury.backends.numba_cuda.operations.recurrence import (
     ActivateAndDecayEmitter,
     ConvolveAndDecayEmitter,
@@ -56,6 +57,8 @@ from augury.lowering import (
     DecayByKey,
     FeedExperts,
     Gate,
+    GateStreams,
+    LookUpNgrams,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -110,5 +113,7 @@ OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
     Choose: ChooseEmitter,
     ChooseBlocks: ChooseEmitter,
     Pool: PoolEmitter,
+    LookUpNgrams: LookUpNgramsEmitter,
+    GateStreams: GateStreamsEmitter,
 }
 """The emitter of each operation that this backend computes."""

@@ -10,11 +10,10 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.blocks.recurrent import PlacedState
     from augury.backends.numba_cuda.cache import Cache
     from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.state import State
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import SequenceState
     from augury.types import ModelOptions
 
 __all__ = ["OperationEmitter", "Scope"]
@@ -40,12 +39,10 @@ class OperationEmitter(ABC):
     Attributes:
         place: Which of its block's states it keeps; None: none.
         state: That state.
-        placed: Where it is, once it has a place.
     """
 
     place: int | None = None
-    state: SequenceState
-    placed: PlacedState
+    state: State
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         self.operation, self.layout, self.scope = operation, scope.layout, scope

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from augury.backends.numba_cuda.blocks.recurrent import convolve
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
+from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.state import State
 from augury.blocks import Activation, GateKind
 from augury.errors import UnsupportedError
 from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-    from augury.backends.numba_cuda.rows import Rows
+    from augury.backends.numba_cuda.rows import Operand, Rows
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import Vector
+    from augury.blocks import Convolution, Vector
     from augury.lowering import Value
 
 __all__ = [
@@ -35,7 +38,51 @@ __all__ = [
     "RecurEmitter",
     "ScaleAndDecayEmitter",
     "ScaleToLengthEmitter",
+    "convolve",
 ]
+
+
+def convolve(
+    tape: Tape,
+    conv: Convolution,
+    state: State,
+    x: Rows,
+    y: Rows,
+    *,
+    taps: Pointer | None = None,
+    gates: Sequence[Rows] = (),
+    has_silu: bool = False,
+    to: Operand | None = None,
+    n_steps: int = 0,
+    steps: Arguments | None = None,
+) -> None:
+    """Write a convolution.
+
+    Args:
+        tape: Written on.
+        conv: The part of the plan.
+        state: Of its inputs.
+        x: The inputs.
+        y: The outputs.
+        taps: Others than the file's.
+        gates: What inputs and outputs are multiplied with, if anything, in rows as far apart as the inputs.
+        has_silu: Whether outputs go through SiLU.
+        to: Where outputs go as well, as matrices read them.
+        n_steps: How many decays are made beside it, in rows of y.
+        steps: The kernel's arguments for these.
+    """
+    arguments: Arguments = {"taps": taps or tape.weights.taps(conv), "size": conv.state.shape[0] + 1}
+    arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}
+    arguments |= {"n_channels": conv.n_channels, "has_silu": has_silu, "n_steps": n_steps, **(steps or {})}
+    if gates:
+        arguments |= {"gate_in": gates[0].at, "gate_out": gates[1].at, "has_gates": True}
+    if conv.bias is not None:
+        arguments |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
+    if to is not None:
+        arguments |= to.arguments
+    n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, n_steps))
+    grid, rows = (n_blocks, min(tape.size.n_tokens, state.n_slots)), {"x": x.at, "y": y.at}
+    tape.launch(kernel, grid, CONVOLVE_THREADS, **rows, x_stride=x.width, y_stride=y.width, **arguments)
 
 
 class ConvolveEmitter(OperationEmitter):
@@ -47,7 +94,7 @@ class ConvolveEmitter(OperationEmitter):
         super().__init__(operation, scope)
         first, convs = operation.convs[0], operation.convs
         self._conv = first if len(convs) == 1 else evolve(first, n_channels=sum(conv.n_channels for conv in convs))
-        self.place, self.state = operation.states[0], self._conv.state
+        self.place, self.state = operation.states[0], State(self._conv.state, scope.options)
         if len({(conv.size, conv.dilation) for conv in convs}) > 1 or (len(convs) > 1 and any(conv.bias for conv in convs)):
             raise UnsupportedError("convolutions of different sizes, or with biases, side by side; use backend reference")
 
@@ -75,7 +122,7 @@ class ConvolveEmitter(OperationEmitter):
         convolve(
             tape,
             self._conv,
-            self.placed,
+            self.state,
             xs[0],
             y,
             taps=tape.weights.taps(*convolution.convs),
@@ -211,23 +258,23 @@ class RecurEmitter(OperationEmitter):
 
     def __init__(self, operation: Recur, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self.place, self.state = operation.state, operation.heads.state
+        self.place, self.state = operation.state, State(operation.heads.state, scope.options)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        recur, heads, layout, placed = self.operation, self.operation.heads, self.layout, self.placed
+        recur, heads, layout, state = self.operation, self.operation.heads, self.layout, self.state
         kind = recurrence.BY_CHANNEL if heads.is_by_channel else recurrence.BY_KEY if heads.is_by_key else recurrence.BY_HEAD
         row, y = layout.whole_row(recur.keys, tape), layout.rows(recur.out, tape)
         values = {"query_at": recur.queries, "key_at": recur.keys, "value_at": recur.values, "beta_at": recur.betas}
         arguments: Arguments = {each: layout.row(value)[1] for each, value in values.items()}
-        arguments |= {"state": placed.values, "saved": placed.saved, "aside": placed.aside, "added": placed.added, "y": y.at}
+        arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside, "added": state.added, "y": y.at}
         arguments |= {"n_heads": heads.n_heads, "n_key_heads": heads.n_key_heads, "n_rows": heads.key_dim}
-        arguments |= {"value_dim": heads.value_dim, "is_tiled": heads.is_tiled, "n_aside": placed.n_aside}
+        arguments |= {"value_dim": heads.value_dim, "is_tiled": heads.is_tiled, "n_aside": state.n_aside}
         if recur.a is not None:
             shape = recur.a.shapes[recur.a.weight]
             arguments["table"] = tape.weights.flat(recur.a.weight, shape, columns=recurrence.COLUMNS)
         steps = {"step_at": layout.row(recur.betas if recur.decays is None else recur.decays)[1], "n_steps": _n_steps(recur)}
-        grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, min(tape.size.n_tokens, placed.n_slots))
+        grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, min(tape.size.n_tokens, state.n_slots))
         kernel = recurrence.RECUR[kind, heads.has_delta]
         tape.launch(kernel, grid, WARP, x=row.at, stride=row.width, **steps, **arguments)
 
@@ -241,8 +288,8 @@ class RecurEmitter(OperationEmitter):
         row, n_keys = layout.whole_row(recur.keys, tape), recur.keys.width
         step_at = layout.row(recur.betas if recur.decays is None else recur.decays)[1]
         rows: Arguments = {"x": row.at, "stride": row.width, "key_at": layout.row(recur.keys)[1], "step_at": step_at}
-        sizes = {"n_keys": n_keys, "n_kept": n_keys + _n_steps(recur), "n_aside": self.placed.n_aside}
-        return {**rows, **sizes, "aside": self.placed.aside}
+        sizes = {"n_keys": n_keys, "n_kept": n_keys + _n_steps(recur), "n_aside": self.state.n_aside}
+        return {**rows, **sizes, "aside": self.state.aside}
 
 
 def _n_steps(recur: Recur) -> int:

@@ -37,6 +37,7 @@ from augury.lowering import (
     Decay,
     DecayByKey,
     Gate,
+    GateStreams,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -83,6 +84,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         *(
             _with_softplus,
+            _with_rows_apart,
             with_activated_products,
             with_gated_attention,
             with_latents,
@@ -114,6 +116,17 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     return isinstance(
         operation, Normalize | Activate | Gate | Convolve | Attend | AttendGated | MultiplyHeads | MultiplyHeadsGated
     )
+
+
+def _with_rows_apart(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Multiply one by one where products are read as rows without a gap."""
+    apart = {value for each in operations if isinstance(each, GateStreams) for value in (each.keys, each.values)}
+    for each in operations:
+        if isinstance(each, Multiply) and not apart.isdisjoint(each.out):
+            products = zip(each.linears, each.out, strict=True)
+            yield from (evolve(each, linears=(linear,), out=(out,)) for linear, out in products)
+        else:
+            yield each
 
 
 def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:

@@ -9,19 +9,19 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import gate as kernels
 from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
-from augury.backends.numba_cuda.rows import Rows, units_of
+from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
 from augury.lowering import Normalize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Arguments
+    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
-    from augury.backends.numba_cuda.rows import Operand
-    from augury.blocks import Norm, Vector
+    from augury.blocks import Linear, Norm, Vector
     from augury.lowering import Activate, Add, Constant, Multiply, ReadInput
     from augury.lowering.rewrites import MultiplyActivated
 
@@ -35,6 +35,7 @@ __all__ = [
     "NormalizePartsEmitter",
     "ReadInputEmitter",
     "activate",
+    "look_up",
 ]
 
 
@@ -52,7 +53,11 @@ class NormalizeEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         layout, norm, x, out = self.layout, self.operation.norm, self.operation.x, self.operation.out
         n_groups = 1 if norm is None else x.width // norm.size
-        if layout.is_stream(x):
+        if layout.is_stream(x) and norm is None and layout.is_read_as_it_is(out):
+            tape.add_pending()
+            at = tape.seen.at
+            tape.operands[out] = Operand(at, at, at, at, tape.seen.width, as_floats=True)
+        elif layout.is_stream(x):
             parts, as_floats = layout.wanted(out, tape)
             tape.operands[out] = tape.norm(norm, parts, as_floats=as_floats)
         elif layout.is_operand(out):
@@ -210,3 +215,11 @@ def activate(
         arguments |= {"divisors": tape.weights.vector(divisors), "has_divisors": True}
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
     tape.launch(kernels.gate, grid, WARP * WARPS, kind=gate.number, **arguments, **gate.arguments, **to.arguments)
+
+
+def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:
+    """Write that rows of a matrix are looked up, so many for each token."""
+    matrix = tape.weights.matrix(table)
+    grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
+    sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
+    tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)
