@@ -58,7 +58,7 @@ class Cache:
         self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
-        """See `Emitter.slot_memory`."""
+        """The memory of a slot's first n positions."""
         return [
             (plane.at(2 * n_halves * self._n_ctx * (slot * self.n_heads + head)), 2 * n_halves * n)
             for plane, n_halves in self._planes
@@ -66,7 +66,7 @@ class Cache:
         ]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
-        """See `Emitter.moving`."""
+        """The launches that copy cells: n moves (n, 3) of slot, from, to."""
         heads = self.n_heads
         return [
             Launch.of(

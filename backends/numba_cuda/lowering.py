@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
-from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
+from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.first_products import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
+from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.blocks import Turn
+from augury.errors import UnsupportedError
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -23,12 +25,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
     from augury.backends.numba_cuda.blocks.first_products import FirstProducts
-    from augury.backends.numba_cuda.device import Device, Pointer, Program
+    from augury.backends.numba_cuda.device import Device, Part, Pointer, Program
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Block, ModelPlan, Norm
+    from augury.blocks import ModelPlan, Norm
     from augury.types import ModelOptions
 
 __all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
@@ -64,24 +65,23 @@ class Lowering:
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
-        plan.check_blocks(KNOWN)
-        self._layers: list[list[Emitter]] = []
-        self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
+        if plan.nextn:
+            raise UnsupportedError("layers that predict further tokens are not computed here; use backend numba-cpu")
+        self._embedding, self._output, self._streams = (
+            EmbeddingEmitter(plan.embedding),
+            OutputEmitter(plan.output),
+            Streams(plan),
+        )
+        self._layers: list[list[LoweredEmitter]] = []
         for layer in plan.layers:
-            self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
-        self._streams = Streams(plan)
-        self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
-        n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
-        of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._emitters)
+            sources = [emitters[0].caches if emitters else () for emitters in self._layers]
+            sizes = ((block, plan.n_seen(layer, block)) for block in layer.blocks)
+            self._layers.append([LoweredEmitter(block, options, n_seen, sources) for block, n_seen in sizes])
+        self._blocks = [emitter for emitters in self._layers for emitter in emitters]
+        n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
+        of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
         draft_max = options.draft_max if of_sequence else None
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
-
-    def _emitter(self, block: Block, n_seen: int = 0) -> Emitter:
-        """What writes a block's launches: a class of its own, or the emitters of its operations."""
-        if type(block) in EMITTERS:
-            return EMITTERS[type(block)](block, self.options)
-        sources = [emitters[0].caches if emitters else () for emitters in self._layers]
-        return LoweredEmitter(block, self.options, n_seen, sources)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
@@ -91,7 +91,7 @@ class Lowering:
 
     def allocate(self, device: Device) -> None:
         """Allocate what passes work in and what slots keep."""
-        n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
+        n_embd = self.plan.embedding.n_embd
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
@@ -99,14 +99,15 @@ class Lowering:
             needed["first products"] = 4 * MAX_TOKENS * max(widths)
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
-        for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
+        ends = (self._streams.buffers(), self._embedding.buffers(), self._output.buffers())
+        for each in (*ends, *(emitter.buffers() for emitter in self._blocks)):
             for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
         self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
         self.hidden = self.buffers.get("given", self._passed_on)
         self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
-        for emitter in self._emitters:
+        for emitter in self._blocks:
             emitter.place(device)
 
     def kernels(self) -> list[Kernel]:
@@ -159,7 +160,7 @@ class Lowering:
     def states(self, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""
         tape = Tape(Size(MAX_TOKENS, 1), self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
-        for emitter in self._emitters:
+        for emitter in self._blocks:
             emitter.emit_states(tape)
         return self._device.program(tape.steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
@@ -237,9 +238,9 @@ class Lowering:
         tape.norm_in_place(layer.norm, tape.x, width)
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
-        """What copies cells; see `Emitter.moving`."""
-        return [launch for emitter in self._emitters for launch in emitter.moving(moves, n)]
+        """The launches that copy cells: n moves (n, 3) of slot, from, to."""
+        return [launch for emitter in self._blocks for launch in emitter.moving(moves, n)]
 
     def slot_memory(self, slot: int, n: int) -> list[Part]:
         """What a slot keeps of its first n positions."""
-        return [part for emitter in self._emitters for part in emitter.slot_memory(slot, n)]
+        return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n)]

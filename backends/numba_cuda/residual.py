@@ -20,14 +20,22 @@ from augury.backends.numba_cuda.kernels.streams import (
 from augury.backends.numba_cuda.operations.rows import activate
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Gate, Tape, norm_kind
-from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
+from augury.blocks import (
+    Activation,
+    AllStreams,
+    AttentionResidual,
+    Connection,
+    GatedHyperConnection,
+    HyperConnection,
+    StreamMean,
+)
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.blocks import Connection, Layer, ModelPlan
+    from augury.blocks import Layer, ModelPlan
 
 __all__ = ["Streams"]
 
@@ -46,6 +54,8 @@ class Streams:
         residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
         self._connections = [each for residual in residuals for each in residual.connections]
         self._connections += [] if plan.output.residual is None else [plan.output.residual]
+        for unknown in (type(each).__name__ for each in self._connections if not isinstance(each, Connection)):
+            raise UnsupportedError(f"connection {unknown}, which backend numba-cuda does not compute; use another backend")
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
         n_begun = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
         if self._n > MAX_STREAMS or n_begun >= MAX_MIXED:

@@ -110,7 +110,7 @@ class Tape:
         steps: What was written.
         size: What for.
         weights: The plan's.
-        buffers: Memory by name, see `Emitter.buffers`.
+        buffers: Memory by name.
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.operations.layout import INPUTS
 from augury.backends.numba_cuda.operations.rows import look_up
@@ -22,15 +21,15 @@ __all__ = ["EmbeddingEmitter"]
 _ROWS = "rows of tables"
 
 
-class EmbeddingEmitter(Emitter):
+class EmbeddingEmitter:
     """Looks up the rows of tokens, and of positions."""
 
-    known = ("weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams")
-    block: Embedding
+    def __init__(self, block: Embedding) -> None:
+        self._block = block
 
-    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `Emitter.buffers`."""
-        block, inputs = self.block, self.block.layer_inputs
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
+        block, inputs = self._block, self._block.layer_inputs
         needed = {} if block.positions is None else {_ROWS: 4 * MAX_TOKENS * block.n_embd}
         if inputs is not None:
             n_bytes = 4 * MAX_TOKENS * inputs.table.n_in
@@ -38,8 +37,8 @@ class EmbeddingEmitter(Emitter):
         return needed
 
     def emit(self, tape: Tape) -> None:
-        """See `Emitter.emit`."""
-        block = self.block
+        """Write its steps. May be called for any number of tapes."""
+        block = self._block
         if block.weight is None:
             return
         look_up(tape, Linear(block.weight, block.n_embd, block.n_vocab), tape.x, tape.inputs.at(4 * TOKENS), scale=block.scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.first_products import FirstProducts
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.operations import OPERATIONS
@@ -19,17 +18,21 @@ from augury.lowering.rewrites import check_norms, n_early
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.blocks.emitter import Part
-    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import Block, Norm
+    from augury.blocks import Block
     from augury.types import ModelOptions
 
 __all__ = ["LoweredEmitter"]
 
 
-class LoweredEmitter(Emitter):
-    """Writes the launches of a block's operations, in their order."""
+class LoweredEmitter:
+    """Writes the launches of a block's operations, in their order.
+
+    Attributes:
+        caches: The memory of positions, in the order of `Block.cached`.
+        norms: The norms of x that it begins with, if they may be made before it begins, with those of blocks beside it.
+    """
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
         build = block.lowered(n_embd)
@@ -49,8 +52,7 @@ class LoweredEmitter(Emitter):
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
         keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._states = [each.state for each in keepers]
-        self._norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
-        super().__init__(block, options)
+        self.norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
         recurrence = None
         for emitter in emitters:
             if isinstance(emitter, RecurEmitter):
@@ -59,20 +61,15 @@ class LoweredEmitter(Emitter):
                 emitter.recurrence, recurrence = recurrence, None
 
     @property
-    def norms(self) -> Sequence[Norm | None]:
-        """See `Emitter.norms`."""
-        return self._norms
-
-    @property
     def first_products(self) -> FirstProducts | None:
-        """See `Emitter.first_products`."""
+        """The products of norm(x) that it begins with, if it lets others share their launch; see `first_products.py`."""
         if (found := self._layout.first_products()) is None:
             return None
         multiply, name = found
         return FirstProducts((self._layout, name), name, self._layout.products(multiply), self._layout.width(name))
 
-    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `Emitter.buffers`."""
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
         needed = dict(self._layout.buffers)
         for emitter in (*self._early, *self._emitters):
             for name, n_bytes in emitter.buffers().items():
@@ -80,40 +77,40 @@ class LoweredEmitter(Emitter):
         return needed
 
     def place(self, device: Device) -> None:
-        """See `Emitter.place`."""
+        """Allocate what it keeps from pass to pass."""
         for cache in self.caches:
             cache.place(device)
         for state in self._states:
             state.place(device)
 
     def begin(self, tape: Tape) -> None:
-        """See `Emitter.begin`."""
+        """Write the steps that come before all of its layer's."""
         for emitter in self._early:
             emitter.emit(tape)
 
     def emit(self, tape: Tape) -> None:
-        """See `Emitter.emit`."""
+        """Write its steps. May be called for any number of tapes."""
         for emitter in self._emitters:
             emitter.emit(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `Emitter.emit_states`."""
+        """Write the steps alone that bring states of sequences up to date, for a pass over no tokens."""
         for emitter in self._emitters:
             emitter.emit_states(tape)
 
     def bytes_per_position(self) -> int:
-        """See `Emitter.bytes_per_position`."""
+        """Bytes of one position of one slot."""
         return sum(cache.bytes_per_position() for cache in self.caches)
 
     def bytes_per_sequence(self) -> int:
-        """See `Emitter.bytes_per_sequence`."""
+        """Bytes of a slot, however many positions it has."""
         return sum(state.n_bytes for state in self._states)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
-        """See `Emitter.slot_memory`."""
+        """The memory of a slot's first n positions, and of its states."""
         parts = [part for cache in self.caches for part in cache.slot_memory(slot, n)]
         return [*parts, *(state.slot_memory(slot) for state in self._states)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
-        """See `Emitter.moving`."""
+        """The launches that copy its cells: n moves (n, 3) of slot, from, to."""
         return [launch for cache in self.caches for launch in cache.moving(moves, n)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,26 +20,25 @@ if TYPE_CHECKING:
 __all__ = ["OutputEmitter"]
 
 
-class OutputEmitter(Emitter):
+class OutputEmitter:
     """Computes logits, and tells of each row the best token and its logit."""
 
-    known = ("norm", "weight", "softcap", "residual")
-    block: Output
+    def __init__(self, block: Output) -> None:
+        self._block = block
+        if block.tokens is not None:
+            raise UnsupportedError("an output of some tokens of a vocabulary is not computed here; use backend numba-cpu")
 
-    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `Emitter.buffers`."""
-        if self.block.weight is None:
-            return {"logits": 0, "best of chunks": 0, "best": 8 * MAX_TOKENS}
-        return {
-            "logits": 4 * MAX_TOKENS * self.block.weight.n_out,
-            "best of chunks": Logits.n_bytes,
-            "best": 8 * MAX_TOKENS,
-            **Tape.operand_buffers("normed", self.block.weight.n_in),
-        }
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
+        weight, best = self._block.weight, 8 * MAX_TOKENS
+        if weight is None:
+            return {"logits": 0, "best of chunks": 0, "best": best}
+        made = {"logits": 4 * MAX_TOKENS * weight.n_out, "best of chunks": Logits.n_bytes, "best": best}
+        return {**made, **Tape.operand_buffers("normed", weight.n_in)}
 
     def emit(self, tape: Tape) -> None:
-        """See `Emitter.emit`."""
-        block = self.block
+        """Write its steps. May be called for any number of tapes."""
+        block = self._block
         if block.weight is None:
             return
         n_vocab = block.weight.n_out

@@ -14,6 +14,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
 from augury.backends.numba_cuda.operations import attention
+from augury.blocks import Block, Integers, NextnLayer, Residual
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -102,6 +103,25 @@ def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_
     model, hidden = load("numba-cuda", VARIANTS["latent attention to what an indexer chooses"]), np.zeros((3, 40), np.float32)
     with pytest.raises(OptionError, match="an earlier layer chooses"):
         model.forward(attrs.evolve(run_of(TOKENS[:3]), layers=(1, 2), hidden=hidden))
+
+
+@attrs.frozen
+class Bridge(Block):
+    """Not in any vocabulary."""
+
+
+@pytest.mark.parametrize(
+    ("told", "fields"),
+    {
+        "an output of some tokens": {"output": attrs.evolve(PLAN.output, tokens=Integers("tokens", 7))},
+        "layers that predict further tokens": {"nextn": (NextnLayer(PLAN.embedding, None, PLAN.layers[0], PLAN.output),)},
+        "connection Bridge": {"layers": (attrs.evolve(PLAN.layers[0], residual=Residual(Bridge())),)},
+        "block Bridge does not say how it is computed": {"layers": (attrs.evolve(PLAN.layers[0], mixer=Bridge()),)},
+    }.items(),
+)
+def test_what_is_not_computed_is_refused_by_name(told, fields):
+    with pytest.raises(UnsupportedError, match=told):
+        Lowering(attrs.evolve(PLAN, **fields), ModelOptions(n_ctx=N_CTX))
 
 
 def test_streams_that_blocks_would_add_to_otherwise_are_refused():

@@ -265,8 +265,10 @@ def test_what_has_no_kernels_is_refused():
 
     plan = plan_of(tiny_file("llama-dense"), REGISTRY)
     odd = attrs.evolve(plan.layers[0], mixer=Block())
-    refused("llama models have a block Block, which this backend does not compute", plan=attrs.evolve(plan, layers=(odd,)))
-    odd = attrs.evolve(plan.layers[0], mixer=attrs.evolve(plan.layers[0].mixer, value_dim=20))
+    refused("block Block does not say how it is computed", plan=attrs.evolve(plan, layers=(odd,)))
+    mixer = plan.layers[0].mixer
+    v, o = attrs.evolve(mixer.v, n_out=20 * mixer.n_kv_heads), attrs.evolve(mixer.o, n_in=20 * mixer.n_heads)
+    odd = attrs.evolve(plan.layers[0], mixer=attrs.evolve(mixer, value_dim=20, v=v, o=o))
     refused("heads of 20 values, backend numba-cuda computes multiples of 8 up to 512", plan=attrs.evolve(plan, layers=(odd,)))
     refused("is IQ2_S, which backend numba-cuda has no kernels for; it has some for F32, F16", "llama-dense-iq2_s")
     refused("cache_type_k is 'f32', which backend numba-cuda does not keep; choose one of f16, q8_0, q4_0", cache_type_k="f32")
