@@ -15,17 +15,18 @@ from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.errors import UnsupportedError
+from augury.lowering import Attend, PrepareHeads
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import Attend, PrepareHeads, Value
+    from augury.lowering import Value
 
-__all__ = ["AttendEmitter", "PrepareHeadsEmitter"]
+__all__ = ["OPERATIONS"]
 
 _NO_WINDOW = 1 << 40
 
@@ -171,3 +172,9 @@ def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
             f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {BLOCK} "
             "values; use backend reference"
         )
+
+
+OPERATIONS: Emitters = {
+    PrepareHeads: PrepareHeadsEmitter,
+    Attend: AttendEmitter,
+}

@@ -20,20 +20,20 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import row_bytes
 from augury.blocks import Preparation
 from augury.errors import UnsupportedError
+from augury.lowering import Choose, ChooseBlocks, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import Choose, ChooseBlocks, Pool
 
-__all__ = ["ChooseBlocksEmitter", "ChooseEmitter", "PoolEmitter", "list_buffers", "list_places"]
+__all__ = ["OPERATIONS", "list_buffers", "list_places"]
 
 NOWHERE = Place(0, 0)
 NO_LISTS = attention_layer.Lists(chosen=0, ld_chosen=0, runs=0, ends=0)
@@ -226,3 +226,10 @@ class ChooseBlocksEmitter(OperationEmitter):
             n_bytes = BYTES[self._keys.kind] // LANES * self._keys.size // size
             tape.add(Work("indexer", n_bytes, n_work), kernels.score_blocks, choice=self._choice)
         tape.add(Work("choosing"), kernels.list_cells, choice=self._choice)
+
+
+OPERATIONS: Emitters = {
+    Choose: ChooseEmitter,
+    Pool: PoolEmitter,
+    ChooseBlocks: ChooseBlocksEmitter,
+}

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.state import State
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.lowering import Value
+    from augury.lowering import Operation, Value
     from augury.types import ModelOptions
 
-__all__ = ["OperationEmitter", "Placed", "Scope"]
+__all__ = ["Emitters", "OperationEmitter", "Placed", "Scope"]
 
 
 @frozen(eq=False)
@@ -111,3 +111,7 @@ class OperationEmitter(ABC):
     def written(self) -> tuple[Value, ...]:
         """The values that its records write."""
         return tuple(self.operation.made)
+
+
+Emitters = dict[type["Operation"], type[OperationEmitter]]
+"""Classes by the operations that they emit."""

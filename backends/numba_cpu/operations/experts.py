@@ -12,12 +12,13 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows
 from augury.blocks import Activation, Gating
 from augury.errors import UnsupportedError
-from augury.lowering import AddWeighed, FeedExperts
+from augury.lowering import AddWeighed, FeedExperts, Route
+from augury.lowering.rewrites import FeedExpertsAndAdd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Matrices, Router
-    from augury.lowering import Route
-    from augury.lowering.rewrites import FeedExpertsAndAdd
 
-__all__ = ["AddWeighedEmitter", "FeedExpertsAndAddEmitter", "FeedExpertsEmitter", "RouteEmitter"]
+__all__ = ["OPERATIONS"]
 
 _KERNELS: dict[tuple[Activation, bool], Any] = {
     (activation, is_gated): experts.hidden_kernel(
@@ -327,3 +326,11 @@ def _routes_bytes(n: int, router: Router) -> int:
     """Bytes of the routes of n tokens."""
     n_rows = n * router.n_used
     return up(4 * 8 * n_rows + 8 + dtype(routing.Group).itemsize * min(n_rows, router.logits.n_out), 64) + 64
+
+
+OPERATIONS: Emitters = {
+    AddWeighed: AddWeighedEmitter,
+    Route: RouteEmitter,
+    FeedExperts: FeedExpertsEmitter,
+    FeedExpertsAndAdd: FeedExpertsAndAddEmitter,
+}

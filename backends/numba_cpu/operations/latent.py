@@ -12,12 +12,13 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Preparation
+from augury.lowering import MultiplyHeads, PrepareLatents
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Matrices
-    from augury.lowering import MultiplyHeads, PrepareLatents
 
-__all__ = ["MultiplyHeadsEmitter", "PrepareLatentsEmitter"]
+__all__ = ["OPERATIONS"]
 
 _PRODUCTS = "products of heads"
 
@@ -181,3 +181,9 @@ def _multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
     n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
     work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
     tape.add(work, latent.multiply_heads, heads=place)
+
+
+OPERATIONS: Emitters = {
+    PrepareLatents: PrepareLatentsEmitter,
+    MultiplyHeads: MultiplyHeadsEmitter,
+}

@@ -8,19 +8,19 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, ngram
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.operations.recurrence import place_taps
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import row_bytes
+from augury.lowering import GateStreams, LookUpNgrams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import GateStreams, LookUpNgrams
 
-__all__ = ["GateStreamsEmitter", "LookUpNgramsEmitter"]
+__all__ = ["OPERATIONS"]
 
 _TOKENS, _LAST = "tokens", "last tokens"
 
@@ -101,3 +101,9 @@ class GateStreamsEmitter(OperationEmitter):
         norms = {"key_norm": norm(operation.key_norm), "query_norm": norm(operation.query_norm), "norm": norm(operation.norm)}
         sizes = {"n_streams": operation.x.width // size, "size": size}
         tape.add(Work("gates of n-grams"), ngram.gate_streams, **rows, **sizes, **norms, given=given, normed=normed)
+
+
+OPERATIONS: Emitters = {
+    LookUpNgrams: LookUpNgramsEmitter,
+    GateStreams: GateStreamsEmitter,
+}

@@ -9,11 +9,12 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Activation, GateKind
 from augury.errors import UnsupportedError
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,17 +23,9 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.state import State
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import LinearRecurrence, Vector
-    from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
+    from augury.lowering import Value
 
-__all__ = [
-    "ConvolveEmitter",
-    "DecayByKeyEmitter",
-    "DecayEmitter",
-    "GateEmitter",
-    "RecurEmitter",
-    "ScaleToLengthEmitter",
-    "place_taps",
-]
+__all__ = ["OPERATIONS", "place_taps"]
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,
@@ -341,3 +334,13 @@ def place_taps(
         n_aside=n_aside,
     )
     return arena.keep(table([layer]), "scratch")
+
+
+OPERATIONS: Emitters = {
+    Gate: GateEmitter,
+    Convolve: ConvolveEmitter,
+    ScaleToLength: ScaleToLengthEmitter,
+    Decay: DecayEmitter,
+    DecayByKey: DecayByKeyEmitter,
+    Recur: RecurEmitter,
+}

@@ -9,31 +9,22 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import activation_bytes
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
 from augury.errors import UnsupportedError
+from augury.lowering import Activate, Add, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize
+from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Norm
-    from augury.lowering import Activate, Add, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
-    from augury.lowering.rewrites import MultiplyActivated
+    from augury.lowering import Value
 
-__all__ = [
-    "ActivateEmitter",
-    "AddEmitter",
-    "BeginStreamsEmitter",
-    "ConstantEmitter",
-    "ConvolveBlockEmitter",
-    "JoinEmitter",
-    "MultiplyActivatedEmitter",
-    "MultiplyEmitter",
-    "NormalizeEmitter",
-]
+__all__ = ["OPERATIONS"]
 
 
 class NormalizeEmitter(OperationEmitter):
@@ -288,3 +279,16 @@ class MultiplyActivatedEmitter(OperationEmitter):
             block_bytes=block_bytes,
         )
         tape.kept[operation.out[0]] = Rows(hidden.address, 0, width, is_operand=operation.reader is not None)
+
+
+OPERATIONS: Emitters = {
+    Normalize: NormalizeEmitter,
+    Multiply: MultiplyEmitter,
+    MultiplyActivated: MultiplyActivatedEmitter,
+    Add: AddEmitter,
+    Activate: ActivateEmitter,
+    BeginStreams: BeginStreamsEmitter,
+    Constant: ConstantEmitter,
+    ConvolveBlock: ConvolveBlockEmitter,
+    Join: JoinEmitter,
+}

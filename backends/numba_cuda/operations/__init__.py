@@ -2,118 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.operations.attention import AttendEmitter, PrepareHeadsEmitter
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, AttendLatents, MultiplyHeadsGated
-from augury.backends.numba_cuda.operations.choice import ChooseEmitter, PoolEmitter
-from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
-from augury.backends.numba_cuda.operations.experts import (
-    AddWeighedEmitter,
-    ChooseExpertsEmitter,
-    FeedExpertsEmitter,
-    MultiplyAndChooseEmitter,
-    SharedExpertEmitter,
-)
-from augury.backends.numba_cuda.operations.latent import AttendLatentsEmitter, MultiplyHeadsEmitter, PrepareLatentsEmitter
-from augury.backends.numba_cuda.operations.ngrams import GateStreamsEmitter, LookUpNgramsEmitter
-from augury.backends.numba_cuda.operations.recurrence import (
-    ActivateAndDecayEmitter,
-    ConvolveAndDecayEmitter,
-    ConvolveEmitter,
-    DecayByKeyEmitter,
-    DecayEmitter,
-    GateEmitter,
-    RecurEmitter,
-    ScaleAndDecayEmitter,
-    ScaleToLengthEmitter,
-)
-from augury.backends.numba_cuda.operations.rewrites import (
-    ActivateAndDecay,
-    ConvolveAndDecay,
-    NormalizeParts,
-    ScaleAndDecay,
-)
-from augury.backends.numba_cuda.operations.rows import (
-    ActivateEmitter,
-    AddEmitter,
-    ConstantEmitter,
-    MultiplyActivatedEmitter,
-    MultiplyEmitter,
-    NormalizeEmitter,
-    NormalizePartsEmitter,
-    ReadInputEmitter,
-)
-from augury.lowering import (
-    Activate,
-    Add,
-    AddWeighed,
-    Attend,
-    Choose,
-    ChooseBlocks,
-    Constant,
-    Convolve,
-    Decay,
-    DecayByKey,
-    FeedExperts,
-    Gate,
-    GateStreams,
-    LookUpNgrams,
-    Multiply,
-    MultiplyHeads,
-    Normalize,
-    Operation,
-    Pool,
-    PrepareHeads,
-    PrepareLatents,
-    ReadInput,
-    Recur,
-    ScaleToLength,
-)
-from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
+from augury.backends.numba_cuda.operations import attention, choice, experts, latent, ngrams, recurrence, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+    from augury.backends.numba_cuda.operations.emitter import Emitters
 
 __all__ = ["OPERATIONS"]
 
-OPERATIONS: dict[type[Operation], Callable[[Any, Scope], OperationEmitter]] = {
-    Normalize: NormalizeEmitter,
-    NormalizeParts: NormalizePartsEmitter,
-    Multiply: MultiplyEmitter,
-    MultiplyActivated: MultiplyActivatedEmitter,
-    MultiplyAndChoose: MultiplyAndChooseEmitter,
-    Add: AddEmitter,
-    AddWeighed: AddWeighedEmitter,
-    Activate: ActivateEmitter,
-    ChooseExperts: ChooseExpertsEmitter,
-    SharedExpert: SharedExpertEmitter,
-    FeedExperts: FeedExpertsEmitter,
-    FeedExpertsAndAdd: FeedExpertsEmitter,
-    ReadInput: ReadInputEmitter,
-    Constant: ConstantEmitter,
-    Gate: GateEmitter,
-    Convolve: ConvolveEmitter,
-    ConvolveAndDecay: ConvolveAndDecayEmitter,
-    ScaleToLength: ScaleToLengthEmitter,
-    ScaleAndDecay: ScaleAndDecayEmitter,
-    Decay: DecayEmitter,
-    DecayByKey: DecayByKeyEmitter,
-    ActivateAndDecay: ActivateAndDecayEmitter,
-    Recur: RecurEmitter,
-    PrepareHeads: PrepareHeadsEmitter,
-    Attend: AttendEmitter,
-    AttendGated: AttendEmitter,
-    PrepareLatents: PrepareLatentsEmitter,
-    AttendLatents: AttendLatentsEmitter,
-    MultiplyHeads: MultiplyHeadsEmitter,
-    MultiplyHeadsGated: MultiplyHeadsEmitter,
-    Choose: ChooseEmitter,
-    ChooseBlocks: ChooseEmitter,
-    Pool: PoolEmitter,
-    LookUpNgrams: LookUpNgramsEmitter,
-    GateStreams: GateStreamsEmitter,
-}
+_FILES = (attention, choice, experts, latent, ngrams, recurrence, rows)
+OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
 """The emitter of each operation that this backend computes."""

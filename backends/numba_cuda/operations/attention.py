@@ -13,11 +13,11 @@ from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.tape import norm_kind, splits_of, tokens_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
-from augury.lowering import ChooseBlocks
+from augury.lowering import Attend, ChooseBlocks, PrepareHeads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.tape import Tape
     from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import Preparation, Rope, Temperature
-    from augury.lowering import Attend, PrepareHeads
 
-__all__ = ["AttendEmitter", "Heads", "PrepareHeadsEmitter", "check_dim", "factors_of", "prepare", "shares_of", "turned"]
+__all__ = ["OPERATIONS", "Heads", "check_dim", "factors_of", "prepare", "shares_of", "turned"]
 
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
@@ -209,3 +208,10 @@ def factors_of(weights: Weights, temperature: Temperature, n_ctx: int) -> Pointe
         return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)
 
     return weights.constant((temperature, n_ctx), make)
+
+
+OPERATIONS: Emitters = {
+    PrepareHeads: PrepareHeadsEmitter,
+    Attend: AttendEmitter,
+    AttendGated: AttendEmitter,
+}

@@ -14,21 +14,20 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.pooling import keep_to_pool, pool_rows
 from augury.backends.numba_cuda.operations.attention import Heads, check_dim, prepare
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import splits_of, tokens_of
 from augury.blocks import Preparation
 from augury.errors import UnsupportedError
-from augury.lowering import Choose
+from augury.lowering import Choose, ChooseBlocks, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.tape import Tape
-    from augury.lowering import ChooseBlocks, Pool
 
-__all__ = ["ChooseEmitter", "PoolEmitter"]
+__all__ = ["OPERATIONS"]
 
 _SCORES, _CHOSEN, _COUNTERS, _POOLED = "scores of blocks", "chosen blocks", "tokens' counters", "pooled rows"
 
@@ -123,3 +122,10 @@ class PoolEmitter(OperationEmitter):
         tape.launch(pool_rows, grid, WARP, **to, **sizes)
         heads = Heads(1, pooling.width, Preparation(norm=pooling.norm, rope=pooling.rope), cache)
         prepare(tape, rows, n_ctx, [heads], lag=pooling.size - 1)
+
+
+OPERATIONS: Emitters = {
+    Choose: ChooseEmitter,
+    ChooseBlocks: ChooseEmitter,
+    Pool: PoolEmitter,
+}

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.state import State
     from augury.backends.numba_cuda.tape import Tape
+    from augury.lowering import Operation
     from augury.types import ModelOptions
 
-__all__ = ["OperationEmitter", "Scope"]
+__all__ = ["Emitters", "OperationEmitter", "Scope"]
 
 
 @frozen(eq=False)
@@ -57,3 +58,7 @@ class OperationEmitter(ABC):
 
     def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
         """Write only the launches that bring its state up to date, for a pass over no tokens."""
+
+
+Emitters = dict[type["Operation"], type[OperationEmitter]]
+"""Classes by the operations that they emit."""

@@ -13,14 +13,15 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter
-from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
+from augury.lowering import AddWeighed, FeedExperts
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
@@ -28,19 +29,10 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.operations.emitter import Scope
-    from augury.backends.numba_cuda.operations.expert_rewrites import MultiplyAndChoose, SharedExpert
     from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.weights import Matrix
-    from augury.lowering import AddWeighed, FeedExperts
 
-__all__ = [
-    "GATINGS",
-    "AddWeighedEmitter",
-    "ChooseExpertsEmitter",
-    "FeedExpertsEmitter",
-    "MultiplyAndChooseEmitter",
-    "SharedExpertEmitter",
-]
+__all__ = ["GATINGS", "OPERATIONS"]
 
 GATINGS = {
     Gating.SOFTMAX: experts.SOFTMAX,
@@ -245,3 +237,13 @@ class AddWeighedEmitter(OperationEmitter):
         if not layout.is_in_place(out):
             tape.blend(to, layout.rows(y, tape), 0.0, 1.0, width=out.width)
         tape.blend(to, layout.rows(other, tape), 1.0, 1.0, width=out.width)
+
+
+OPERATIONS: Emitters = {
+    MultiplyAndChoose: MultiplyAndChooseEmitter,
+    AddWeighed: AddWeighedEmitter,
+    ChooseExperts: ChooseExpertsEmitter,
+    SharedExpert: SharedExpertEmitter,
+    FeedExperts: FeedExpertsEmitter,
+    FeedExpertsAndAdd: FeedExpertsEmitter,
+}

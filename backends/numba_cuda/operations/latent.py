@@ -17,10 +17,11 @@ from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_TH
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, factors_of, parts_bytes, shares_of, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, splits_of, warps_of
 from augury.errors import UnsupportedError
+from augury.lowering import MultiplyHeads, PrepareLatents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.rows import Operand
     from augury.blocks import Matrices
-    from augury.lowering import MultiplyHeads, PrepareLatents
 
-__all__ = ["AttendLatentsEmitter", "MultiplyHeadsEmitter", "PrepareLatentsEmitter"]
+__all__ = ["OPERATIONS"]
 
 _ROWS, _SPLIT = "rows of heads", "split heads"
 
@@ -185,3 +185,11 @@ def _tiles_of(tape: Tape, n_heads: int) -> Tiles:
         return np.array([firsts.size, *table.reshape(-1)], np.int32)
 
     return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)
+
+
+OPERATIONS: Emitters = {
+    PrepareLatents: PrepareLatentsEmitter,
+    AttendLatents: AttendLatentsEmitter,
+    MultiplyHeads: MultiplyHeadsEmitter,
+    MultiplyHeadsGated: MultiplyHeadsEmitter,
+}

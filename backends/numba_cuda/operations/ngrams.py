@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.ngram import find_ngrams, give, put_tokens
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.recurrence import convolve
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import Rows
@@ -17,15 +17,15 @@ from augury.backends.numba_cuda.state import State
 from augury.backends.numba_cuda.tape import norm_kind
 from augury.blocks import Convolution
 from augury.errors import UnsupportedError
+from augury.lowering import GateStreams, LookUpNgrams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.tape import Tape
-    from augury.lowering import GateStreams, LookUpNgrams
 
-__all__ = ["GateStreamsEmitter", "LookUpNgramsEmitter"]
+__all__ = ["OPERATIONS"]
 
 _TOKENS, _LAST, _NUMBERS = "tokens", "last tokens", "numbers of n-grams"
 
@@ -86,3 +86,9 @@ class GateStreamsEmitter(OperationEmitter):
             arguments |= {f"{prefix}weight": tape.weights.norm(norm, n), f"{prefix}kind": norm_kind(norm)}
             arguments[f"{prefix}eps"] = norm.eps
         tape.launch(give, (tape.size.n_tokens, n), THREADS, n=n, size=size, **arguments)
+
+
+OPERATIONS: Emitters = {
+    LookUpNgrams: LookUpNgramsEmitter,
+    GateStreams: GateStreamsEmitter,
+}

@@ -10,7 +10,8 @@ from attrs import evolve
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.state import State
 from augury.blocks import Activation, GateKind
 from augury.errors import UnsupportedError
@@ -22,24 +23,12 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
     from augury.backends.numba_cuda.rows import Operand, Rows
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Convolution, Vector
     from augury.lowering import Value
 
-__all__ = [
-    "ActivateAndDecayEmitter",
-    "ConvolveAndDecayEmitter",
-    "ConvolveEmitter",
-    "DecayByKeyEmitter",
-    "DecayEmitter",
-    "GateEmitter",
-    "RecurEmitter",
-    "ScaleAndDecayEmitter",
-    "ScaleToLengthEmitter",
-    "convolve",
-]
+__all__ = ["OPERATIONS", "convolve"]
 
 
 def convolve(
@@ -342,3 +331,16 @@ class GateEmitter(OperationEmitter):
 def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:
     """A factor for each value."""
     return tape.weights.flat(skip.weight, skip.shapes[skip.weight], size // skip.size)
+
+
+OPERATIONS: Emitters = {
+    Gate: GateEmitter,
+    Convolve: ConvolveEmitter,
+    ConvolveAndDecay: ConvolveAndDecayEmitter,
+    ScaleToLength: ScaleToLengthEmitter,
+    ScaleAndDecay: ScaleAndDecayEmitter,
+    Decay: DecayEmitter,
+    DecayByKey: DecayByKeyEmitter,
+    ActivateAndDecay: ActivateAndDecayEmitter,
+    Recur: RecurEmitter,
+}

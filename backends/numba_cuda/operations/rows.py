@@ -11,32 +11,20 @@ from augury.backends.numba_cuda.kernels import gate as kernels
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
-from augury.lowering import Normalize
+from augury.lowering import Activate, Add, Constant, Multiply, Normalize, ReadInput
+from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
     from augury.blocks import Linear, Norm, Vector
-    from augury.lowering import Activate, Add, Constant, Multiply, ReadInput
-    from augury.lowering.rewrites import MultiplyActivated
 
-__all__ = [
-    "ActivateEmitter",
-    "AddEmitter",
-    "ConstantEmitter",
-    "MultiplyActivatedEmitter",
-    "MultiplyEmitter",
-    "NormalizeEmitter",
-    "NormalizePartsEmitter",
-    "ReadInputEmitter",
-    "activate",
-    "look_up",
-]
+__all__ = ["OPERATIONS", "activate", "look_up"]
 
 
 class NormalizeEmitter(OperationEmitter):
@@ -223,3 +211,15 @@ def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int
     grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
     sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
     tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)
+
+
+OPERATIONS: Emitters = {
+    Normalize: NormalizeEmitter,
+    NormalizeParts: NormalizePartsEmitter,
+    Multiply: MultiplyEmitter,
+    MultiplyActivated: MultiplyActivatedEmitter,
+    Add: AddEmitter,
+    Activate: ActivateEmitter,
+    ReadInput: ReadInputEmitter,
+    Constant: ConstantEmitter,
+}
