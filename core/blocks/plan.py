@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from enum import Enum
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import NOTHING, evolve, fields, frozen, has
+from attrs import evolve, frozen
 
 from augury.blocks.block import Block
 from augury.blocks.compressed import CompressedAttention
@@ -15,7 +14,7 @@ from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.residual import AllStreams
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
-from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.errors import CapacityError, OptionError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
@@ -223,31 +222,6 @@ class ModelPlan:
         nextn = (evolve(each, layer=layer) for each, layer in zip(self.nextn, layers[n:], strict=True))
         return evolve(self, layers=tuple(layers[:n]), nextn=tuple(nextn))
 
-    def check_blocks(self, known: Mapping[type, Container[Any]]) -> None:
-        """Refuse a plan with what a backend does not compute; see `unknown`.
-
-        Raises:
-            UnsupportedError: There is something.
-        """
-        for unknown in self.unknown(known):
-            raise UnsupportedError(
-                f"{self.architecture} models have {unknown}, which this backend does not compute; choose another one"
-            )
-
-    def unknown(self, known: Mapping[type, Container[Any]]) -> Iterator[str]:
-        """What a backend does not compute of the plan, in words, once for each occurrence.
-
-        Args:
-            known: By class of a block, or of what a block or layer consists of, the names of those optional fields that the
-                backend computes: it need not know others, as long as they have their defaults. Fields without a default that
-                may be None are among them. By enumeration, its members that the backend computes. A block that is not there
-                but says how it is computed (`Block.lower`) is judged by its operations.
-        """
-        if self.block is not None and DraftBlock not in known:
-            yield "blocks of drafted tokens"
-        for part in (self.embedding, *self.layers, self.output, *self.nextn):
-            yield from _unknown(part, known)
-
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
 
@@ -314,28 +288,3 @@ def _moved(layer: Layer, first: int) -> Layer:
     if not (isinstance(layer.mixer, Attention) and layer.mixer.source is not None):
         return layer
     return evolve(layer, mixer=evolve(layer.mixer, source=layer.mixer.source - first))
-
-
-def _unknown(part: Any, known: Mapping[type, Container[Any]]) -> Iterator[str]:
-    """What of `part` a backend does not compute, in words."""
-    kind = type(part)
-    if kind not in known:
-        if not isinstance(part, Block) or kind.lower is Block.lower:
-            yield f"a block {kind.__name__}"
-        return
-    for each in fields(kind):
-        value = getattr(part, each.name)
-        if isinstance(value, Enum):
-            if value not in known.get(type(value), ()):
-                yield f"{value.name} as {kind.__name__}.{each.name}"
-        elif each.name not in known[kind] and not _is_plain(value, each.default):
-            yield f"{kind.__name__}.{each.name}" if value is not None else f"{kind.__name__} without {each.name}"
-        elif has(type(value)):
-            yield from _unknown(value, known)
-
-
-def _is_plain(value: object, default: object) -> bool:
-    """Whether a field has its default, or is there where it has none."""
-    if default is NOTHING:
-        return value is not None
-    return value is None if default is None else value == default

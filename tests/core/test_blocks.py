@@ -1,10 +1,7 @@
-from enum import Enum
-
 import attrs
 import numpy as np
 import pytest
 
-from augury import blocks
 from augury.backends import numba_cpu, reference
 from augury.blocks import (
     Activation,
@@ -12,12 +9,10 @@ from augury.blocks import (
     Block,
     Embedding,
     FeedForward,
-    GateKind,
     Layer,
     Linear,
     ModelPlan,
     Norm,
-    NormKind,
     Output,
     Residual,
     Rope,
@@ -32,49 +27,7 @@ ROPE = Rope(np.ones(2))
 ATTENTION = Attention(NORM, SQUARE, SQUARE, SQUARE, SQUARE, 2, 2, 4, 4, 0.5, ROPE)
 LAYER = Layer(ATTENTION, FeedForward(NORM, SQUARE, SQUARE, SQUARE, Activation.SILU))
 PLAN = ModelPlan("toy", Embedding("embedding", 16, 8), (LAYER,), Output(NORM, Linear("output", 8, 16)), 64)
-KNOWN = {  # of a backend that computes layers like that one, and matrices by rows
-    **{kind: {each.name for each in attrs.fields(kind)} for kind in (Attention, Embedding, FeedForward, Layer, Linear, Output)},
-    Norm: {"weight"},
-    Rope: (),
-    **{kind: tuple(kind) for kind in (Activation, GateKind, NormKind)},
-}
 BACKENDS = {"reference": reference.Reference, "numba-cpu": numba_cpu.NumbaCpu}
-LATE = {"long_frequencies", "n_ctx_short"}  # `ModelPlan.for_context` chooses before a backend sees them
-
-VOCABULARY = [kind for kind in (getattr(blocks, name) for name in blocks.__all__) if attrs.has(kind)]
-FIELDS = [
-    (kind, each.name, None if each.default is attrs.NOTHING else "something else")
-    for kind in VOCABULARY
-    for each in attrs.fields(kind)
-    if kind is not ModelPlan
-    if each.name not in LATE and not isinstance(each.default, Enum)
-    if each.default is not attrs.NOTHING or str(each.type).endswith("| None")
-]
-
-
-def plan_with(kind, **fields):
-    """A plan that has a part of a kind, of which nothing else is set."""
-    required = {each.name: "whatever" for each in attrs.fields(kind) if each.default is attrs.NOTHING}
-    return attrs.evolve(PLAN, embedding=kind(**required | fields))
-
-
-@pytest.mark.parametrize(("kind", "name", "value"), FIELDS, ids=lambda each: getattr(each, "__name__", each))
-def test_a_field_that_a_backend_does_not_list_is_refused_by_name(kind, name, value):
-    plan, others = plan_with(kind, **{name: value}), {**KNOWN, kind: set(KNOWN.get(kind, ())) - {name}}
-
-    if name in KNOWN.get(kind, ()):
-        plan.check_blocks(KNOWN)
-    with pytest.raises(UnsupportedError, match=f"toy models have {kind.__name__}.*{name}, which this backend does not compute"):
-        plan.check_blocks(others)
-
-
-@pytest.mark.parametrize("member", [NormKind.LAYER, Activation.RELU])
-def test_a_member_of_an_enumeration_that_a_backend_does_not_list_is_refused_by_name(member):
-    plan = plan_with(FeedForward, activation=member)
-
-    plan.check_blocks(KNOWN)
-    with pytest.raises(UnsupportedError, match=rf"toy models have {member.name} as FeedForward\.activation"):
-        plan.check_blocks({**KNOWN, type(member): set(type(member)) - {member}})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
