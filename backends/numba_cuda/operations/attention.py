@@ -93,24 +93,23 @@ class AttendEmitter(OperationEmitter):
     What splits of positions give comes first among the parts of attention, then what splits of pooled rows give.
     """
 
-    operation: Attend | AttendGated
+    operation: Attend
 
-    def __init__(self, operation: Attend | AttendGated, scope: Scope) -> None:
+    def __init__(self, operation: Attend, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._attend = attend = operation.attend if isinstance(operation, AttendGated) else operation
-        self._keys = scope.cache(attend.keys, attend.source)
-        self._values = self._keys if attend.values is None else scope.cache(attend.values, attend.source)
-        self._head_dim, self._value_dim = (each.width // attend.n_heads for each in (attend.queries, attend.out))
+        self._keys = scope.cache(operation.keys, operation.source)
+        self._values = self._keys if operation.values is None else scope.cache(operation.values, operation.source)
+        self._head_dim, self._value_dim = (each.width // operation.n_heads for each in (operation.queries, operation.out))
         for dim in (self._head_dim, self._value_dim):
             check_dim("heads", dim)
-        blocks = self.layout.maker(attend.choice) if attend.choice is not None and attend.pooled is not None else None
+        blocks = None if operation.choice is None or operation.pooled is None else self.layout.maker(operation.choice)
         self._blocks = blocks if isinstance(blocks, ChooseBlocks) else None  # those of pooled rows
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
         n_splits = splits_of(self.scope.options.n_ctx)
         n_bytes = self._part_bytes(n_splits)
-        return {"parts of attention": parts_bytes(n_splits, n_bytes), "counters": 4 * MAX_TOKENS * self._attend.n_heads}
+        return {"parts of attention": parts_bytes(n_splits, n_bytes), "counters": 4 * MAX_TOKENS * self.operation.n_heads}
 
     def _n_pooled_splits(self, n_splits: int) -> int:
         """Splits of pooled rows, where there are so many of positions."""
@@ -118,13 +117,13 @@ class AttendEmitter(OperationEmitter):
 
     def _part_bytes(self, n_splits: int) -> int:
         """Bytes of what splits give a token."""
-        return 4 * self._attend.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self._value_dim + 2)
+        return 4 * self.operation.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self._value_dim + 2)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        attend, keys, values, blocks, n_splits = self._attend, self._keys, self._values, self._blocks, tape.size.n_splits
+        attend, keys, values, blocks, n_splits = self.operation, self._keys, self._values, self._blocks, tape.size.n_splits
         n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
-        rows, choice = self.layout.rows(self.operation.queries, tape), {} if attend.choice is None else tape.choice
+        rows, choice = self.layout.rows(attend.queries, tape), {} if attend.choice is None else tape.choice
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
         arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
         arguments |= {"head_dim": self._head_dim, "value_dim": self._value_dim, "n_splits": n_splits + n_pooled}
@@ -147,7 +146,7 @@ class AttendEmitter(OperationEmitter):
 
     def _merged(self, tape: Tape) -> Arguments:
         """The arguments of the launch that merges what splits give."""
-        operation, sinks = self.operation, self._attend.sinks
+        operation, sinks = self.operation, self.operation.sinks
         arguments: Arguments = {"counters": tape.buffers["counters"], **self.layout.operand(operation.out, tape).arguments}
         if sinks is not None:
             arguments |= {"sinks": tape.weights.vector(sinks), "has_sinks": True}

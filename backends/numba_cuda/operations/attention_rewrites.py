@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from augury.backends.numba_cuda.operations.fused import readers_of
 from augury.blocks import GateKind
@@ -28,25 +28,18 @@ __all__ = [
 
 
 @frozen(eq=False)
-class AttendGated(Operation):
-    """out = what attention mixes, times activation(gates), one of which is of several neighbouring values."""
+class AttendGated(Attend):
+    """Likewise, times activation(gates), one of which is of several neighbouring values."""
 
-    attend: Attend
-    queries: Value
-    choice: Value | None
     gates: Value
     kind: GateKind
-    out: Value
 
 
 @frozen(eq=False)
-class MultiplyHeadsGated(Operation):
-    """out = the products of heads, times sigmoid(gates)."""
+class MultiplyHeadsGated(MultiplyHeads):
+    """Likewise, times sigmoid(gates)."""
 
-    x: Value
-    matrices: Matrices
     gates: Value
-    out: Value
 
 
 @frozen(eq=False)
@@ -68,10 +61,11 @@ def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]
     def join(made: Operation, gate: Operation) -> tuple[Operation, ...]:
         match gate:
             case Gate(norm=None, skip=None, activation=GateKind() as kind) if readers_of(operations, gate.y) == [gate]:
+                given = asdict(made, recurse=False) | {"out": gate.out, "gates": gate.gates}
                 if isinstance(made, Attend) and made.out is gate.y:
-                    return (AttendGated(made, made.queries, made.choice, gate.gates, kind, gate.out),)
+                    return (AttendGated(**given, kind=kind),)
                 if isinstance(made, MultiplyHeads) and made.out is gate.y and kind is GateKind.SIGMOID:
-                    return (MultiplyHeadsGated(made.x, made.matrices, gate.gates, gate.out),)
+                    return (MultiplyHeadsGated(**given),)
         return ()
 
     return with_pairs(operations, join)
@@ -86,7 +80,7 @@ def with_latents(operations: Sequence[Operation]) -> Iterator[Operation]:
             continue
         prepare = makers[each.queries]
         match readers_of(operations, prepare.out), readers_of(operations, each.out):
-            case [Attend()], [MultiplyHeads() | MultiplyHeadsGated() as reader] if reader.x is each.out:
+            case [Attend()], [MultiplyHeads() as reader] if reader.x is each.out:
                 yield AttendLatents(each, prepare, reader.matrices, prepare.queries, prepare.out, each.choice, each.out)
             case _:
                 raise UnsupportedError("latents that are mixed and not multiplied by heads' matrices; use backend reference")

@@ -135,7 +135,7 @@ class AttendLatentsEmitter(OperationEmitter):
 class MultiplyHeadsEmitter(OperationEmitter):
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
 
-    operation: MultiplyHeads | MultiplyHeadsGated
+    operation: MultiplyHeads
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated, AttendLatents, MultiplyHeadsGated
+from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, NormalizeParts, made_apart
@@ -57,8 +57,9 @@ _CHOICES = Choose | ChooseBlocks
 class Layout:
     """Gives each value of a block a place.
 
-    Products of one launch lie side by side in one row, as do all values that a recurrence reads. A value
-    that is normed, and read by nothing else, stays where it is. Matrices read floats or units in rows of their own.
+    Products of one launch lie side by side in one row, as do all values that a recurrence reads. Heads of queries, keys and
+    values have no gaps between them. A value that is normed, and read by nothing else, stays where it is. Matrices read floats
+    or units in rows of their own.
 
     Attributes:
         buffers: Bytes by name.
@@ -112,9 +113,9 @@ class Layout:
     def scale(self, weights: Value) -> float:
         """The factor that a choice scales its weights by."""
         maker = self._makers.get(weights)
-        return (
-            maker.linears[maker.out.index(weights)].scale if isinstance(maker, Multiply) and self._is_weight(weights) else 1.0
-        )
+        if not (isinstance(maker, Multiply) and self._is_weight(weights)):
+            return 1.0
+        return maker.linears[maker.out.index(weights)].scale
 
     def _is_weight(self, value: Value) -> bool:
         return all(isinstance(each, _CHOICES) and each.weights is value for each in self._readers(value))
@@ -230,8 +231,7 @@ class Layout:
     def _is_multiplied(self, maker: Operation, value: Value) -> bool:
         if self._is_norm_of_stream(maker) or not made_apart(maker, value):
             return False
-        is_joined = isinstance(maker, MultiplyHeads | MultiplyHeadsGated)
-        return is_joined or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
+        return isinstance(maker, MultiplyHeads) or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
 
     def _is_norm_of_stream(self, operation: Operation) -> bool:
         return isinstance(operation, Normalize) and operation.x in self._streams
@@ -245,10 +245,7 @@ class Layout:
                 if each.out not in self._operands:
                     if self._is_in_row(each.x) and each.norm is not None:
                         self._in_place[each.out] = each.x
-                elif (
-                    isinstance(self._makers[each.x.root], Activate | MultiplyActivated | Attend | AttendGated)
-                    and each.x.whole is None
-                ):
+                elif isinstance(self._makers[each.x.root], Activate | MultiplyActivated | Attend) and each.x.whole is None:
                     self._normed[each.x] = each
             elif isinstance(each, PrepareHeads):
                 for x, out in zip(each.x, each.out, strict=True):

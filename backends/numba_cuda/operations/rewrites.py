@@ -12,8 +12,6 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations.attention_rewrites import (
-    AttendGated,
-    MultiplyHeadsGated,
     with_gated_attention,
     with_latents,
     with_separate_heads,
@@ -82,18 +80,22 @@ class ActivateAndDecay(Fused):
 def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:
     """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
-        *(
-            _with_softplus,
-            _with_rows_apart,
-            with_activated_products,
-            with_gated_attention,
-            with_latents,
-            with_choices,
-            partial(with_separate_sums, streams=streams),
-            with_sums,
-        ),
-        *(with_shared_experts, with_early_choices, _with_activated_rows, _with_gates, partial(_with_copies, streams=streams)),
-        *(with_separate_heads, partial(_with_joined_norms, streams=streams), _with_neighbours),
+        _with_softplus,
+        _with_rows_apart,
+        with_activated_products,
+        with_gated_attention,
+        with_latents,
+        with_choices,
+        partial(with_separate_sums, streams=streams),
+        with_sums,
+        with_shared_experts,
+        with_early_choices,
+        _with_activated_rows,
+        _with_gates,
+        partial(_with_copies, streams=streams),
+        with_separate_heads,
+        partial(_with_joined_norms, streams=streams),
+        _with_neighbours,
     )
     for rewrite in rewrites:
         operations = [*rewrite(operations)]
@@ -113,9 +115,7 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
     if isinstance(operation, MultiplyActivated):
         return value is operation.out[0]
-    return isinstance(
-        operation, Normalize | Activate | Gate | Convolve | Attend | AttendGated | MultiplyHeads | MultiplyHeadsGated
-    )
+    return isinstance(operation, Normalize | Activate | Gate | Convolve | Attend | MultiplyHeads)
 
 
 def _with_rows_apart(operations: Sequence[Operation]) -> Iterator[Operation]:
