@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Preparation, Rope, Temperature
+    from augury.blocks import Preparation, Rope
 
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 TABLES = "rope tables"
@@ -26,11 +26,11 @@ def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) 
         return 0
     turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
     if (rope := steps.rope) is not None:
-        turns = arena.shared(_turns_key(rope), lambda: _turns(rope, n_ctx), TABLES)
+        turns = arena.shared(_turns_key(rope), lambda: np.pad(rope.turns(n_ctx).ravel(), (0, _OVERREAD)).astype("f4"), TABLES)
         n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
     factors = 0
     if (temperature := steps.temperature) is not None:
-        factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
+        factors = arena.shared(temperature, lambda: temperature.factors(n_ctx).astype("f4"), TABLES)
     written = HeadSteps(
         limit=steps.clamp or 0.0,
         norm=weights.norm(steps.norm),
@@ -52,16 +52,3 @@ def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
 def _turns_key(rope: Rope) -> tuple[object, ...]:
     """What a rope's table depends on, beside the number of positions."""
     return ("turns", rope.frequencies.tobytes(), rope.magnitude)
-
-
-def _turns(rope: Rope, n_ctx: int) -> np.ndarray:
-    """The cosines and sines of every position, (n_ctx, 2, pairs) float32."""
-    angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
-    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
-    return np.append(turns, np.zeros(_OVERREAD)).astype(np.float32)
-
-
-def _factors(temperature: Temperature, n_ctx: int) -> np.ndarray:
-    """What queries of every position are multiplied by, (n_ctx,) float32."""
-    periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
-    return (1 + temperature.scale * np.log1p(periods)).astype(np.float32)

@@ -328,6 +328,11 @@ class Rope:
     n_ctx_short: int = 0
     offset: int = 0
 
+    def turns(self, n: int) -> np.ndarray:
+        """The cosines and sines of the first n positions, with the magnitude: (n, 2, D_rot / 2) float64."""
+        angles = np.arange(n, dtype=np.float64)[:, None] * self.frequencies
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1) * self.magnitude
+
 
 @frozen
 class Temperature:
@@ -336,3 +341,7 @@ class Temperature:
     scale: float
     period: float
     offset: float = 0.0
+
+    def factors(self, n: int) -> np.ndarray:
+        """The factors of the first n positions, (n,) float64."""
+        return 1.0 + self.scale * np.log1p((np.arange(n) + self.offset) // self.period)

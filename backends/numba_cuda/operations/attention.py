@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from augury.backends.numba_cuda.cache import Cache
-    from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.tape import Tape
     from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import Preparation, Rope, Temperature
 
-__all__ = ["OPERATIONS", "Heads", "check_dim", "factors_of", "prepare", "shares_of", "turned"]
+__all__ = ["OPERATIONS", "Heads", "check_dim", "prepare", "shares_of", "sharpened", "turned"]
 
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
@@ -46,12 +46,8 @@ class Heads:
 
 
 def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads], *, lag: int = 0) -> None:
-    """Write what becomes of rows that begin with heads, of queries, keys and values in this order; see `prepare_heads`.
-
-    Heads that are kept are no queries. Keys may be missing with their values, and values alone.
-    """
-    roles = ("q", "k", "v")[heads[0].cache is not None :]
-    steps = heads[0].steps
+    """Write what becomes of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
+    roles, steps = ("q", "k", "v")[heads[0].cache is not None :], heads[0].steps
     arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": lag}
     arguments |= {"head_dim": heads[0].dim, "value_dim": heads[-1].dim, "is_rope_first": steps.is_rope_first}
     arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, **turned(tape.weights, steps.rope, n_ctx)}
@@ -65,8 +61,7 @@ def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads], *, lag: 
         if (cache := each.cache) is not None:
             name = "key" if role == "k" else "value"
             arguments |= {f"{name}_codes": cache.codes, f"{name}_halves": cache.halves, f"{name}s_kept_as": cache.number}
-        if each.steps.temperature is not None:
-            arguments |= {"factors": factors_of(tape.weights, each.steps.temperature, n_ctx), "has_factors": True}
+        arguments |= sharpened(tape.weights, each.steps.temperature, n_ctx)
     tape.launch(prepare_heads, (sum(each.n for each in heads), tape.size.n_tokens), WARP, **arguments)
 
 
@@ -102,8 +97,10 @@ class AttendEmitter(OperationEmitter):
         self._head_dim, self._value_dim = (each.width // operation.n_heads for each in (operation.queries, operation.out))
         for dim in (self._head_dim, self._value_dim):
             check_dim("heads", dim)
-        blocks = None if operation.choice is None or operation.pooled is None else self.layout.maker(operation.choice)
-        self._blocks = blocks if isinstance(blocks, ChooseBlocks) else None  # those of pooled rows
+        blocks = None if operation.choice is None else self.layout.maker(operation.choice)
+        self._blocks = blocks if isinstance(blocks, ChooseBlocks) and blocks.window is not None else None  # of pooled rows
+        if (self._blocks is None) != (operation.pooled is None):
+            raise UnsupportedError("pooled rows are attended to beside a window, by a choice of blocks; use backend reference")
 
     def buffers(self) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -185,28 +182,17 @@ def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Arguments:
     """The arguments of kernels for a rope: cosines and sines, how many pairs, where they begin, whether they are neighbours."""
     if rope is None:
         return {}
-    pairs = {"n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}
-    return {"turns": turns_of(weights, rope, n_ctx), **pairs}
+    key = ("turns", rope.frequencies.tobytes(), rope.magnitude)
+    turns = weights.constant(key, lambda: rope.turns(n_ctx).swapaxes(1, 2).astype(np.float32))
+    return {"turns": turns, "n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}
 
 
-def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:
-    """The cosine and the sine of every pair at every position, (n_ctx, pairs, 2) float32."""
-
-    def make() -> np.ndarray:
-        angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
-        return (np.stack([np.cos(angles), np.sin(angles)], axis=2) * rope.magnitude).astype(np.float32)
-
-    return weights.constant(("turns", rope.frequencies.tobytes(), rope.magnitude), make)
-
-
-def factors_of(weights: Weights, temperature: Temperature, n_ctx: int) -> Pointer:
-    """What queries of every position are multiplied with, (n_ctx,) float32."""
-
-    def make() -> np.ndarray:
-        periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
-        return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)
-
-    return weights.constant((temperature, n_ctx), make)
+def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> Arguments:
+    """The arguments of kernels for factors of queries, by position."""
+    if temperature is None:
+        return {}
+    factors = weights.constant((temperature, n_ctx), lambda: temperature.factors(n_ctx).astype(np.float32))
+    return {"factors": factors, "has_factors": True}
 
 
 OPERATIONS: Emitters = {

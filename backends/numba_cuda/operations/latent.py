@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.operations.attention import FOREVER, factors_of, parts_bytes, shares_of, turned
+from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
@@ -112,11 +112,9 @@ class AttendLatentsEmitter(OperationEmitter):
         arguments["head_dim"] = operation.queries.width // n_heads
         if attend.choice is not None:
             arguments |= {name: each for name, each in tape.choice.items() if name != "group_stride"}  # of all heads
-        if prepare.temperature is not None:
-            arguments |= {"factors": factors_of(weights, prepare.temperature, n_ctx), "has_factors": True}
         arguments |= {"unit_factors": to.factors, "unit_sums": to.sums, "out": to.floats, "quantised": to.quantised}
         arguments |= {"as_floats": to.as_floats, "as_bytes": to.as_bytes, "width": to.width if is_merged else 0}
-        arguments |= turned(weights, prepare.rope, n_ctx)
+        arguments |= turned(weights, prepare.rope, n_ctx) | sharpened(weights, prepare.temperature, n_ctx)
         kernel, n_blocks = ATTEND_LATENT[cache.kept_as, n_rows], -(-n_heads // (HEADS * n_rows))
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             common["first_token"] = first
