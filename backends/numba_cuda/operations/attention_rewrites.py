@@ -29,7 +29,7 @@ __all__ = [
 
 @frozen(eq=False)
 class AttendGated(Attend):
-    """Likewise, times activation(gates), one of which is of several neighbouring values."""
+    """Attention whose values are multiplied by activation(gates), one of which is of several neighbouring values."""
 
     gates: Value
     kind: GateKind
@@ -37,14 +37,14 @@ class AttendGated(Attend):
 
 @frozen(eq=False)
 class MultiplyHeadsGated(MultiplyHeads):
-    """Likewise, times sigmoid(gates)."""
+    """Products of heads that are multiplied by sigmoid(gates)."""
 
     gates: Value
 
 
 @frozen(eq=False)
 class AttendLatents(Operation):
-    """out = the latents that heads mix, head by head, for the products of their matrices; queries are turned on the way."""
+    """Attention to latents, whose kernel turns queries itself, and writes rows head by head, as heads' matrices read them."""
 
     attend: Attend
     prepare: PrepareLatents

@@ -30,6 +30,8 @@ from augury.blocks import Activation, GateKind, Vector
 from augury.lowering import (
     Activate,
     Attend,
+    Choose,
+    ChooseBlocks,
     Constant,
     Convolve,
     Decay,
@@ -40,7 +42,9 @@ from augury.lowering import (
     MultiplyHeads,
     Normalize,
     Operation,
+    Pool,
     PrepareHeads,
+    PrepareLatents,
     ReadInput,
     Recur,
     ScaleToLength,
@@ -59,6 +63,9 @@ __all__ = [
     "made_apart",
     "rewritten",
 ]
+
+
+_SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Pool | Choose | ChooseBlocks
 
 
 class NormalizeParts(Fused):
@@ -132,7 +139,7 @@ def _with_rows_apart(operations: Sequence[Operation]) -> Iterator[Operation]:
 def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
     """Copy values that do not lie as an operation needs them: apart for matrices, or side by side in rows of floats."""
     makers, copies = makers_of(operations), dict[tuple[Value, str], Value]()
-    side_by_side = [each for each in parts_of(operations) if isinstance(each, Recur | Convolve | Decay | ScaleToLength)]
+    side_by_side = [each for each in parts_of(operations) if isinstance(each, _SIDE_BY_SIDE)]
     rowed = {value for each in side_by_side for value in roots_of(each)}
     scaled = {each.x.root: each for each in side_by_side if isinstance(each, ScaleToLength)}
 
@@ -143,10 +150,10 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
             case Multiply() | MultiplyActivated():
                 is_fed = value.root in rowed and (not isinstance(maker, Convolve) or value.root in scaled)
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
-            case Recur() | Convolve() | Decay():
+            case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseBlocks():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput) else None
-            case PrepareHeads():
+            case PrepareHeads() | Pool():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 is_shared = len(readers_of(operations, value.root)) > 1
                 return "heads" if is_norm or is_shared or isinstance(maker, ReadInput) else None

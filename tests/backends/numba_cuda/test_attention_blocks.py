@@ -1,5 +1,8 @@
 """Attention of blocks that nobody has written, in orders and with parts that no block of augury has: as the reference."""
 
+from collections.abc import Callable
+from functools import partial
+
 import attrs
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from oracles.passes import run_of
 
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.blocks import Block, GateKind, Linear, Norm, Preparation, Rope, Temperature
+from augury.blocks import Block, GateKind, Linear, Matrices, Norm, Pooling, Preparation, Rope, Temperature
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
@@ -19,6 +22,7 @@ REGISTRY = Registry.discover()
 TOKENS = np.random.default_rng(3).integers(0, 128, 9).astype(np.int32)
 ROPE, OTHER = (Rope(base ** (-np.arange(n) / n)) for base, n in ((100.0, 8), (30.0, 16)))
 SHAPES = {"norm": (E,), "q": (H * D, E), "k": (G * D, E), "v": (G * D, E), "gate": (H, E), "o": (E, H * D), "head": (D,)}
+SHAPES |= {"row": (D, E), "heads": (H, D, D)}
 TENSORS = {name: np.random.default_rng(len(name)).standard_normal(shape) / 8 for name, shape in SHAPES.items()}
 PLAIN = (Preparation(rope=ROPE), Preparation(rope=ROPE), Preparation())
 STEPS = {
@@ -29,6 +33,13 @@ STEPS = {
 }
 
 
+NORM = Norm("norm", E, 1e-5)
+
+
+def linear(name):
+    return Linear(name, SHAPES[name][1], SHAPES[name][0])
+
+
 @attrs.frozen
 class Odd(Block):
     steps: tuple = PLAIN
@@ -37,26 +48,23 @@ class Odd(Block):
 
     def tensors(self):
         norms = (step.norm for step in self.steps if step.norm is not None)
-        return (Norm("norm", E, 1e-5), *norms, *(self._linear(name) for name in ("q", "k", "v", "gate", "o")))
-
-    def _linear(self, name):
-        return Linear(name, SHAPES[name][1], SHAPES[name][0])
+        return (NORM, *norms, *map(linear, ("q", "k", "v", "gate", "o")))
 
     def cached(self):
         return (("cache_type_k", G, D), ("cache_type_v", G, D))
 
     def lower(self, build):
-        n = build.normalize(build.x, Norm("norm", E, 1e-5))
+        n = build.normalize(build.x, NORM)
         if self.is_backwards:
-            v, q, gate = build.multiply(n, *map(self._linear, ("v", "q", "gate")), purpose="products")
-            (k,) = build.multiply(n, self._linear("k"), purpose="keys")
+            v, q, gate = build.multiply(n, *map(linear, ("v", "q", "gate")), purpose="products")
+            (k,) = build.multiply(n, linear("k"), purpose="keys")
         else:
-            q, k, v, gate = build.multiply(n, *map(self._linear, ("q", "k", "v", "gate")), purpose="products")
+            q, k, v, gate = build.multiply(n, *map(linear, ("q", "k", "v", "gate")), purpose="products")
         queries, *_ = build.prepare_heads((q, k, v), (D,) * 3, self.steps, (None, 0, 1))
         y = build.gate(build.attend(queries, 0, 1, H, D, 0.2), gate, GateKind.SIGMOID)
         if self.reads_queries:
             y = build.add_weighed(y, q)
-        build.add_product(y, self._linear("o"), "out")
+        build.add_product(y, linear("o"), "out")
 
 
 def rows_of(backend, block):
@@ -84,4 +92,73 @@ def test_heads_that_no_kernel_prepares_at_once_are_prepared_as_the_reference_doe
 def test_heads_that_are_kept_and_sharpened_are_refused():
     block = Odd((PLAIN[0], Preparation(rope=ROPE, temperature=Temperature(0.1, 4.0)), PLAIN[2]))
     with pytest.raises(UnsupportedError, match="heads that are kept, and multiplied by a temperature"):
+        rows_of("numba-cuda", block)
+
+
+@attrs.frozen
+class Listing(Block):
+    """Attends to rows of one head, as a function says of a builder, norm(x), and queries."""
+
+    attend: Callable
+    n_caches: int = 1
+
+    def tensors(self):
+        return (NORM, *map(linear, ("q", "row", "gate", "o")), HEADS)
+
+    def cached(self):
+        return (("cache_type_k", 1, D), ("f32", 1, D), ("cache_type_k", 1, D))[: self.n_caches]
+
+    def lower(self, build):
+        n = build.normalize(build.x, NORM)
+        q, row = build.multiply(n, linear("q"), linear("row"), purpose="products")
+        build.add_product(self.attend(build, n, q, row), linear("o"), "out")
+
+
+HEADS = Matrices("heads", H, D, D)
+EQUAL = Preparation()
+
+
+def attended(build, q, choice=None, pooled=None):
+    return build.attend(q, 0, None, H, D, 0.2, choice=choice, pooled=pooled)
+
+
+def weighed(build, n, q, row, *, size=1, n_local=0, is_first=False):
+    build.prepare_heads([row], [D], [EQUAL], [0])
+    weights, compared = build.multiply(n, attrs.evolve(linear("gate"), scale=0.5), linear("q"), purpose="products")
+    return attended(build, q, build.choose(compared if is_first else q, weights, 0, 3, size=size, n_local=n_local))
+
+
+def unweighed(build, n, q, row):
+    build.prepare_heads([row], [D], [EQUAL], [0])
+    return attended(build, q, build.choose(q, None, 0, 3, size=2, n_lists=H))
+
+
+def pooled(build, n, q, row):
+    build.prepare_heads([row], [D], [EQUAL], [0])
+    build.pool(build.multiply(n, linear("row"), purpose="values"), Pooling(4, linear("row")), 1, 2)
+    return attended(build, q, build.choose_blocks(4), 2)
+
+
+def latent(build, n, q, row):
+    norm = Norm("head", D, 1e-5)
+    return attended(build, build.prepare_latents(q, row, HEADS, norm, None, None, None, 0))
+
+
+def test_weights_of_a_choice_may_come_from_another_product():
+    block = Listing(weighed)
+    assert nmse(rows_of("numba-cuda", block), rows_of("reference", block)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("told", "block"),
+    {
+        "weights of queries that do not lie after these": Listing(partial(weighed, is_first=True)),
+        "an indexer that chooses blocks by weighed heads": Listing(partial(weighed, size=2, n_local=1)),
+        "an indexer that does not always choose the last block": Listing(unweighed),
+        "pooled rows are attended to beside a window": Listing(pooled, n_caches=3),
+        "latents that are mixed and not multiplied by heads' matrices": Listing(latent),
+    }.items(),
+)
+def test_what_kernels_do_not_choose_or_attend_to_is_refused(told, block):
+    with pytest.raises(UnsupportedError, match=told):
         rows_of("numba-cuda", block)
