@@ -67,6 +67,9 @@ class Lowering:
         self.plan = plan = plan.for_context(options.n_ctx)
         if plan.nextn:
             raise UnsupportedError("layers that predict further tokens are not computed here; use backend numba-cpu")
+        if plan.block is not None:
+            found = f"{plan.architecture} models have blocks of drafted tokens"
+            raise UnsupportedError(f"{found}, which this backend does not compute; choose another one")
         self._embedding, self._output, self._streams = (
             EmbeddingEmitter(plan.embedding),
             OutputEmitter(plan.output),

@@ -161,21 +161,21 @@ class Attention(Block):
 
         With `source`, they are kept as those of that layer, whose attention this is.
         """
-        heads, begin = list(made) if queries is None else [queries, *made], int(queries is None)
+        heads, begin = (list(made), 1) if queries is None else ([queries, *made], 0)
         these = slice(begin, begin + len(heads))
-        sizes, norms = (self.head_dim, self.head_dim, self.value_dim)[these], (self.q_norm, self.k_norm, None)
+        sizes, norms = [self.head_dim, self.head_dim, self.value_dim][these], [self.q_norm, self.k_norm, None]
         clamp, rope, is_rope_first = self.clamp, self.rope, self.is_rope_first
         if self.has_joint_norms:
             first = Preparation(clamp, rope=rope if is_rope_first else None)
-            prepared = build.prepare_heads(heads, sizes, (first, first, Preparation(clamp))[these])
+            prepared = build.prepare_heads(heads, sizes, [first, first, Preparation(clamp)][these])
             heads = [build.normalize(x, norm) for x, norm in zip(prepared, norms[these], strict=True)]
-            clamp, rope, is_rope_first, norms = None, None if is_rope_first else rope, False, (None, None, None)
+            clamp, rope, is_rope_first, norms = None, None if is_rope_first else rope, False, [None, None, None]
         of_queries, of_keys = (
             Preparation(clamp, norm, rope, temperature, is_rope_first)
             for norm, temperature in zip(norms[:2], (self.temperature, None), strict=True)
         )
-        steps = (of_queries, of_keys, Preparation(clamp, self.v_norm))
-        return build.prepare_heads(heads, sizes, steps[these], (None, 0, 1)[these], source)
+        steps, caches = [of_queries, of_keys, Preparation(clamp, self.v_norm)], [None, 0, 1]
+        return build.prepare_heads(heads, sizes, steps[these], caches[these], source)
 
 
 @frozen

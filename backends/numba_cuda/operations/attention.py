@@ -74,7 +74,9 @@ class PrepareHeadsEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         operation, layout, heads = self.operation, self.layout, []
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
-            heads.append(Heads(x.width // dim, dim, steps, None if place is None else self.scope.cache(place)))
+            heads.append(
+                Heads(x.width // dim, dim, steps, None if place is None else self.scope.cache(place, operation.source))
+            )
         columns = [layout.row(x) for x in operation.x]
         ends = [(name, column + x.width) for (name, column), x in zip(columns, operation.x, strict=True)]
         if columns[1:] != ends[:-1] or not all(map(layout.is_in_place, operation.out)):
@@ -97,6 +99,8 @@ class AttendEmitter(OperationEmitter):
         self._head_dim, self._value_dim = (each.width // operation.n_heads for each in (operation.queries, operation.out))
         for dim in (self._head_dim, self._value_dim):
             check_dim("heads", dim)
+        if not operation.is_causal:
+            raise UnsupportedError("attention to later tokens is not computed here; use backend numba-cpu")
         blocks = None if operation.choice is None else self.layout.maker(operation.choice)
         self._blocks = blocks if isinstance(blocks, ChooseBlocks) and blocks.window is not None else None  # of pooled rows
         if (self._blocks is None) != (operation.pooled is None):

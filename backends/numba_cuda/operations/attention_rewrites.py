@@ -93,7 +93,7 @@ def with_separate_heads(operations: Sequence[Operation]) -> Iterator[Operation]:
             yield each
             continue
         for x, dim, steps, cache, out in zip(each.x, each.dims, each.steps, each.caches, each.out, strict=True):
-            one = PrepareHeads((x,), (dim,), (steps,), (cache,), (out,))
+            one = PrepareHeads((x,), (dim,), (steps,), (cache,), each.source, (out,))
             if not _are_prepared_at_once(one):
                 raise UnsupportedError("heads that are kept, and multiplied by a temperature; use backend reference")
             yield one
