@@ -53,12 +53,13 @@ class DraftDflash(HeadDrafter):
         """
         block = context.info.block
         assert block is not None
-        if block.is_corrected is not cls.corrects:
-            other = DraftDspark if block.is_corrected else DraftDflash
+        if block.has_transitions is not cls.corrects:
+            other = DraftDspark if block.has_transitions else DraftDflash
             raise UnsupportedError(f"{context.info.name} is a head for {other.name}; name that instead of {cls.name}")
-        plans = {"transitions": block.has_transitions, "selector": block.n_selected, "confidence": block.has_confidence}
-        further = {plan: RowModel(load(plan)) for plan, is_there in plans.items() if is_there}
-        return BlockRunner(context, encoder, n_vocab=n_vocab, **further)
+        plans = ["transitions"] * block.has_transitions + ["confidence"] * block.has_confidence
+        plans += ["predecessor", "successor", "selector"] if block.n_selected else []
+        further = {plan: RowModel(load(plan)) for plan in plans}
+        return BlockRunner(context, encoder, n_vocab=n_vocab, further=further)
 
 
 class DraftDspark(DraftDflash):

@@ -138,7 +138,7 @@ def _load(reference: str, load_options: ModelOptions, options: DraftModelOptions
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
     context = session.load(reference, load_options, options.backend)
     if (info := context.info).hidden_of:
-        kind = "dspark" if info.block is not None and info.block.is_corrected else info.architecture
+        kind = "dspark" if info.block is not None and info.block.has_transitions else info.architecture
         raise UnsupportedError(f"{reference} drafts from hidden states of its target; use draft-{kind}")
     difference = difference or size_difference(session.model.n_vocab, context.info.n_vocab)
     if difference is not None and (target is None or draft is None):

@@ -30,13 +30,8 @@ class DraftBlock:
     n_unread: int  # first tokens of a block that predict nothing; 0: even the text's last one predicts the one after it
     norm: Norm  # of hidden states
     has_transitions: bool = False  # whether the plan `transitions` adds to the logits after a token, by that token
-    n_selected: int = 0  # so many of the best tokens are judged anew, by transitions times what the plan `selector` makes
+    n_selected: int = 0  # so many of the best tokens are judged anew, by the plans `predecessor`, `successor` and `selector`
     has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is
-
-    @property
-    def is_corrected(self) -> bool:
-        """Whether transitions add to the logits of all tokens, as in DSpark, not to those of selected ones."""
-        return self.has_transitions and not self.n_selected
 
 
 @frozen

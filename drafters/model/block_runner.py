@@ -8,8 +8,8 @@ and masks, of which nothing stays::
     positions              0     1     2     3     4     5
     hold, or are given     0     1     2    on   mask  mask     predict tokens 4 and 5
 
-Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Heads that have
-transitions add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark), or to the best
+Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Some heads
+add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark), or to the best
 ones, which alone can be chosen then (DFlash2).
 
 Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
@@ -17,7 +17,8 @@ Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.dflash`), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,9 +50,7 @@ class BlockRunner(HiddenRunner):
         encoder: Encoder,
         *,
         n_vocab: int,
-        transitions: RowModel | None = None,
-        selector: RowModel | None = None,
-        confidence: RowModel | None = None,
+        further: Mapping[str, RowModel] = MappingProxyType({}),
     ) -> None:
         """Take over a loaded head.
 
@@ -59,20 +58,20 @@ class BlockRunner(HiddenRunner):
             context: See `HiddenRunner`.
             encoder: See there.
             n_vocab: See there.
-            transitions: Tells a hidden state of each token, and the logits that are added after it by that.
-            selector: Makes of a place's hidden state factors of that one.
-            confidence: Tells how probable a place's best token is, by its hidden state and the one of the token before.
+            further: What else a choice depends on, by the names of plans. `transitions` tells logits that are added after each
+                token, and a hidden state of it; `confidence` tells by that and the place's how probable the best token is.
+                `predecessor` and `successor` tell factors of each token, `selector` those of a place.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
         assert context.info.block is not None
         self._block = context.info.block
-        self._transitions, self._selector, self._confidence = transitions, selector, confidence
-        self._features = ("output",) if selector is not None or confidence is not None else ()
+        self._further = further
+        self._features = ("output",) if "selector" in further or "confidence" in further else ()
         self._n_judged = self._block.n_selected or N_JUDGED
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
-        is_lattice = self._transitions is None
+        is_lattice = not self._further
         written = [WrittenDraft(lattice_reach=request.least_reach if is_lattice else None) for request in requests]
         limits = [self._limit(request) for request in requests]
         if not (writing := [i for i, limit in enumerate(limits) if limit > 0]):
@@ -129,22 +128,22 @@ class BlockRunner(HiddenRunner):
             hidden: (m, E), where a selector or confidence wants them.
             before: Tokens of the text or the drafts, (m,).
         """
-        if self._transitions is None:
+        further, tokens = self._further, np.array(before, np.int32)
+        if not further:
             return logits, best[rows], None
-        tokens = np.array(before, np.int32)
-        if self._selector is not None:
-            states = self._transitions.hidden_of(tokens)
-            added = self._transitions.rows(states * self._selector.rows(hidden))
+        if "selector" in further:
             ids, likely = logits.top_k(rows, self._block.n_selected)
-            scores = np.full_like(added, -np.inf)
-            np.put_along_axis(scores, ids, likely + np.take_along_axis(added, ids, axis=1), axis=1)
+            successors = further["successor"].hidden_of(np.maximum(ids, 0).reshape(-1)).reshape(*ids.shape, -1)
+            factors = further["predecessor"].hidden_of(tokens) * further["selector"].rows(hidden)
+            scores = np.full((len(rows), self.n_model_vocab), -np.inf, np.float32)
+            np.put_along_axis(scores, ids, likely + np.einsum("mr,mkr->mk", factors, successors), axis=1)
             judged = ArrayPass(scores)
-        else:
-            added, states = self._transitions.rows_of_tokens(tokens)
-            judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
-        if self._confidence is None:
             return judged, judged.argmax(), None
-        scores = self._confidence.rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
+        added, states = further["transitions"].rows_of_tokens(tokens)
+        judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
+        if "confidence" not in further:
+            return judged, judged.argmax(), None
+        scores = further["confidence"].rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
         return judged, judged.argmax(), 0.5 + 0.5 * np.tanh(0.5 * scores)  # the logistic function
 
     def _feeds(

@@ -4,7 +4,8 @@ The plan `encoder` makes one hidden state of what several of the target's layers
 keeps keys and values of these. What it computes is the last token of the text, with masks in the places of the tokens to be
 drafted: all see each other and the text before. DSpark adds to the logits in each place those that the plan `transitions` has
 for the token before it, and its plan `confidence` tells how sure the choice is. DFlash2 has convolutions over the block, and
-judges the best tokens of each place anew, by `transitions` from the token before, times what `selector` makes of the place.
+judges the best tokens of each place anew: by the product of what the plans `predecessor` and `successor` have for the token
+before and for each of them, and of what `selector` makes of the place.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and llama.cpp, whose
 converter writes these files.
@@ -79,15 +80,14 @@ def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
     keys, mask = decoder.keys, decoder.file.get(_MASK, int)
     if not 0 <= mask < decoder.n_vocab:
         raise ModelFileError(f"{decoder.file.path}: metadata key {_MASK!r} is {mask}, expected a token below {decoder.n_vocab}")
-    selects = "selector" in further
-    begins = "transitions" in further and not selects and keys.flag("sample_from_anchor", default=True)
+    begins = "transitions" in further and keys.flag("sample_from_anchor", default=True)
     return DraftBlock(
         size=keys.count("block_size", _SIZE, least=1 if begins else 2),
         mask=mask,
         n_unread=0 if begins else 1,
         norm=decoder.norm("enc.output_norm"),
         has_transitions="transitions" in further,
-        n_selected=keys.count("selector_top_k", most=decoder.n_vocab) if selects else 0,
+        n_selected=keys.count("selector_top_k", most=decoder.n_vocab) if "selector" in further else 0,
         has_confidence="confidence" in further,
     )
 
@@ -160,25 +160,29 @@ def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
 
 
 def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
-    """Logits by the token before, and what goes with them: DSpark's confidence in a choice, or what DFlash2 selects by."""
-    tensors, weight = decoder.file.tensors, output.weight
-    before, after = (
-        ("markov_w1", "markov_w2") if "markov_w1.weight" in tensors else ("selector_predecessor", "selector_successor")
-    )
-    if f"{before}.weight" not in tensors or weight is None:
+    """What a place's choice depends on besides: DSpark's logits by the token before and confidence, or DFlash2's selector."""
+    file, keys, n_vocab, weight = decoder.file, decoder.keys, decoder.n_vocab, output.weight
+    if weight is None or not {"markov_w1.weight", "selector_hidden.weight"} & file.tensors.keys():
         return {}
-    n_vocab, rank = decoder.n_vocab, tensors[f"{before}.weight"].shape[-1]
-    decoder.file.tensor(f"{before}.weight", (n_vocab, rank))
 
     def plan(embedding: Embedding, name: str, n_out: int, tokens: Integers | None = None) -> ModelPlan:
         made = Output(None, decoder.linear(name, embedding.n_embd, n_out), tokens=tokens)
         return ModelPlan(DFlash.name, embedding, (), made, decoder.n_ctx_train)
 
-    plans = {"transitions": plan(Embedding(f"{before}.weight", n_vocab, rank), after, weight.n_out, output.tokens)}
-    if before == "selector_predecessor":
-        plans["selector"] = plan(Embedding(None, rank, decoder.n_embd), "selector_hidden", rank)
-    elif decoder.keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in tensors:
-        plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + rank), "conf_proj", 1)
+    def table(name: str) -> Embedding:
+        rank = file.tensor(f"{name}.weight").shape[-1]
+        file.tensor(f"{name}.weight", (n_vocab, rank))
+        return Embedding(f"{name}.weight", n_vocab, rank)
+
+    if "markov_w1.weight" not in file.tensors:
+        tables = {each: table(f"selector_{each}") for each in ("predecessor", "successor")}
+        plans = {name: plan(each, f"selector_{name}", n_vocab) for name, each in tables.items()}
+        given = Embedding(None, tables["predecessor"].n_embd, decoder.n_embd)
+        return {**plans, "selector": plan(given, "selector_hidden", tables["successor"].n_embd)}
+    before = table("markov_w1")
+    plans = {"transitions": plan(before, "markov_w2", weight.n_out, output.tokens)}
+    if keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in file.tensors:
+        plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + before.n_embd), "conf_proj", 1)
     return plans
 
 
