@@ -71,23 +71,16 @@ class BlockRunner(HiddenRunner):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
-        is_lattice = not self._further
-        written = [WrittenDraft(lattice_reach=request.least_reach if is_lattice else None) for request in requests]
+        has_lattice = "transitions" not in self._further
+        written = [WrittenDraft(lattice_reach=request.least_reach if has_lattice else None) for request in requests]
         limits = [self._limit(request) for request in requests]
         if not (writing := [i for i, limit in enumerate(limits) if limit > 0]):
             return written
-        texts = [self._text(requests[i].slot) for i in writing]
-        if behind := [text for text in texts if text.n < text.n_fed]:
-            self._forward([(text, text.tokens[text.n : text.n_fed].copy(), None) for text in behind], n_rows=0)
-            for text in behind:
-                self._forget(text)
-        n_unread, mask = self._block.n_unread, self._block.mask
-        blocks = [Draft([int(requests[i].history[-1]), *[mask] * (limits[i] - 1 + n_unread)]) for i in writing]
-        logits = self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
+        logits, n_unread = self._pass([(requests[i], limits[i]) for i in writing]), self._block.n_unread
         hidden, best = logits.features("output") if self._features else np.empty((0, 0)), logits.argmax()
         starts = dict(zip(writing, np.cumsum([0, *(limits[i] for i in writing)]).tolist(), strict=False))  # of rows of logits
         n_skipped = {i: n * n_unread for n, i in enumerate(writing, 1)}  # rows of hidden states before
-        step = 0
+        step, drafting = 0, writing
         while writing:
             rows = np.array([starts[i] + step for i in writing])
             places = rows + [n_skipped[i] for i in writing]
@@ -104,7 +97,48 @@ class BlockRunner(HiddenRunner):
                 if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
                     going_on.append(i)
             writing, step = going_on, step + 1
+        if "selector" in self._further:
+            branching = [i for i in drafting if requests[i].n_candidates > 1 and requests[i].sampler is None]
+            after = [(i, j + 1, a) for i in branching for j, each in enumerate(written[i].candidates[:-1]) for a, _ in each]
+            rows = np.array([starts[i] + j for i, j, _ in after], np.int64)
+            places = rows + np.array([n_skipped[i] for i, _, _ in after], np.int64)
+            self._add_lattice(written, after, *self._selected(logits, rows, hidden[places], [a for _, _, a in after]))
         return written
+
+    def _pass(self, asked: Sequence[tuple[DraftRequest, int]]) -> Pass:
+        """Keep what the target told since the last draft, and compute blocks of so many tokens to be drafted."""
+        texts = [self._text(request.slot) for request, _ in asked]
+        if behind := [text for text in texts if text.n < text.n_fed]:
+            self._forward([(text, text.tokens[text.n : text.n_fed].copy(), None) for text in behind], n_rows=0)
+            for text in behind:
+                self._forget(text)
+        n_unread, mask = self._block.n_unread, self._block.mask
+        blocks = [Draft([int(request.history[-1]), *[mask] * (n - 1 + n_unread)]) for request, n in asked]
+        return self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
+
+    def _add_lattice(
+        self, written: Sequence[WrittenDraft], after: Sequence[tuple[int, int, int]], ids: np.ndarray, scores: np.ndarray
+    ) -> None:
+        """Tell drafts what may follow candidates: of draft, place and token before, selected tokens (m, k) by scores (m, k)."""
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        for (i, place, token), tokens, likely in zip(after, ids.tolist(), shares.tolist(), strict=True):
+            lattice = written[i].lattice = written[i].lattice or {}
+            best = sorted(zip(likely, tokens, strict=True), key=lambda each: (-each[0], each[1]))
+            n = len(written[i].candidates[place])
+            lattice[place, token] = [(other, p) for p, other in best[:n] if 0 <= other < self._n_vocab]
+
+    def _selected(
+        self, logits: Pass, rows: np.ndarray, hidden: np.ndarray, before: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The selected tokens (m, k) of rows, and their scores after tokens before; see `_after`."""
+        further = self._further
+        ids, likely = logits.top_k(rows, self._block.n_selected)
+        if not len(ids):
+            return ids, likely
+        successors = further["successor"].hidden_of(np.maximum(ids, 0).reshape(-1)).reshape(*ids.shape, -1)
+        factors = further["predecessor"].hidden_of(np.array(before, np.int32)) * further["selector"].rows(hidden)
+        return ids, likely + np.einsum("mr,mkr->mk", factors, successors)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> None:
         """It never says, because each of the tokens would take a block of its own."""
@@ -128,18 +162,16 @@ class BlockRunner(HiddenRunner):
             hidden: (m, E), where a selector or confidence wants them.
             before: Tokens of the text or the drafts, (m,).
         """
-        further, tokens = self._further, np.array(before, np.int32)
+        further = self._further
         if not further:
             return logits, best[rows], None
         if "selector" in further:
-            ids, likely = logits.top_k(rows, self._block.n_selected)
-            successors = further["successor"].hidden_of(np.maximum(ids, 0).reshape(-1)).reshape(*ids.shape, -1)
-            factors = further["predecessor"].hidden_of(tokens) * further["selector"].rows(hidden)
             scores = np.full((len(rows), self.n_model_vocab), -np.inf, np.float32)
-            np.put_along_axis(scores, ids, likely + np.einsum("mr,mkr->mk", factors, successors), axis=1)
+            ids, of_selected = self._selected(logits, rows, hidden, before)
+            np.put_along_axis(scores, ids, of_selected, axis=1)
             judged = ArrayPass(scores)
             return judged, judged.argmax(), None
-        added, states = further["transitions"].rows_of_tokens(tokens)
+        added, states = further["transitions"].rows_of_tokens(np.array(before, np.int32))
         judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
         if "confidence" not in further:
             return judged, judged.argmax(), None

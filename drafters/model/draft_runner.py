@@ -52,7 +52,8 @@ class WrittenDraft:
         confidence: How probable the best token in the place of each is, whichever was drawn; empty unless that was computed.
         reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
-        lattice_reach: Paths as probable as this go on, if candidates are the same whatever stands before; otherwise None.
+        lattice_reach: Paths as probable as this go on after an alternative; None: nothing follows one.
+        lattice: The candidates for a place after a token, by both; None: those of the place, whatever stands before.
     """
 
     tokens: list[int] = Factory(list)
@@ -61,6 +62,7 @@ class WrittenDraft:
     candidates: list[list[tuple[int, float]]] = Factory(list)
     reach: float = 1.0
     lattice_reach: float | None = None
+    lattice: dict[tuple[int, int], list[tuple[int, float]]] | None = None
 
     def add(
         self,

@@ -61,8 +61,8 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
                             │       └─ is  0.9·0.5·0.1
                             └─ dog         0.9·0.4
 
-    Of a lattice, where a place's tokens are as probable whatever stands before them, all of the next place's follow it as well:
-    here `dog ── sat`, of 0.9·0.4·0.8.
+    Of a lattice, whose author knows what may follow an alternative, that follows it as well: here `dog ── sat`, of 0.9·0.4·0.8,
+    if a place's tokens are as probable whatever stands before them.
 
     The chain comes first and the others by falling probability, so that a cut leaves the best. The probabilities of the tokens
     alone are the draft's confidence. The alternatives to a drawn token are certain.
@@ -85,7 +85,8 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
     while thoughts and len(tokens) < limit and -thoughts[0][0] >= p_min:
         path, place, token, p, parent = heappop(thoughts)
         if written.lattice_reach is not None and -path >= written.lattice_reach and place + 1 < n:
-            for other, its in places[place + 1]:
+            following = places[place + 1] if written.lattice is None else written.lattice.get((place + 1, token), ())
+            for other, its in following:
                 heappush(thoughts, (path * its, place + 1, other, its, len(tokens)))
         tokens.append(token)
         parents.append(parent)

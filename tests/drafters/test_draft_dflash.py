@@ -171,6 +171,30 @@ def test_a_draft_ends_before_a_token_that_is_improbable(rig, name):
     assert cut.tokens == whole.tokens[: next(i for i, p in enumerate(whole.confidence) if p < most)]
 
 
+def test_what_may_follow_alternatives_of_dflash2_is_what_would_follow_them_if_they_were_drafted(rig, monkeypatch):
+    made = rig("dflash2-qwen3")
+    made.feed(0, 40)
+    drafter, ask = made.drafters[0], Ask(made.drafters[0], as_history(made.text[:41]), 12, pace=Pace(4))
+    request = drafter.request(ask)
+    (written,) = made.runner.draft([request])
+    for place, candidates in enumerate(written.candidates[1:], 1):
+        assert np.allclose(written.lattice[place, written.tokens[place - 1]], candidates, atol=1e-6)
+    other = written.candidates[0][1][0]  # as if it were drafted in the first place
+    after, judged = made.runner._after, []
+
+    def forced(logits, rows, best, hidden, before):
+        before = [other] if len(judged) == 1 else before
+        judged.append(after(logits, rows, best, hidden, before))
+        return judged[-1]
+
+    monkeypatch.setattr(made.runner, "_after", forced)
+    (told,) = made.runner.draft([request])
+    assert np.allclose(written.lattice[1, other], told.candidates[1], atol=1e-6)
+    draft = drafter.made_of(written, 12)
+    assert draft.depth == 4
+    assert any(parent >= 4 for parent in draft.parents.tolist()), "an alternative goes on"
+
+
 def test_a_head_that_tells_its_confidence_is_believed(rig):
     made = rig("dspark-qwen3")
     made.feed(0, 40)
