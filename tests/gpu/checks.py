@@ -222,9 +222,9 @@ def _n_compared(shape):
 
 
 def speculation():
-    """Text with drafts is that without, to the bit, over thousands of tokens; and how many drafted tokens were right."""
-    file, figures = random_model(SMALL, Q4_K_M), {}
-    prompts = [np.random.default_rng(i).integers(0, SMALL.n_vocab, 40).tolist() * 2 for i in range(5)]
+    """Text with drafts, right ones and wrong ones, is that without, to the bit, over thousands of tokens."""
+    file, figures = random_model(TINY, Q4_K_M), {}  # whose texts repeat themselves
+    prompts = [np.random.default_rng(i).integers(0, TINY.n_vocab, 40).tolist() * 2 for i in range(5)]
 
     def written(**how):
         tokens, drafted, accepted = [], 0, 0
@@ -236,9 +236,13 @@ def speculation():
         return tokens, drafted, accepted
 
     plain, *_ = written(spec_type="none")
-    for name, how in (("fixed", {"spec_fixed": True}), ("planned", {}), ("four slots", {"slots": 4})):
-        found, figures[f"{name}: drafted"], figures[f"{name}: accepted"] = written(spec_type="ngram-simple:n=2,m=8", **how)
+    chains, trees = {"spec_type": "suffix"}, {"spec_type": "recycle"}
+    for name, how in (("chains", chains), ("trees", trees), ("trees of four slots", trees | {"slots": 4})):
+        found, drafted, accepted = written(spec_fixed=True, **how)
         assert found == plain, name
+        assert 0 < accepted < drafted, (name, accepted, drafted)
+        figures[f"{name}: drafted"], figures[f"{name}: accepted"] = drafted, accepted
+    assert written()[0] == plain, "planned"
     return figures
 
 
@@ -260,17 +264,18 @@ def chains():
     target, draft = random_model(SMALL, Q4_K_M), random_model(attrs.evolve(TINY, n_vocab=SMALL.n_vocab), Q4_K_M)
     found, prompts = [], [[*range(first, first + 20)] for first in (5, 600, 9000)]
     ways = [{"spec_type": "none"}]
-    for p_min in (0.0, 0.02):
+    for drafting, p_min in ((draft, 0.0), (draft, 0.02), (target, 0.0)):
         options = {"draft-model": {"p_min": p_min}}
-        ways.append(
-            {"spec_type": "draft-model", "draft_model": draft.path, "spec_options": options, "spec_fixed": True, "slots": 3}
-        )
+        how = {"spec_type": "draft-model", "draft_model": drafting.path, "spec_options": options}
+        ways.append({**how, "spec_fixed": True, "slots": 3})
     for how in ways:
         with engine_of(target, draft, **how) as engine:
             results = engine.generate(prompts, max_tokens=N_CHAINED, temperature=0.0, logprobs=1, ignore_eos=True)
         found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
         assert found[-1] == found[0], how
-    return {name: sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted")}
+    figures = {name: sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted")}
+    assert figures["n_accepted"] > 0, figures  # of what the target itself has drafted
+    return figures
 
 
 class _Eager(DraftPlanner):
