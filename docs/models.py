@@ -46,8 +46,7 @@ is written by `make docs`, and a test compares it with what the architectures ma
 ON_GPUS = """
 ## On a GPU
 
-All backends compute all of these architectures: `numba-cpu`, `reference`, and `numba-cuda`, which is **not yet measured on a
-GPU**{but}
+All backends compute all of these architectures: `numba-cpu`, `reference`, and `numba-cuda`{but}
 """
 BUT = """, but for models that need a part of this table.
 

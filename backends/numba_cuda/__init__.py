@@ -1,4 +1,4 @@
-"""Backend `numba-cuda`: kernels compiled by numba for an NVIDIA GPU. Not yet measured on a GPU."""
+"""Backend `numba-cuda`: kernels compiled by numba for an NVIDIA GPU."""
 
 from __future__ import annotations
 

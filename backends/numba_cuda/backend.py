@@ -33,7 +33,7 @@ class NumbaCudaOptions:
 
 
 class NumbaCuda(Backend):
-    """Runs on an NVIDIA GPU, with kernels that numba compiles. Not yet measured on a GPU."""
+    """Runs on an NVIDIA GPU, with kernels that numba compiles."""
 
     name = "numba-cuda"
     aliases = ("cuda",)
