@@ -13,11 +13,6 @@ from augury.backends.numba_cuda.kernels.sums import TILES, sums_of_cut_of
 
 GATED_WARPS = UNIT // TILE_ROWS  # of a block, which multiplies 32 rows of gate, then those of up
 
-_FITTING, _REGISTERS = (
-    ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    80,
-)  # so a multiprocessor has room for three blocks
-
 
 @lane
 def _tile_of(warp, half, unit, size):
@@ -30,11 +25,7 @@ def _multiply(fmt, n_tokens):
     sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens, 1), 2 * UNIT * n_tokens
     kind_of_rows = np.int32 if n_tokens <= MOST_ROUTED else np.int64  # of 64 bits the compiler sees that they are neighbours
 
-    @kernel(
-        "jwwwwff" + 10 * "i" + "rbfj" + 5 * "i" + 5 * "r",
-        name=f"multiply_{fmt.name}_gated_{n_tokens}",
-        most_registers=_REGISTERS if n_tokens == 1 and fmt.name in _FITTING else None,
-    )
+    @kernel("jwwwwff" + 10 * "i" + "rbfj" + 5 * "i" + 5 * "r", name=f"multiply_{fmt.name}_gated_{n_tokens}")
     def multiply(
         inputs,
         w,

@@ -176,7 +176,9 @@ def test_a_pass_is_through_one_such_layer_with_hidden_states():
 def test_a_backend_without_such_layers_says_so():
     file = ModelFile.open(draft_file("mtp-qwen35"))
     kind = REGISTRY.backends["numba-cuda"]
-    with pytest.raises(UnsupportedError, match="layers that predict further tokens are not computed here; use backend numba-cpu"):
+    with pytest.raises(
+        UnsupportedError, match="layers that predict further tokens are not computed here; use backend numba-cpu"
+    ):
         kind(kind.options_class()).state_spec(plan_of(file, REGISTRY), ModelOptions(n_ctx=64))
 
 
