@@ -1,4 +1,4 @@
-"""Texts that are computed and not continued: for their logits, log-probabilities or embeddings."""
+"""Texts that are computed and not continued: for their logits, log-probabilities, embeddings or hidden states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.passes import Pass
 from augury.types import ModelInfo, TokenLogprob
 
-__all__ = ["Slots", "Steps", "checked_pooling", "embed", "evaluate", "score"]
+__all__ = ["Slots", "Steps", "checked_pooling", "embed", "evaluate", "hidden_states", "score"]
 
 Steps = Generator[Any, None, None]
 """Yields None where rounds may go on in between, at last what it comes to. Closing it frees the slots."""
@@ -130,6 +130,32 @@ def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], poolin
         embeddings = [np.concatenate(each) for each in embeddings]
     scaled = [_unit(each) if normalize else each.astype(np.float32) for each in embeddings]
     yield scaled if pooling == "none" else np.stack(scaled)
+
+
+def hidden_states(slots: Slots, context: EngineContext, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
+    """Features of every token of texts, of as many texts at once as slots are free.
+
+    Args:
+        slots: Of the loop.
+        context: Of the model.
+        texts: (T,) int32 each.
+        names: Of the features, see `augury.interfaces.Model.features`.
+
+    Yields:
+        None, at last for each text (T, F) float32 by name.
+    """
+    widths = context.model.features
+    if missing := [name for name in names if name not in widths]:
+        known = ", ".join(widths) or "none"
+        raise UnsupportedError(f"{context.info.name} tells no hidden states {missing[0]!r}; expected some of: {known}")
+    found = [{name: np.empty((len(text), widths[name]), np.float32) for name in names} for text in texts]
+
+    def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
+        for name, values in found[text].items():
+            values[start:stop] = passed.features(name)[first : first + stop - start]
+
+    yield from _read(slots, context, texts, np.empty(0, np.int32), names, read)
+    yield found
 
 
 def _read(

@@ -21,7 +21,7 @@ __all__ = ["Evaluations"]
 
 
 class Evaluations(ABC):
-    """Logits, log-probabilities and embeddings of texts. The slots used forget what they held."""
+    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget what they held."""
 
     info: ModelInfo
     tokenizer: Tokenizer | None
@@ -104,3 +104,21 @@ class Evaluations(ABC):
         kind = checked_pooling(pooling, self.info)
         tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
         return lambda loop: loop.embed(tokens, pooling=kind, normalize=normalize)
+
+    def hidden_states(self, texts: Any, names: Items[str]) -> Any:
+        """What layers make of every token, as heads and other drafters read it. The slots used forget what they held.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            names: Features of the model: `layer.I`, the residual stream after layer I, counted from 0; `embedding`, the same
+                before the first layer; `output`, the input of the output's matrix.
+
+        Returns:
+            (T, F) float32 by name of one text; of several a list of such mappings.
+
+        Raises:
+            AuguryError: By its kind: no such features, a text that has no tokens, or too many for the context.
+        """
+        tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
+        found: list[dict[str, np.ndarray]] = self._worker.answer(lambda loop: loop.hidden_states(tokens, tuple(names)))
+        return found if is_several(texts) else found[0]

@@ -19,7 +19,7 @@ import numpy as np
 
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
-from augury.engine.evaluation import Steps, embed, evaluate, score
+from augury.engine.evaluation import Steps, embed, evaluate, hidden_states, score
 from augury.engine.round_pass import RoundPass, ScheduledInput
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
@@ -160,6 +160,10 @@ class Loop:
     def embed(self, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
         """See `augury.engine.evaluation.embed`."""
         return embed(self, self._context, texts, pooling, normalize=normalize)
+
+    def hidden_states(self, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
+        """See `augury.engine.evaluation.hidden_states`."""
+        return hidden_states(self, self._context, texts, names)
 
     @property
     def n_chunk(self) -> int:

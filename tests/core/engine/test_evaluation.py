@@ -112,6 +112,20 @@ def test_embeddings_have_length_one_unless_asked_for_as_they_are(engine):
     assert not np.allclose(np.linalg.norm(engine.embed(TEXTS, pooling="mean", normalize=False), axis=1), 1)
 
 
+def test_hidden_states_are_those_of_a_pass_and_the_same_alone_and_among_others(engine):
+    long = [i * 7 % 128 for i in range(CHUNK + 90)]
+    names = ("layer.1", "output")
+    together = engine.hidden_states([*TEXTS, long], names)
+    for text, found in zip([*TEXTS, long], together, strict=True):
+        alone = engine.hidden_states(text, names)
+        assert set(found) == set(names)
+        for name in names:
+            assert np.array_equal(found[name], alone[name])
+        assert np.array_equal(found["output"], engine.embed(text, pooling="none", normalize=False))
+    with pytest.raises(UnsupportedError, match=r"no hidden states 'layer\.99'; expected some of: .*layer\.0"):
+        engine.hidden_states(TEXTS[0], ["layer.99"])
+
+
 def test_a_request_goes_on_beside_embeddings_and_neither_changes_the_other(engine):
     params = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0, "logprobs": 1}
     alone = engine.generate([4, 5, 6], **params)
