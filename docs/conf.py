@@ -27,6 +27,7 @@ CONTENTS = {
     "Use": [
         "docs/README",
         "docs/guide",
+        "docs/learn",
         "docs/library",
         "docs/server",
         "docs/security",

@@ -107,6 +107,11 @@ With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes
 tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
 """
 
+LEARN = """
+`-f` takes texts to learn from, or folders of them. The flags of the model, of drafters and of sampling are those of `run`, and
+`-np` is 4 here. See [learn.md](learn.md).
+"""
+
 FOREIGN = """
 ## Flags of llama.cpp and ik_llama.cpp
 
@@ -135,7 +140,7 @@ def page(registry: Registry) -> str:
     parts += [
         "\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` and `serve` take no prompts, `tune` no `--stats`.\n"
     ]
-    for name, tail in (("serve", SERVE), ("bench", BENCH), ("tune", "")):
+    for name, tail in (("serve", SERVE), ("bench", BENCH), ("tune", ""), ("learn", LEARN)):
         own = [action for action in flags[name] if not set(action.option_strings) <= shared]
         parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
     parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]

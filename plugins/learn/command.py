@@ -1,0 +1,226 @@
+"""`augury learn`: its flags, and a training from texts to a head."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury import Registry
+from augury.cli import (
+    ProgressDisplay,
+    Prompt,
+    add_model_flags,
+    add_sampling_flags,
+    check_writable,
+    count,
+    load_engine,
+    overrides_of,
+    print_lines,
+    request_params,
+    say,
+)
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve
+from augury.memory_limit import n_bytes_of_machine
+from augury.plugins.learn.corpus import answered, digest, encoded, pieces_of, read_prompts, read_texts
+from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.recorded import Recorded, check_disk
+
+if TYPE_CHECKING:
+    from augury.blocks import ModelPlan
+
+__all__ = ["add_parser"]
+
+_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
+_N_SLOTS = 4
+_RATE = 1e-3  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
+_HELD_OUT = 20  # one of so many pieces
+_N_MEASURED = 8  # pieces held out that the engine goes on from
+_N_WRITTEN = 64  # tokens of each
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "learn",
+        help="train a head that drafts for a model",
+        description="Train an EAGLE-3 head for a model, on texts or on the model's own answers to prompts, and write it as a "
+        "GGUF file for -md. Hidden states and checkpoints are kept beside that file, in HEAD.gguf.learn, until it is written: "
+        "the same command goes on where an earlier one ended. Unless told otherwise the model answers greedily, 512 tokens.",
+    )
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help='texts: a file, or a folder of files; in .jsonl a line is {"prompt": TEXT}, {"messages"} or {"tokens"}; repeats',
+    )
+    group.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="prompts as the same JSON lines: the model's answers are learnt from"
+    )
+    group.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD.gguf", help="where the head goes")
+    group.add_argument(
+        "--draft-vocabulary",
+        type=count(least=1),
+        default=16384,
+        metavar="N",
+        help="the head drafts the N most frequent tokens alone (default: 16384)",
+    )
+    group.add_argument(
+        "--epochs",
+        type=count(least=1),
+        default=8,
+        metavar="N",
+        help="go through the texts so often at most; it ends when texts held out are predicted no better (default: 8)",
+    )
+    group.add_argument(
+        "--disk", type=count(least=1), default=16, metavar="GB", help="keep so much of hidden states at most (default: 16)"
+    )
+    add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    add_sampling_flags(parser, registry)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    prompts, params = _checked_prompts(args), {**_DEFAULTS, **request_params(args)}
+    with ProgressDisplay() as progress:
+        path = resolve(args.model, args.registry, progress)
+    with ModelFile.open(path, overrides_of(args)) as file:
+        plan = _plan_of(file, args.registry)
+        sizes = HeadSizes.for_target(plan, str(args.model))
+        n_drafted = min(args.draft_vocabulary, plan.n_vocab)
+        _check_memory(sizes, n_drafted)
+        folder = args.output.with_name(f"{args.output.name}.learn")
+        n_weights, n_kept = sizes.n_weights(n_drafted), args.disk * 10**9
+        if not folder.exists():
+            check_disk(args.output.resolve().parent, n_kept + 4 * n_weights * 5)  # two checkpoints at once, and the best
+        setup = {"model": file.digest, "texts": digest(prompts), "sampling": params if args.prompts else None}
+        setup |= {"draft_vocabulary": n_drafted, "epochs": args.epochs, "disk": args.disk}
+        recorded = Recorded(folder, sizes, setup)
+        pieces = _record(args, prompts, params, recorded, n_kept // recorded.n_bytes_of_token)
+        target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
+        tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, n_drafted)
+        _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
+    _report(args, params, pieces[:n_held_out])
+    recorded.remove()
+    return 0
+
+
+def _checked_prompts(args: argparse.Namespace) -> list[Prompt]:
+    """The texts or prompts that the flags name; see beforehand that nothing else is amiss."""
+    if bool(args.file) == (args.prompts is not None):
+        found = "both" if args.file else "neither"
+        raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
+    if find_spec("jax") is None:
+        raise UnsupportedError("learning needs jax, which is not installed; the extra has it: pip install 'augury[learn]'")
+    check_writable(args.output, "-o")
+    return read_texts(args.file) if args.file else read_prompts(args.prompts)
+
+
+def _plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
+    architecture = registry.architectures.get(file.architecture)
+    if architecture is None:
+        raise ModelFileError(f"{file.path}: architecture {file.architecture!r} is not supported; learn for another model")
+    return architecture.plans(file)["main"]
+
+
+def _check_memory(sizes: HeadSizes, n_drafted: int) -> None:
+    """See that the training fits.
+
+    Raises:
+        CapacityError: It does not.
+    """
+    from augury.plugins.learn.fitting import N_BATCH, N_WINDOW
+    from augury.plugins.learn.training import N_STEPS
+
+    of_weights = 6 * sizes.n_weights(n_drafted) + n_drafted * sizes.n_embd  # Adam's before and after, and the target's rows
+    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_WINDOW * n_drafted)  # logits, and what becomes of them
+    if (found := n_bytes_of_machine()) < n_bytes:
+        raise CapacityError(
+            f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
+        )
+
+
+def _record(
+    args: argparse.Namespace, prompts: Sequence[Prompt], params: Mapping[str, Any], recorded: Recorded, n_most: int
+) -> list[np.ndarray]:
+    """Let the engine answer prompts, and compute the hidden states of all texts."""
+    with ProgressDisplay() as progress, load_engine(args, args.spec_type, args.model_draft, progress) as engine:
+        if args.prompts is None:
+            texts = list(encoded(engine, prompts))
+        else:
+            texts = answered(engine, prompts, params, recorded, n_most, progress)
+        pieces = pieces_of(texts, params["seed"], n_most)
+        names = tuple(dict.fromkeys((*recorded.sizes.features, "output")))
+        left = [number for number in range(len(pieces)) if not recorded.has_features(number)]
+        for start in range(0, len(left), args.parallel):
+            progress("hidden states", len(pieces) - len(left) + start, len(pieces))
+            numbers = left[start : start + args.parallel]
+            told = engine.hidden_states([pieces[number].tolist() for number in numbers], names)
+            for number, each in zip(numbers, told, strict=True):
+                recorded.add_features(number, each)
+    say(f"{len(pieces)} pieces of text, {sum(map(len, pieces))} tokens")
+    return pieces
+
+
+def _train(
+    args: argparse.Namespace,
+    target: TargetTensors,
+    recorded: Recorded,
+    pieces: Sequence[np.ndarray],
+    n_held_out: int,
+    tokens: np.ndarray,
+    file: ModelFile,
+    seed: int,
+) -> None:
+    """Train a head and write it."""
+    from augury.plugins.learn.fitting import N_BATCH, Corpus, fit
+    from augury.plugins.learn.training import Trainer
+
+    corpus = Corpus(recorded, target, pieces, n_held_out)
+    n_total = args.epochs * -(-len(corpus.windows) // N_BATCH)
+    weights = first_weights(recorded.sizes, target, tokens, seed)
+    trainer = Trainer(recorded.sizes, weights, target.output(tokens), target.softcap, _RATE, n_total)
+    with ProgressDisplay() as progress:
+        best = fit(trainer, recorded, corpus, args.epochs, seed, progress, say)
+    write_head(args.output, recorded.sizes, file, tokens, best)
+
+
+def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[np.ndarray]) -> None:
+    """Let the engine go on from texts held out, with the head and without, and say what came of it."""
+    from augury.plugins.learn.fitting import percent
+    from augury.plugins.learn.training import N_STEPS
+
+    how = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
+    starts = [piece[: -(-len(piece) // 2)].tolist() for piece in held_out[:_N_MEASURED]]
+    seconds, n_predicted = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    offered, accepted = np.zeros(N_STEPS, int), np.zeros(N_STEPS, int)
+    for is_fixed in (True, False):
+        given = {"spec_fixed": is_fixed, "draft_max": N_STEPS if is_fixed else args.draft_max, "verbose": 0, "quiet": True}
+        flags = argparse.Namespace(**{**vars(args), **given, "spec_type": ["draft-eagle3"], "parallel": 1})
+        with load_engine(flags, ("draft-eagle3",), str(args.output)) as engine:
+            for start in starts:
+                if is_fixed:
+                    stats = engine.generate(start, **how).stats.drafters["draft-eagle3"]
+                    for sums, found in ((offered, stats.offered_by_position), (accepted, stats.accepted_by_position)):
+                        sums[: len(found)] += found
+                    continue
+                for drafts in (False, True):
+                    timings = engine.generate(start, **how, speculative=drafts).stats.timings
+                    seconds[drafts] += timings.predict_s
+                    n_predicted[drafts] += timings.n_predicted
+    shares = [a / max(offered[0], 1) for a in accepted]
+    say(f"in {len(starts)} texts held out, {percent(shares)} of drafts were accepted up to token 1, 2, ...")
+    plain, drafted = (n_predicted[each] / max(seconds[each], 1e-9) for each in (False, True))
+    say(f"{plain:.1f} tokens a second without the head, {drafted:.1f} with it")
+    print_lines([shlex.join(["augury", "run", "-m", str(args.model), "-md", str(args.output)])])

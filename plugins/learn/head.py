@@ -1,0 +1,236 @@
+"""A head to be trained: its sizes, its first weights, and the GGUF file that it becomes.
+
+The file is as llama.cpp's converter writes EAGLE-3 heads: one layer, norms before `fc` and of the residual, the target's
+tokenizer, no embedding of its own, and an output of the `d2t` tokens alone. Matrices are Q8_0.
+
+Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.errors import UnsupportedError
+from augury.files.atomic_file import AtomicFile
+from augury.files.gguf import ModelFile
+
+if TYPE_CHECKING:
+    from augury.blocks import ModelPlan
+
+__all__ = ["EPSILON", "HeadSizes", "TargetTensors", "Weights", "draft_vocabulary", "first_weights", "write_head"]
+
+Weights = dict[str, np.ndarray]
+"""By the tensors' names in the file; float32, matrices (n_out, n_in)."""
+
+EPSILON = 1e-6  # of the norms
+_HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
+_N_GROUPED = 4  # heads of queries to one of keys, where their number allows that
+_FF_BLOCK = 32  # weights of a block of Q8_0, of which a row has whole ones
+
+
+@frozen
+class HeadSizes:
+    """How large a head is, and what it reads.
+
+    Attributes:
+        n_embd: E, the target's.
+        head_dim: D.
+        n_heads: H of queries.
+        n_kv_heads: G.
+        n_ff: Width of the feed-forward.
+        layers: The numbers of the target's layers whose inputs it reads.
+        n_ctx: Positions that the target was trained for.
+    """
+
+    n_embd: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    n_ff: int
+    layers: tuple[int, ...]
+    n_ctx: int
+
+    @classmethod
+    def for_target(cls, plan: ModelPlan, name: str) -> HeadSizes:
+        """The sizes of a head for a target: an early, a middle and a late layer, as EAGLE-3 reads them.
+
+        Raises:
+            UnsupportedError: Its layers tell no hidden states.
+        """
+        n_embd, n = plan.embedding.n_embd, len(plan.layers)
+        if "layer.0" not in plan.features or plan.output.weight is None:
+            raise UnsupportedError(f"{name}: its layers tell no hidden states, which a head reads; learn for another model")
+        head_dim = next((d for d in _HEAD_DIMS if n_embd % d == 0 and n_embd // d > 1), n_embd)
+        n_heads = n_embd // head_dim
+        n_kv_heads = n_heads // _N_GROUPED if n_heads % _N_GROUPED == 0 else n_heads
+        layers = (2, n // 2, n - 3) if n > 5 else (1 % n, n // 2, n - 1)
+        n_ff = -(-3 * n_embd // _FF_BLOCK) * _FF_BLOCK
+        return cls(n_embd, head_dim, n_heads, n_kv_heads, n_ff, layers, plan.n_ctx_train)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of what it reads."""
+        return tuple(f"layer.{number - 1}" if number else "embedding" for number in self.layers)
+
+    def shapes(self, n_vocab: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors with an output of so many tokens."""
+        e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        return {
+            "fc.weight": (e, len(self.layers) * e),
+            "enc.output_norm.weight": (len(self.layers) * e,),
+            "blk.0.attn_norm.weight": (e,),
+            "blk.0.attn_norm_2.weight": (e,),
+            "blk.0.attn_q.weight": (q, 2 * e),
+            "blk.0.attn_k.weight": (kv, 2 * e),
+            "blk.0.attn_v.weight": (kv, 2 * e),
+            "blk.0.attn_output.weight": (e, q),
+            "blk.0.ffn_norm.weight": (e,),
+            "blk.0.ffn_gate.weight": (self.n_ff, e),
+            "blk.0.ffn_up.weight": (self.n_ff, e),
+            "blk.0.ffn_down.weight": (e, self.n_ff),
+            "output_norm.weight": (e,),
+            "output.weight": (n_vocab, e),
+        }
+
+    def n_weights(self, n_vocab: int) -> int:
+        """How many numbers are trained."""
+        return sum(int(np.prod(shape)) for shape in self.shapes(n_vocab).values())
+
+
+class TargetTensors:
+    """Rows of the target's embedding and output, as numbers."""
+
+    def __init__(self, file: ModelFile, plan: ModelPlan) -> None:
+        assert plan.output.weight is not None
+        assert plan.embedding.weight is not None
+        self._file, self._output = file, plan.output.weight
+        self._embedding, self.softcap = plan.embedding.weight, plan.output.softcap
+        norm = file.tensors.get("output_norm.weight")
+        is_alike = norm is not None and norm.shape == (plan.embedding.n_embd,)
+        self.norm = self.values(file, "output_norm.weight") if is_alike else np.ones(plan.embedding.n_embd, np.float32)
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        """Rows (..., E) float32 of tokens (...) int32, as they are stored."""
+        return self.values(self._file, self._embedding, tokens)
+
+    def output(self, tokens: np.ndarray) -> np.ndarray:
+        """Rows (m, E) float32 whose products with the feature `output` are the logits of tokens (m,)."""
+        return self.values(self._file, self._output.weight, tokens) * np.float32(self._output.scale)
+
+    @staticmethod
+    def values(file: ModelFile, name: str, rows: Any = slice(None)) -> np.ndarray:
+        """Some rows of a file's tensor, float32, or all of it."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        tensor = file.tensor(name)
+        stored = tensor.data.reshape(*tensor.shape[:-1], -1)[rows]
+        values: np.ndarray = dequantize(np.ascontiguousarray(stored), GGMLQuantizationType(tensor.type)).astype(np.float32)
+        return values
+
+
+def draft_vocabulary(texts: Iterable[np.ndarray], n_vocab: int, n_drafted: int) -> np.ndarray:
+    """The most frequent tokens of texts, (n_drafted,) int32, rising; of equally frequent ones those of lower ids."""
+    counts = np.zeros(n_vocab, np.int64)
+    for text in texts:
+        counts += np.bincount(text, minlength=n_vocab)
+    best = np.argsort(-counts, kind="stable")[:n_drafted]
+    return np.sort(best).astype(np.int32)
+
+
+def first_weights(sizes: HeadSizes, target: TargetTensors, tokens: np.ndarray, seed: int) -> Weights:
+    """The weights that training starts from: what the late layer tells goes straight to the target's own rows.
+
+    Args:
+        sizes: Of the head.
+        target: Lends rows of the output, and its norm.
+        tokens: (V_d,) int32 that the head drafts.
+        seed: Of what is random.
+    """
+    rng, weights = np.random.default_rng(seed), Weights()
+    for name, shape in sizes.shapes(len(tokens)).items():
+        if len(shape) == 1:
+            weights[name] = np.ones(shape, np.float32)
+        else:
+            weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+    for name in ("blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
+        weights[name] *= np.float32(0.1)
+    weights["fc.weight"] *= np.float32(0.1)
+    weights["fc.weight"][:, -sizes.n_embd :] += np.eye(sizes.n_embd, dtype=np.float32)
+    weights["output.weight"], weights["output_norm.weight"] = target.output(tokens), target.norm.copy()
+    return weights
+
+
+def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarray, weights: Mapping[str, np.ndarray]) -> None:
+    """Write a head as a GGUF file, whole or not at all.
+
+    Args:
+        path: The file.
+        sizes: Of the head.
+        target: Whose tokenizer the file repeats, as llama.cpp expects it.
+        tokens: (V_d,) int32 that it drafts.
+        weights: Its tensors.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
+
+    with AtomicFile(path.resolve()) as out:
+        part = out.scratch() / path.name
+        writer = GGUFWriter(part, "eagle3")
+        writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
+        writer.add_block_count(1)
+        writer.add_context_length(sizes.n_ctx)
+        writer.add_embedding_length(sizes.n_embd)
+        writer.add_feed_forward_length(sizes.n_ff)
+        writer.add_head_count(sizes.n_heads)
+        writer.add_head_count_kv(sizes.n_kv_heads)
+        writer.add_key_length(sizes.head_dim)
+        writer.add_value_length(sizes.head_dim)
+        writer.add_rope_dimension_count(sizes.head_dim)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_layer_norm_rms_eps(EPSILON)
+        writer.add_array("eagle3.target_layers", list(sizes.layers))
+        writer.add_uint32("eagle3.target_hidden_size", sizes.n_embd)
+        writer.add_bool("eagle3.norm_before_residual", val=True)
+        writer.add_bool("eagle3.norm_before_fc", val=True)
+        for key, value in target.metadata.items():
+            if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+                _repeat(writer, key, value)
+        writer.add_tensor("d2t", tokens.astype(np.int64))
+        for name, values in weights.items():
+            kind = GGMLQuantizationType.Q8_0 if values.ndim > 1 and values.shape[1] % _FF_BLOCK == 0 else None
+            kind = kind or (GGMLQuantizationType.F16 if values.ndim > 1 else GGMLQuantizationType.F32)
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with part.open("rb") as written:
+            while block := written.read(1 << 24):
+                out.file.write(block)
+        out.publish(is_durable=True)
+
+
+def _repeat(writer: Any, key: str, value: object) -> None:
+    """Write a metadata value as it was read."""
+    from gguf import GGUFValueType
+
+    if isinstance(value, np.ndarray):
+        if len(value):
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
+    elif isinstance(value, list):
+        if value:
+            writer.add_array(key, [each.encode("utf-8", "surrogateescape") for each in value])
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)

@@ -1,0 +1,203 @@
+"""The training of an EAGLE-3 head by JAX: several steps of drafting unrolled, each over what the step before made.
+
+Position p of a window is given the target's features of token p and token p + 1, and predicts token p + 2, as when it drafts.
+In step j > 0 it is given, in place of these features, its own output of step j - 1 at p - 1. Then it sees the keys of step 0 up
+to p - j, and after them those of its own steps, at p - j + 1 to p: the texts of all drafts that could begin, at once.
+
+Source: Li et al. 2025 (EAGLE-3), section 3.1, "training-time test"; Kingma and Ba 2015 (Adam).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from attrs import frozen
+
+from augury.plugins.learn.head import EPSILON, HeadSizes, Weights
+
+__all__ = ["N_STEPS", "Batch", "Trainer"]
+
+N_STEPS = 3  # tokens that a draft is trained for
+_STEP_WEIGHT = 0.8  # of each step's loss beside that of the step before
+_BETAS = (0.9, 0.95)
+_WARMUP = 0.1  # of all steps: until then the learning rate rises
+_MAX_NORM = 1.0  # of the gradient
+_Arrays = dict[str, Any]
+
+
+@frozen(eq=False)
+class Batch:
+    """Windows of texts: B of T tokens."""
+
+    features: np.ndarray  # (B, T, 3 E) float32, the target's, of tokens 0 to T - 1
+    embedded: np.ndarray  # (B, T, E) float32, the target's embedding of tokens 1 to T
+    outputs: np.ndarray  # (B, T, E) float32, what the target's output multiplies at tokens 1 to T
+    is_there: np.ndarray  # (B, T) bool: False where the text has ended
+
+
+class Trainer:
+    """A head's weights, and what Adam knows of them."""
+
+    def __init__(
+        self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, softcap: float | None, rate: float, n_total: int
+    ) -> None:
+        """Take over first weights.
+
+        Args:
+            sizes: Of the head.
+            weights: Not mutated.
+            rows: (V_d, E) float32, the target's output of the tokens that are drafted.
+            softcap: Of the target's logits.
+            rate: Learning rate at its highest; it falls to a tenth of that.
+            n_total: Steps in all.
+        """
+        self._state: dict[str, Any] = {
+            "weights": weights,
+            "means": _zeros(weights),
+            "squares": _zeros(weights),
+            "n_steps": np.int32(0),
+        }
+        self._rows = jnp.asarray(rows)
+        self._losses = jax.jit(partial(_losses, sizes=sizes, softcap=softcap))
+        self._update = jax.jit(partial(_update, sizes=sizes, softcap=softcap, rate=rate, n_total=n_total))
+
+    @property
+    def n_steps(self) -> int:
+        """How many batches it has learnt of."""
+        return int(self._state["n_steps"])
+
+    @property
+    def weights(self) -> Weights:
+        """Of the head as it is now."""
+        return {name: np.asarray(values) for name, values in self._state["weights"].items()}
+
+    def step(self, batch: Batch) -> float:
+        """Learn of a batch; returns its loss before that."""
+        self._state, loss = self._update(self._state, self._rows, _arrays(batch))  # at once: Ctrl-C may come any time
+        return float(loss)
+
+    def accepted(self, batch: Batch) -> np.ndarray:
+        """(N_STEPS + 1,): tokens drafted, and how many of them at least 1, 2, ... tokens of a draft were right."""
+        _, right = self._losses(self._state["weights"], self._rows, _arrays(batch))
+        return np.asarray(right)
+
+    def saved(self) -> dict[str, np.ndarray]:
+        """All that `restore` needs, by name."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._state)
+        return {jax.tree_util.keystr(path): np.asarray(values) for path, values in leaves}
+
+    def restore(self, saved: dict[str, np.ndarray]) -> None:
+        """Go on from what was saved."""
+        self._state = jax.tree_util.tree_map_with_path(lambda path, _: saved[jax.tree_util.keystr(path)], self._state)
+
+
+def _zeros(weights: Weights) -> Weights:
+    return {name: np.zeros_like(values) for name, values in weights.items()}
+
+
+def _arrays(batch: Batch) -> tuple[np.ndarray, ...]:
+    return batch.features, batch.embedded, batch.outputs, batch.is_there
+
+
+def _norm(x: Any, weight: Any) -> Any:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weight
+
+
+def _rope(x: Any) -> Any:
+    """Turn neighbouring pairs of (B, T, H, D) by their positions."""
+    n, dim = x.shape[1], x.shape[-1]
+    angles = np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
+    cos, sin = (jnp.asarray(f(angles), jnp.float32)[None, :, None] for f in (np.cos, np.sin))
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
+
+
+def _later(x: Any, n: int) -> Any:
+    """Position p gets what stands at p - n; zeros where nothing does."""
+    return jnp.pad(x, [(0, 0), (n, 0), *[(0, 0)] * (x.ndim - 2)])[:, : x.shape[1]] if n else x
+
+
+def _attention(query: Any, keys: list[Any], values: list[Any], step: int) -> Any:
+    """(B, T, H, D) of the keys and values (B, T, G, D) of this step and those before."""
+    n, n_heads, dim = query.shape[1:]
+    grouped = query.reshape(*query.shape[:2], keys[0].shape[2], -1, dim)  # (B, T, G, H / G, D)
+    scores = [jnp.einsum("bpgrd,bsgd->bpgrs", grouped, keys[0])]
+    is_seen = np.tri(n, k=-step, dtype=bool)[None, :, None, None]
+    scores[0] = jnp.where(is_seen, scores[0], -1e30)
+    shifted = [(_later(keys[i], step - i), _later(values[i], step - i)) for i in range(1, step + 1)]
+    scores += [jnp.einsum("bpgrd,bpgd->bpgr", grouped, key)[..., None] for key, _ in shifted]
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * dim**-0.5, axis=-1)
+    made = jnp.einsum("bpgrs,bsgd->bpgrd", weights[..., :n], values[0])
+    for i, (_, value) in enumerate(shifted):
+        made += weights[..., n + i, None] * value[:, :, :, None]
+    return made.reshape(*query.shape[:2], n_heads * dim)
+
+
+def _losses(weights: _Arrays, rows: Any, batch: tuple[Any, ...], *, sizes: HeadSizes, softcap: float | None) -> tuple[Any, Any]:
+    """The loss, and what `Trainer.accepted` tells."""
+    features, embedded, outputs, is_there = batch
+    n_batch, n = is_there.shape
+    wanted = outputs @ rows.T
+    wanted = wanted if softcap is None else softcap * jnp.tanh(wanted / softcap)
+    chances, best = jax.nn.softmax(wanted, axis=-1), wanted.argmax(axis=-1)
+    hidden = _norm(features, weights["enc.output_norm.weight"]) @ weights["fc.weight"].T
+    token = _norm(embedded, weights["blk.0.attn_norm.weight"])
+    keys, values = list[Any](), list[Any]()
+    loss, is_right, right = jnp.float32(0), is_there, []
+    for step in range(N_STEPS):
+        is_there = is_there & (jnp.arange(n) >= step)
+        seen = _norm(hidden, weights["blk.0.attn_norm_2.weight"])
+        both = jnp.concatenate([token, seen], axis=-1)
+        query, key, value = (
+            (both @ weights[f"blk.0.attn_{name}.weight"].T).reshape(n_batch, n, heads, sizes.head_dim)
+            for name, heads in (("q", sizes.n_heads), ("k", sizes.n_kv_heads), ("v", sizes.n_kv_heads))
+        )
+        keys.append(_rope(key))
+        values.append(value)
+        mixed = _attention(_rope(query), keys, values, step)
+        x = seen + mixed @ weights["blk.0.attn_output.weight"].T
+        inner = _norm(x, weights["blk.0.ffn_norm.weight"])
+        gate = jax.nn.silu(inner @ weights["blk.0.ffn_gate.weight"].T) * (inner @ weights["blk.0.ffn_up.weight"].T)
+        x = x + gate @ weights["blk.0.ffn_down.weight"].T
+        logits = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
+        each = -(chances * jax.nn.log_softmax(logits, axis=-1)).sum(axis=-1)
+        loss += _STEP_WEIGHT**step * (each * is_there).sum() / jnp.maximum(is_there.sum(), 1)
+        is_right = _later(is_right, 1 if step else 0) & is_there & (logits.argmax(axis=-1) == best)
+        right.append(is_right)
+        hidden = _later(x, 1)
+    whole = [_later(each, N_STEPS - 1 - step) & is_there for step, each in enumerate(right)]  # of drafts that all is there of
+    return loss, jnp.stack([each.sum() for each in (is_there, *whole)])
+
+
+def _update(
+    state: dict[str, Any],
+    rows: Any,
+    batch: tuple[Any, ...],
+    *,
+    sizes: HeadSizes,
+    softcap: float | None,
+    rate: float,
+    n_total: int,
+) -> tuple[dict[str, Any], Any]:
+    """One step of Adam, with a bounded gradient and a rate that rises first and falls then."""
+    loss_of = partial(_losses, rows=rows, batch=batch, sizes=sizes, softcap=softcap)
+    (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
+    length = jnp.sqrt(sum(jnp.vdot(each, each) for each in gradients.values()))
+    bound = jnp.minimum(1.0, _MAX_NORM / (length + 1e-9))
+    number = state["n_steps"].astype(jnp.float32) + 1
+    falling = 0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(number / n_total, 1.0))
+    now = rate * jnp.minimum(number / (_WARMUP * n_total), 1.0) * falling
+    first, second = _BETAS
+    made: dict[str, Any] = {"weights": {}, "means": {}, "squares": {}, "n_steps": state["n_steps"] + 1}
+    for name, gradient in gradients.items():
+        bounded = gradient * bound
+        mean = first * state["means"][name] + (1 - first) * bounded
+        square = second * state["squares"][name] + (1 - second) * bounded * bounded
+        move = mean / (1 - first**number) / (jnp.sqrt(square / (1 - second**number)) + 1e-8)
+        made["weights"][name] = state["weights"][name] - now * move
+        made["means"][name], made["squares"][name] = mean, square
+    return made, loss

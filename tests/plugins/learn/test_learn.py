@@ -1,0 +1,225 @@
+"""`augury learn` on a tiny model: its heads are often right, load as others do, and do not depend on interruptions."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from commands import run
+from head_rig import REGISTRY, Rig
+from oracles.drafts import target_of
+from oracles.models import tiny_file, tiny_model
+
+from augury import Engine
+from augury.batch import Batch
+from augury.errors import CapacityError
+from augury.files.gguf import ModelFile
+from augury.loader import plan_of
+from augury.plugins.learn import command, fitting, training
+from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.recorded import Recorded, check_disk
+from augury.testing.tiny_model import write_tiny_model
+
+N_PROMPTS, N_DRAFTED = 24, 200
+UNTOLD = "hrm_text-dense"  # its layers tell no hidden states
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learn")
+    write_tiny_model(folder / "model.gguf")
+    rng = np.random.default_rng(1)
+    with (folder / "prompts.jsonl").open("w") as out:
+        for seed in range(N_PROMPTS):
+            sampling = {"max_tokens": 180, "temperature": 0.8, "seed": seed, "ignore_eos": True}
+            out.write(json.dumps({"tokens": rng.integers(0, 260, 12).tolist(), **sampling}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def learn(capsys, model):
+    def learn(head, *more, epochs=2, source=("--prompts", "prompts.jsonl")):
+        flag, *files = source
+        words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512]
+        return run(capsys, *words, "--draft-vocabulary", N_DRAFTED, "--epochs", epochs, *more)
+
+    return learn
+
+
+def accepted(model, head):
+    """Of 100 tokens of an answer, those that a draft of the head had right; and the answer."""
+    how = {"draft_model": head, "spec_type": "draft-eagle3", "spec_fixed": True, "draft_max": 3}
+    with Engine.load(model / "model.gguf", threads=1, n_ctx=512, **how) as engine:
+        result = engine.generate(list(range(60, 72)), max_tokens=100, temperature=0.0, ignore_eos=True)
+        plain = engine.generate(list(range(60, 72)), max_tokens=100, temperature=0.0, ignore_eos=True, speculative=False)
+    assert result.tokens == plain.tokens
+    return result.stats.n_accepted, result.tokens
+
+
+def test_a_learnt_head_is_often_right_where_an_untrained_one_is_not_and_changes_nothing(model, learn, tmp_path):
+    code, out, err = learn(tmp_path / "head.gguf", epochs=24)
+    assert code == 0, err
+    assert out.split() == ["augury", "run", "-m", str(model / "model.gguf"), "-md", str(tmp_path / "head.gguf")]
+    assert "of drafts were accepted up to token 1, 2, ..." in err
+    assert "tokens a second without the head" in err
+    assert not (tmp_path / "head.gguf.learn").exists()
+    with ModelFile.open(model / "model.gguf") as file, ModelFile.open(tmp_path / "head.gguf") as head:
+        plan, tokens = plan_of(file, REGISTRY), head.integers("d2t", (N_DRAFTED,), 264)
+        sizes, target = HeadSizes.for_target(plan, "it"), TargetTensors(file, plan)
+        write_head(tmp_path / "untrained.gguf", sizes, file, tokens, first_weights(sizes, target, tokens, 1))
+        of_tokenizer = {key for key in file.metadata if key.startswith("tokenizer.")}
+        assert of_tokenizer <= head.metadata.keys()
+    trained, _ = accepted(model, tmp_path / "head.gguf")
+    untrained, _ = accepted(model, tmp_path / "untrained.gguf")
+    assert untrained < 10
+    assert trained > 40
+
+
+def interrupted(method, n):
+    """The method, but Ctrl-C comes before its call n."""
+    calls = iter(range(n))
+
+    def called(self, *arguments):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return method(self, *arguments)
+
+    return called
+
+
+def test_an_interrupted_training_goes_on_to_the_same_head(learn, tmp_path, monkeypatch):
+    whole, resumed = tmp_path / "whole.gguf", tmp_path / "resumed.gguf"
+    assert learn(whole)[0] == 0
+    monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
+    for cls, name, n, kept in (
+        (Recorded, "add_answers", 3, "answers.jsonl"),
+        (Recorded, "add_features", 9, "000008.npy"),
+        (training.Trainer, "step", 8, "checkpoint.npz"),  # in the second epoch
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(cls, name, interrupted(getattr(cls, name), n))
+            assert learn(resumed)[0] == 130
+        assert not resumed.exists()
+        assert (tmp_path / "resumed.gguf.learn" / kept).exists()
+    code, _, err = learn(resumed, epochs=3)
+    assert code == 1
+    assert "holds the beginning of another training" in err
+    code, _, err = learn(resumed)
+    assert code == 0, err
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_training_drafts_as_the_drafter_does(tmp_path):
+    """Of a greedy text as many drafts are right by JAX's account as the drafter writes right, position by position."""
+    name = "eagle3-llama"
+    with Engine.load(tiny_model(target_of(name)), backend="reference", threads=1, spec_type="none") as engine:
+        text = [3, 7, *engine.generate([3, 7], max_tokens=40, temperature=0.0, ignore_eos=True).tokens]
+    file = tiny_file(target_of(name))
+    plan = plan_of(file, REGISTRY)
+    sizes, target = HeadSizes.for_target(plan, name), TargetTensors(file, plan)
+    tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
+
+    def trainer(weights):
+        return training.Trainer(sizes, weights, target.output(tokens), None, 3e-3, 30)
+
+    first = first_weights(sizes, target, tokens, 1)
+    write_head(tmp_path / "first.gguf", sizes, file, tokens, first)
+    rig = Rig(name, "reference", model=tmp_path / "first.gguf")
+    told = rig._model.forward(Batch.chain(text[:-1], features=("output", *sizes.features)))
+    features = np.hstack([told.features(each) for each in sizes.features])[None]
+    embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
+    batch = training.Batch(features[:, :-1], embedded, told.features("output")[None, 1:], is_there)
+    rig.loader.close()
+    learning = trainer(first)
+    while learning.n_steps < 30:
+        learning.step(batch)
+    write_head(tmp_path / "head.gguf", sizes, file, tokens, learning.weights)
+    with ModelFile.open(tmp_path / "head.gguf") as head:  # as it is stored
+        stored = {each.name: each for each in head.tensors.values() if each.name != "d2t"}
+        weights = {each: TargetTensors.values(head, each) for each in stored}
+        n, *right = trainer(weights).accepted(batch).tolist()
+    rig = Rig(name, "reference", model=tmp_path / "head.gguf")
+    drafted = np.zeros(training.N_STEPS, int)
+    history = np.int32(text)
+    for end in range(1, len(text) - 3):
+        rig.feed(0, end, text=history[:-1])
+        draft = rig.draft(history[: end + 1], training.N_STEPS)
+        drafted += np.cumprod(np.equal(draft, text[end + 1 : end + 1 + training.N_STEPS]))
+    rig.loader.close()
+    assert n == len(text) - 4
+    assert drafted.tolist() == right
+    assert right[0] > right[2] > 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-f", "prompts.jsonl", "--prompts", "prompts.jsonl"], 2, "both of -f and --prompts"),
+        ([], 2, "neither of -f and --prompts"),
+        (["-f", "none.txt"], 1, "none.txt: No such file"),
+        (["-f", "empty"], 1, "-f: there is no text in it"),
+        (["--prompts", "bad.jsonl"], 1, "bad.jsonl:1: not JSON"),
+        (["-f", "short.jsonl"], 1, "expected at least 2 pieces, one of which is held out; give more text"),
+        (["-f", "foreign.jsonl"], 2, "tokens from 1 to 9999, expected ids below 264"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused(model, capsys, tmp_path, words, code, told):
+    (model / "empty").mkdir(exist_ok=True)
+    (model / "bad.jsonl").write_text("{\n")
+    (model / "short.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
+    (model / "foreign.jsonl").write_text('{"tokens": [1, 9999]}\n')
+    named = [each if each.startswith("-") else model / each for each in words]
+    found, _, err = run(capsys, "learn", "-m", model / "model.gguf", *named, "-o", tmp_path / "head.gguf", "-t", 1)
+    assert found == code
+    assert told in err
+    assert not (tmp_path / "head.gguf").exists()
+
+
+def test_a_model_whose_layers_tell_nothing_is_refused(learn, capsys, model, tmp_path):
+    words = ["learn", "-m", tiny_model(UNTOLD), "--prompts", model / "prompts.jsonl", "-o", tmp_path / "head.gguf"]
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "its layers tell no hidden states" in err
+
+
+def test_too_little_disk_or_memory_is_told_beforehand(learn, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**30))
+        code, _, err = learn(tmp_path / "head.gguf")
+        assert code == 1
+        assert "learning keeps up to" in err
+        assert "1024 MiB free; make room, lower --disk" in err
+    monkeypatch.setattr(command, "n_bytes_of_machine", lambda: 2**20)
+    code, _, err = learn(tmp_path / "head.gguf")
+    assert code == 1
+    assert "of memory, but there are 1 MiB; lower --draft-vocabulary" in err
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(CapacityError, match="0 MiB free"):
+        check_disk(tmp_path, 1, lambda path: 0)
+
+
+def test_without_jax_the_extra_is_named(learn, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    code, _, err = learn(tmp_path / "head.gguf")
+    assert code == 1
+    assert "pip install 'augury[learn]'" in err
+
+
+def test_texts_are_files_folders_and_lines(learn, model, tmp_path):
+    rng = np.random.default_rng(2)
+    folder = model / "texts"
+    (folder / "inner").mkdir(parents=True)
+    for i in range(3):
+        (folder / "inner" / f"{i}.txt").write_text(" ".join(rng.choice(["the", "in", "an"], 40).tolist()))
+    (folder / "image.png").write_bytes(b"\x89\xff\x00")
+    code, _, err = learn(tmp_path / "head.gguf", epochs=1, source=("-f", "texts"))
+    assert code == 0, err
+    assert "left out:" in err
+    assert "3 pieces of text" in err
+    assert accepted(model, tmp_path / "head.gguf")[1]
+
+
+def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():
+    texts = [np.int32([5, 5, 5, 2, 2, 7]), np.int32([7, 9])]
+    assert draft_vocabulary(texts, 12, 3).tolist() == [2, 5, 7]
+    assert draft_vocabulary(texts, 12, 5).tolist() == [0, 2, 5, 7, 9]
