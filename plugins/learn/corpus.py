@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury import Engine
 from augury.cli import Prompt, prompts_of_lines, read_text, say
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.plugins.learn.recorded import Recorded
+
+if TYPE_CHECKING:
+    from augury import Engine
 
 __all__ = ["answered", "digest", "encoded", "pieces_of", "read_prompts", "read_texts"]
 
