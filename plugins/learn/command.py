@@ -29,9 +29,9 @@ from augury.errors import CapacityError, ModelFileError, OptionError, Unsupporte
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.memory_limit import n_bytes_of_machine
-from augury.plugins.learn.corpus import answered, digest, encoded, pieces_of, read_prompts, read_texts
+from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, pieces_of, read_prompts, read_texts
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
-from augury.plugins.learn.recorded import Recorded, check_disk
+from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
@@ -103,11 +103,14 @@ def _run(args: argparse.Namespace) -> int:
         folder = args.output.with_name(f"{args.output.name}.learn")
         n_weights, n_kept = sizes.n_weights(n_drafted), args.disk * 10**9
         if not folder.exists():
-            check_disk(args.output.resolve().parent, n_kept + 4 * n_weights * 5)  # two checkpoints at once, and the best
+            n_answer = (params["max_tokens"] or -1) if args.prompts else 0
+            n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
+            n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
+            check_disk(args.output.resolve().parent, n_bytes + 4 * n_weights * 8)  # two checkpoints at once, and the best twice
         setup = {"model": file.digest, "texts": digest(prompts), "sampling": params if args.prompts else None}
-        setup |= {"draft_vocabulary": n_drafted, "epochs": args.epochs, "disk": args.disk}
+        setup |= {"draft_vocabulary": n_drafted, "epochs": args.epochs, "disk": args.disk, "n_ctx": args.ctx_size}
         recorded = Recorded(folder, sizes, setup)
-        pieces = _record(args, prompts, params, recorded, n_kept // recorded.n_bytes_of_token)
+        pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
         tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, n_drafted)
         _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
@@ -160,7 +163,7 @@ def _record(
             texts = list(encoded(engine, prompts))
         else:
             texts = answered(engine, prompts, params, recorded, n_most, progress)
-        pieces = pieces_of(texts, params["seed"], n_most)
+        pieces = pieces_of(texts, params["seed"], n_most, engine.config["n_ctx"])
         names = tuple(dict.fromkeys((*recorded.sizes.features, "output")))
         left = [number for number in range(len(pieces)) if not recorded.has_features(number)]
         for start in range(0, len(left), args.parallel):
@@ -169,7 +172,8 @@ def _record(
             told = engine.hidden_states([pieces[number].tolist() for number in numbers], names)
             for number, each in zip(numbers, told, strict=True):
                 recorded.add_features(number, each)
-    say(f"{len(pieces)} pieces of text, {sum(map(len, pieces))} tokens")
+    n, n_all = (sum(map(len, each)) for each in (pieces, texts))
+    say(f"{len(pieces)} pieces of text, {n} tokens" + (f"; {n_all - n} are left out (--disk, short ends)" if n < n_all else ""))
     return pieces
 
 

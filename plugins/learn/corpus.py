@@ -18,7 +18,7 @@ from augury.plugins.learn.recorded import Recorded
 if TYPE_CHECKING:
     from augury import Engine
 
-__all__ = ["answered", "digest", "encoded", "pieces_of", "read_prompts", "read_texts"]
+__all__ = ["answered", "digest", "encoded", "most_tokens", "pieces_of", "read_prompts", "read_texts"]
 
 _N_PIECE = 1024  # tokens of a text that are recorded together
 _N_LEAST = 8  # tokens of a piece: in shorter ones there is nothing to draft
@@ -55,7 +55,12 @@ def read_prompts(path: Path) -> list[Prompt]:
 def digest(prompts: Iterable[Prompt]) -> str:
     """A hash of texts or prompts, to know them again."""
     content = json.dumps([each.arguments() for each in prompts], sort_keys=True, default=str)
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def most_tokens(prompts: Iterable[Prompt], max_tokens: int) -> int:
+    """How many tokens texts have at most, or prompts with answers of `max_tokens`: a token is a byte or more."""
+    return sum(len(json.dumps(each.arguments(), default=str)) + max_tokens for each in prompts)
 
 
 def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
@@ -105,22 +110,24 @@ def answered(
     return texts
 
 
-def pieces_of(texts: Sequence[np.ndarray], seed: int, n_most: int) -> list[np.ndarray]:
+def pieces_of(texts: Sequence[np.ndarray], seed: int, n_most: int, n_ctx: int) -> list[np.ndarray]:
     """Pieces (T,) int32 of texts, in random order of the texts, as many as have `n_most` tokens together.
+
+    None is longer than a context of `n_ctx` tokens.
 
     Raises:
         AuguryError: There is too little text to hold some of it out.
     """
-    pieces, n = list[np.ndarray](), 0
+    pieces, n, n_piece = list[np.ndarray](), 0, min(_N_PIECE, n_ctx)
     for number in np.random.default_rng(seed).permutation(len(texts)):
-        for start in range(0, len(texts[number]), _N_PIECE):
-            piece = texts[number][start : start + _N_PIECE]
+        for start in range(0, len(texts[number]), n_piece):
+            piece = texts[number][start : start + n_piece]
             if len(piece) >= _N_LEAST and n + len(piece) <= n_most:
                 pieces.append(piece)
                 n += len(piece)
     if len(pieces) < 2:
         raise AuguryError(
-            f"there are {n} tokens in {len(pieces)} pieces of at most {_N_PIECE}, expected at least 2 pieces, one of which is "
+            f"there are {n} tokens in {len(pieces)} pieces of at most {n_piece}, expected at least 2 pieces, one of which is "
             "held out; give more text, or raise --disk"
         )
     return pieces

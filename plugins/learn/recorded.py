@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
 from augury.plugins.learn.head import HeadSizes
 
-__all__ = ["Recorded", "check_disk"]
+__all__ = ["Recorded", "check_disk", "recorded_bytes"]
 
 _MAX = float(np.finfo(np.float16).max)
 
@@ -51,11 +51,6 @@ class Recorded:
                 "go on with those, remove the folder, or name another file with -o"
             )
         write_atomically(stated, said)
-
-    @property
-    def n_bytes_of_token(self) -> int:
-        """What is kept of each token on disk."""
-        return 2 * self.sizes.n_embd * (len(self.sizes.layers) + 1)
 
     def answers(self) -> list[np.ndarray]:
         """The texts that the model has written so far, (T,) int32 each."""
@@ -108,13 +103,18 @@ class Recorded:
         return self.folder / f"{number:06}.npy"
 
 
-def check_disk(folder: Path, n_bytes: int, free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free) -> None:
+def recorded_bytes(sizes: HeadSizes) -> int:
+    """What is kept of each token on disk for a head."""
+    return 2 * sizes.n_embd * (len(sizes.layers) + 1)
+
+
+def check_disk(folder: Path, n_bytes: int) -> None:
     """See that a disk has room.
 
     Raises:
         CapacityError: It has not.
     """
-    if (found := free(folder)) < n_bytes:
+    if (found := shutil.disk_usage(folder).free) < n_bytes:
         raise CapacityError(
             f"learning keeps up to {n_bytes >> 20} MiB beside the head, but {folder} has {found >> 20} MiB free; "
             "make room, lower --disk, or name another place with -o"

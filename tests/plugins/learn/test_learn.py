@@ -12,12 +12,14 @@ from oracles.models import tiny_file, tiny_model
 
 from augury import Engine
 from augury.batch import Batch
-from augury.errors import CapacityError
+from augury.cli import Prompt
+from augury.errors import AuguryError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
+from augury.plugins.learn.corpus import most_tokens, pieces_of
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
-from augury.plugins.learn.recorded import Recorded, check_disk
+from augury.plugins.learn.recorded import Recorded
 from augury.testing.tiny_model import write_tiny_model
 
 N_PROMPTS, N_DRAFTED = 24, 200
@@ -184,18 +186,16 @@ def test_a_model_whose_layers_tell_nothing_is_refused(learn, capsys, model, tmp_
 
 def test_too_little_disk_or_memory_is_told_beforehand(learn, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**30))
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**20))
         code, _, err = learn(tmp_path / "head.gguf")
         assert code == 1
         assert "learning keeps up to" in err
-        assert "1024 MiB free; make room, lower --disk" in err
+        assert "1 MiB free; make room, lower --disk" in err
     monkeypatch.setattr(command, "n_bytes_of_machine", lambda: 2**20)
     code, _, err = learn(tmp_path / "head.gguf")
     assert code == 1
     assert "of memory, but there are 1 MiB; lower --draft-vocabulary" in err
     assert not list(tmp_path.iterdir())
-    with pytest.raises(CapacityError, match="0 MiB free"):
-        check_disk(tmp_path, 1, lambda path: 0)
 
 
 def test_without_jax_the_extra_is_named(learn, tmp_path, monkeypatch):
@@ -223,3 +223,20 @@ def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():
     texts = [np.int32([5, 5, 5, 2, 2, 7]), np.int32([7, 9])]
     assert draft_vocabulary(texts, 12, 3).tolist() == [2, 5, 7]
     assert draft_vocabulary(texts, 12, 5).tolist() == [0, 2, 5, 7, 9]
+
+
+def test_pieces_fit_into_the_context_and_the_budget():
+    texts = [np.arange(1000, dtype=np.int32), np.arange(2000, 2300, dtype=np.int32), np.arange(5, dtype=np.int32)]
+    pieces = pieces_of(texts, 1, 10**6, 400)
+    assert sorted(map(len, pieces)) == [200, 300, 400, 400]
+    assert np.array_equal(np.sort(np.concatenate(pieces)), np.sort(np.concatenate(texts[:2])))
+    assert sum(map(len, pieces_of(texts, 1, 800, 400))) <= 800
+    assert sorted(map(len, pieces_of(texts, 1, 10**6, 4096))) == [300, 1000]
+    with pytest.raises(AuguryError, match="0 tokens in 0 pieces of at most 400"):
+        pieces_of(texts, 1, 100, 400)
+
+
+def test_texts_have_no_more_tokens_than_is_said(model):
+    with Engine.load(model / "model.gguf", threads=1, n_ctx=512, spec_type="none") as engine:
+        for text in ("the in an", "\u00e9\u4e2d\u6587", "<|endoftext|>"):
+            assert len(engine.tokenizer.encode(text)) + 7 <= most_tokens([Prompt(text=text)], 7)
