@@ -108,7 +108,13 @@ def _run(args: argparse.Namespace) -> int:
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
             check_disk(args.output.resolve().parent, n_bytes + 4 * n_weights * 8)  # two checkpoints at once, and the best twice
         setup = {"model": file.digest, "texts": digest(prompts), "sampling": params if args.prompts else None}
-        setup |= {"draft_vocabulary": n_drafted, "epochs": args.epochs, "disk": args.disk, "n_ctx": args.ctx_size}
+        setup |= {
+            "draft_vocabulary": n_drafted,
+            "seed": params["seed"],
+            "epochs": args.epochs,
+            "disk": args.disk,
+            "n_ctx": args.ctx_size,
+        }
         recorded = Recorded(folder, sizes, setup)
         pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)

@@ -1,6 +1,10 @@
 """`augury learn` on a tiny model: its heads are often right, load as others do, and do not depend on interruptions."""
 
 import json
+import signal
+import subprocess
+import sys
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,12 +42,17 @@ def model(tmp_path_factory):
     return folder
 
 
+def learning(model, head, epochs=2, source=("--prompts", "prompts.jsonl")):
+    """The words of a command."""
+    flag, *files = source
+    words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512]
+    return [*map(str, words), "--draft-vocabulary", str(N_DRAFTED), "--epochs", str(epochs)]
+
+
 @pytest.fixture
 def learn(capsys, model):
-    def learn(head, *more, epochs=2, source=("--prompts", "prompts.jsonl")):
-        flag, *files = source
-        words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512]
-        return run(capsys, *words, "--draft-vocabulary", N_DRAFTED, "--epochs", epochs, *more)
+    def learn(head, *more, **how):
+        return run(capsys, *learning(model, head, **how), *more)
 
     return learn
 
@@ -89,7 +98,7 @@ def interrupted(method, n):
     return called
 
 
-def test_an_interrupted_training_goes_on_to_the_same_head(learn, tmp_path, monkeypatch):
+def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path, monkeypatch):
     whole, resumed = tmp_path / "whole.gguf", tmp_path / "resumed.gguf"
     assert learn(whole)[0] == 0
     monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
@@ -103,6 +112,13 @@ def test_an_interrupted_training_goes_on_to_the_same_head(learn, tmp_path, monke
             assert learn(resumed)[0] == 130
         assert not resumed.exists()
         assert (tmp_path / "resumed.gguf.learn" / kept).exists()
+    checkpoint = tmp_path / "resumed.gguf.learn" / "checkpoint.npz"
+    before = checkpoint.stat().st_mtime_ns
+    with subprocess.Popen([sys.executable, "-m", "augury", *learning(model, resumed)], stderr=subprocess.DEVNULL) as process:
+        while checkpoint.stat().st_mtime_ns == before and process.poll() is None:  # until the epoch is over
+            sleep(0.002)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     code, _, err = learn(resumed, epochs=3)
     assert code == 1
     assert "holds the beginning of another training" in err
