@@ -197,7 +197,7 @@ def _train(
     from augury.plugins.learn.fitting import N_BATCH, Corpus, fit
     from augury.plugins.learn.training import Trainer
 
-    corpus = Corpus(recorded, target, pieces, n_held_out)
+    corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
     n_total = args.epochs * -(-len(corpus.windows) // N_BATCH)
     weights = first_weights(recorded.sizes, target, tokens, seed)
     trainer = Trainer(recorded.sizes, weights, target.output(tokens), target.softcap, _RATE, n_total)

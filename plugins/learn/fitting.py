@@ -28,9 +28,11 @@ class Corpus:
         held_out: The same of those that are not learnt from.
     """
 
-    def __init__(self, recorded: Recorded, target: TargetTensors, pieces: Sequence[np.ndarray], n_held_out: int) -> None:
-        """The first `n_held_out` of the pieces (T,) int32 are held out."""
-        self._recorded, self._target, self._pieces = recorded, target, pieces
+    def __init__(
+        self, recorded: Recorded, target: TargetTensors, pieces: Sequence[np.ndarray], n_held_out: int, drafted: np.ndarray
+    ) -> None:
+        """The first `n_held_out` of the pieces (T,) int32 are held out; the head drafts the tokens `drafted` (V_d,)."""
+        self._recorded, self._target, self._pieces, self._drafted = recorded, target, pieces, drafted
         self._n = min(N_WINDOW, max(map(len, pieces)) - 1)
         self.windows = self._windows(range(n_held_out, len(pieces)))
         self.held_out = self._windows(range(n_held_out))
@@ -42,17 +44,20 @@ class Corpus:
         """
         n_embd, n = self._recorded.sizes.n_embd, self._n
         features = np.zeros((N_BATCH, n + 1, 4 * n_embd), np.float32)
-        tokens, is_there = np.zeros((N_BATCH, n + 1), np.int32), np.zeros((N_BATCH, n + 1), bool)
+        tokens, is_there = np.zeros((N_BATCH, n + 2), np.int32), np.zeros((N_BATCH, n + 1), bool)
         for i, (number, start) in enumerate(windows):
             kept = self._recorded.window(number, start, n + 1)
             features[i, : len(kept)] = kept
-            tokens[i, : len(kept)] = self._pieces[number][start : start + len(kept)]
-            is_there[i, : len(kept)] = is_learnt | (start + np.arange(len(kept)) >= len(self._pieces[number]) // 2)
+            following = self._pieces[number][start : start + n + 2]
+            tokens[i, : len(following)] = following
+            places, n_piece = start + np.arange(len(kept)), len(self._pieces[number])
+            is_there[i, : len(kept)] = is_learnt | ((places >= n_piece // 2) & (places < n_piece - 1))
         return Batch(
             features[:, :-1, : 3 * n_embd],
-            self._target.embedding(tokens[:, 1:]),
+            self._target.embedding(tokens[:, 1:-1]),
             features[:, 1:, 3 * n_embd :],
             is_there[:, 1:],
+            np.isin(tokens[:, 2:], self._drafted),
         )
 
     def accepted(self, trainer: Trainer) -> list[float]:

@@ -37,6 +37,7 @@ class Batch:
     embedded: np.ndarray  # (B, T, E) float32, the target's embedding of tokens 1 to T
     outputs: np.ndarray  # (B, T, E) float32, what the target's output multiplies at tokens 1 to T
     is_there: np.ndarray  # (B, T) bool: False where the text has ended
+    is_drafted: np.ndarray  # (B, T) bool: whether the text's token to predict is one that the head drafts
 
 
 class Trainer:
@@ -100,7 +101,7 @@ def _zeros(weights: Weights) -> Weights:
 
 
 def _arrays(batch: Batch) -> tuple[np.ndarray, ...]:
-    return batch.features, batch.embedded, batch.outputs, batch.is_there
+    return batch.features, batch.embedded, batch.outputs, batch.is_there, batch.is_drafted
 
 
 def _norm(x: Any, weight: Any) -> Any:
@@ -139,7 +140,7 @@ def _attention(query: Any, keys: list[Any], values: list[Any], step: int) -> Any
 
 def _losses(weights: _Arrays, rows: Any, batch: tuple[Any, ...], *, sizes: HeadSizes, softcap: float | None) -> tuple[Any, Any]:
     """The loss, and what `Trainer.accepted` tells."""
-    features, embedded, outputs, is_there = batch
+    features, embedded, outputs, is_there, is_drafted = batch
     n_batch, n = is_there.shape
     wanted = outputs @ rows.T
     wanted = wanted if softcap is None else softcap * jnp.tanh(wanted / softcap)
@@ -166,7 +167,7 @@ def _losses(weights: _Arrays, rows: Any, batch: tuple[Any, ...], *, sizes: HeadS
         logits = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
         each = -(chances * jax.nn.log_softmax(logits, axis=-1)).sum(axis=-1)
         loss += _STEP_WEIGHT**step * (each * is_there).sum() / jnp.maximum(is_there.sum(), 1)
-        is_right = _later(is_right, 1 if step else 0) & is_there & (logits.argmax(axis=-1) == best)
+        is_right = _later(is_right, 1 if step else 0) & is_there & is_drafted & (logits.argmax(axis=-1) == best)
         right.append(is_right)
         hidden = _later(x, 1)
     whole = [_later(each, N_STEPS - 1 - step) & is_there for step, each in enumerate(right)]  # of drafts that all is there of

@@ -146,7 +146,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     told = rig._model.forward(Batch.chain(text[:-1], features=("output", *sizes.features)))
     features = np.hstack([told.features(each) for each in sizes.features])[None]
     embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
-    batch = training.Batch(features[:, :-1], embedded, told.features("output")[None, 1:], is_there)
+    batch = training.Batch(features[:, :-1], embedded, told.features("output")[None, 1:], is_there, is_there)
     rig.loader.close()
     learning = trainer(first)
     while learning.n_steps < 30:
@@ -256,3 +256,25 @@ def test_texts_have_no_more_tokens_than_is_said(model):
     with Engine.load(model / "model.gguf", threads=1, n_ctx=512, spec_type="none") as engine:
         for text in ("the in an", "\u00e9\u4e2d\u6587", "<|endoftext|>"):
             assert len(engine.tokenizer.encode(text)) + 7 <= most_tokens([Prompt(text=text)], 7)
+
+
+def test_batches_are_of_windows_and_judge_second_halves_by_what_the_head_drafts(monkeypatch):
+    monkeypatch.setattr(fitting, "N_WINDOW", 4)
+    pieces = [np.int32([1, 2, 3, 4, 5, 6]), np.int32([7, 8, 9, 8, 7, 8, 9, 8, 7, 8, 9])]
+    recorded = SimpleNamespace(
+        sizes=SimpleNamespace(n_embd=1),
+        window=lambda number, start, n: np.tile(pieces[number][start : start + n, None], 4) + np.float16([0, 0.25, 0.5, 0.75]),
+    )
+    corpus = fitting.Corpus(recorded, SimpleNamespace(embedding=lambda ids: ids[..., None]), pieces, 1, np.int32([5, 8, 9]))
+    assert corpus.held_out == [(0, 0), (0, 4)]
+    assert corpus.windows == [(1, 0), (1, 4), (1, 8)]
+    batch = corpus.batch([(1, 4), (1, 8)])
+    assert batch.features.shape == (fitting.N_BATCH, 4, 3)
+    assert batch.features[0, 1].tolist() == [8, 8.25, 8.5]
+    assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 7]
+    assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 7.75]
+    assert batch.is_there.sum(axis=1).tolist() == [4, 2, 0, 0]
+    assert batch.is_drafted[0].tolist() == [True, True, False, True]
+    judged = corpus.batch(corpus.held_out, is_learnt=False)
+    assert judged.is_there[:2].tolist() == [[False, False, True, True], [False] * 4]
+    assert judged.is_drafted[0].tolist() == [False, False, True, False]
