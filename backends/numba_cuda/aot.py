@@ -15,7 +15,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
@@ -235,7 +234,7 @@ class Compiler:
             )
             raise UnsupportedError(f"{there_is_none} libnvvm, which compiles it; {INSTALL}")
         if not hasattr(np, "row_stack"):  # which numba-cuda 0.30 types, and numpy 2.5 has dropped
-            found = f"numba-cuda {version('numba-cuda')} compiles no kernel with numpy {np.__version__}"
+            found = f"numba-cuda compiles no kernel with numpy {np.__version__}"
             raise UnsupportedError(f"{found}, expected numpy below 2.5; pip install 'numpy<2.5'")
         (binary,) = compile_kernel(kernel, [self.capability])
         self.keep(kernel, binary)
