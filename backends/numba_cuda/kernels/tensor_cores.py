@@ -150,8 +150,12 @@ def _multiply(fmt, n_tokens):
     return multiply
 
 
-MATRIX_TILES = {name: _TILES[:2] if fmt.has_two_scales else _TILES for name, fmt in FORMATS.items() if not fmt.is_float}
-"""How many tokens share one reading of weights, by type: of two scales 64 tokens would take more registers than there are."""
+MATRIX_TILES = {
+    name: _TILES[:2] if fmt.has_two_scales or name in ("Q5_0", "Q5_1") else _TILES
+    for name, fmt in FORMATS.items()
+    if not fmt.is_float
+}
+"""How many tokens share one reading of weights, by type: of some, 64 tokens would take more registers than there are."""
 MULTIPLY_MATRIX = {
     (name, n_tokens): _multiply(FORMATS[name], n_tokens) for name, tiles in MATRIX_TILES.items() for n_tokens in tiles
 }
