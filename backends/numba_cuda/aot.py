@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
+__all__ = ["OVERLAPPING", "Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
 
 _ELEMENTS = {
     "w": "uint32",

@@ -45,7 +45,7 @@ __all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "splits_of", "tokens_of
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
-_MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
+_MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
 
 

@@ -9,7 +9,6 @@ from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, 
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_among, unit_of
 
-GATED_WARPS = 8  # of a block that multiplies 32 rows of gate, then those of up; four each
 _UNIT = WARP  # values
 
 
