@@ -39,7 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
-        help="another drafter to compare, beside that of --spec-type; repeats",
+        help="another drafter to compare, beside that of --spec-type (default: auto); repeats",
     )
     group.add_argument(
         *("-r", "--turns", "--repetitions"),

@@ -71,9 +71,8 @@ def exit_code(found: Iterable[PairStats]) -> int:
 
 def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
     """The drafters to compare, each with the draft model if it takes one."""
-    others = [[text] for text in args.against]
     found: list[tuple[list[str], str | None]] = []
-    for texts in [args.spec_type, *others] if args.spec_type else others or [["auto"]]:
+    for texts in (args.spec_type or ["auto"], *([text] for text in args.against)):
         names = names_in_use(texts, args.registry)
         is_auto = any(spec.name == "auto" for text in texts for spec in parse_specs(text))
         takes_model = is_auto or any("model" in options_of(args.registry.find("drafter", name).options_class) for name in names)

@@ -44,6 +44,11 @@ def test_drafters_are_set_against_plain_decoding(bench):
     assert told["runs"][1]["acceptance_rate"] == 1.0
 
 
+def test_the_default_drafter_is_compared_beside_others(bench):
+    told = json.loads(bench("--prompt-tokens", REPEATING, "--against", "suffix", "--json")[1])
+    assert [each["spec_type"] for each in told["runs"]] == ["suffix;recycle", "suffix"]
+
+
 def test_the_table_shows_categories_where_there_are_several(bench, workload):
     code, out, _ = bench("--prompt-tokens", REPEATING, *NGRAM)
     head, line = out.splitlines()
