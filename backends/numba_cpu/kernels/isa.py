@@ -94,9 +94,7 @@ def _known_isas() -> list[str]:
 @cache
 def host_features() -> frozenset[str]:
     """What numba compiles for: LLVM's list of the host's features, unless numba is told otherwise."""
-    from numba.core.registry import cpu_target
-
-    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    triple, cpu, features = _target()
     found = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     if triple.startswith(("aarch64", "arm64")):
         # of ARM CPUs LLVM lists few features or none, but knows by the name of most what instructions they have
@@ -104,6 +102,19 @@ def host_features() -> frozenset[str]:
         if "sdot" in machine.emit_assembly(llvmlite.binding.parse_assembly(_SUM_OF_PRODUCTS)):
             found.add("dotprod")
     return frozenset(found)
+
+
+def is_zen() -> bool:
+    """Whether kernels are compiled for an AMD Zen."""
+    return _target()[1].startswith("znver")
+
+
+def _target() -> tuple[str, str, str]:
+    """Triple, CPU and features that numba compiles for."""
+    from numba.core.registry import cpu_target
+
+    target: tuple[str, str, str] = cpu_target.target_context.codegen().magic_tuple()
+    return target
 
 
 def choose_isa(n_bytes: int = 0) -> str:

@@ -27,7 +27,7 @@ from augury.backends.numba_cpu.kernels.format import (
     SUM,
     VECTOR,
 )
-from augury.backends.numba_cpu.kernels.isa import ISAS
+from augury.backends.numba_cpu.kernels.isa import ISAS, is_zen
 from augury.backends.numba_cpu.kernels.simd import (
     F32,
     F32X16,
@@ -161,9 +161,20 @@ def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Val
                     sums.fma(b, t, g, values[g], repeated)
 
 
+def _prefetch_locality(n_tokens: int, *, is_streamed: bool) -> int:
+    """Return which cache waits for the weights of a tile, see `emit_prefetch`.
+
+    Weights are read once in a pass. Zens load streamed lines past the larger caches, where what Python needs between two
+    passes stays.
+    """
+    if is_streamed:
+        return 0
+    return 2 if n_tokens <= _PREFETCH_L2_TOKENS else 3
+
+
 def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens: int) -> None:
     """Prefetch the next cache lines of the stream that `slot` follows."""
-    locality = 2 if n_tokens <= _PREFETCH_L2_TOKENS else 3
+    locality = _prefetch_locality(n_tokens, is_streamed=is_zen())
     with cgutils.for_range(b, lines):
         address = b.load(slot)
         emit_prefetch(b, address, locality)
