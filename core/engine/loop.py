@@ -318,10 +318,10 @@ class Loop:
         sequence.n_kept += len(feed.tokens) + len(path)
         if choice is not None:
             sequence.counter.round(names, draft.depth, len(path), n_emitted)
-            if n_top := self._drafting.n_top(choice):
-                rows = np.arange(row, row + feed.n_rows, dtype=np.int32)
+            if done.top is not None and self._drafting.n_top(choice):
                 after = np.concatenate([feed.tokens, draft.tokens])
-                top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *passed.top_k(rows, n_top))))
+                own = (each[row : row + feed.n_rows] for each in done.top)
+                top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *own)))
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)

@@ -34,6 +34,7 @@ class RoundPass:
 
     passed: Pass
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
+    top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters are fed
     seconds: float
     late_s: float  # how much longer than that drafting ahead took
@@ -60,6 +61,11 @@ class RoundPass:
             settle_ahead(choices, late_s / ahead_s)
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
-        has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
-        argmax = passed.argmax().tolist() if has_greedy else []
-        return cls(passed, argmax, {name: passed.features(name).copy() for name in wanted}, seconds, late_s)
+        top, argmax = None, list[int]()
+        if n_top := max((drafting.n_top(share.choice) for share in shares if share.choice is not None), default=0):
+            top = passed.top_k(np.arange(sum(share.feed.n_rows for share in shares), dtype=np.int32), n_top)
+        if any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares):
+            # where drafters want more of each row, it is not read twice
+            best = passed.argmax() if top is None else np.where(np.isfinite(top[1][:, 0]), top[0][:, 0], -1)
+            argmax = best.tolist()
+        return cls(passed, argmax, top, {name: passed.features(name).copy() for name in wanted}, seconds, late_s)

@@ -43,7 +43,18 @@ class Trees(Drafter):
         return Draft(tokens, parents)
 
 
-DRAFTERS = {"no drafts": None, "chains": lambda model: ScriptedDrafter(model, [(3, 1), (5, 0), (0, 2)]), "trees": Trees}
+class ToldTrees(Trees):
+    """Wants the best tokens of each row, of which the first is then chosen."""
+
+    n_top = 3
+
+
+DRAFTERS = {
+    "no drafts": None,
+    "chains": lambda model: ScriptedDrafter(model, [(3, 1), (5, 0), (0, 2)]),
+    "trees": Trees,
+    "told trees": ToldTrees,
+}
 
 
 def poison(engine, trouble, is_sick):
@@ -86,7 +97,7 @@ def test_a_row_that_is_not_finite_ends_the_request_whose_row_it_is(verify, draft
         assert again.tokens == plain[0]
 
 
-@pytest.mark.parametrize("drafter", ["chains", "trees"])
+@pytest.mark.parametrize("drafter", ["chains", "trees", "told trees"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_that_a_rejection_leaves_out_do_not_matter(drafter, way):
     with toy_engine() as engine:
