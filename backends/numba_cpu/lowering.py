@@ -64,7 +64,7 @@ class Lowering:
         self._layers: list[list[Emitter]] = []
         for layer in plan.layers:
             self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
-            self._sources.append(self._layers[-1][0].caches if layer.mixer is not None else ())
+            self._sources.append(next((emitter.caches for emitter in self._layers[-1] if emitter.caches), ()))
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with accepted tokens
         self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
@@ -241,24 +241,19 @@ class Lowering:
         emitter.emit(writing)
 
     def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_read: bool) -> None:
-        """Write the records of a layer's blocks, or of those alone that keep something of tokens."""
-        apart = []
-        blocks = list(zip(layer.blocks, self._layers[i], strict=True))
-        if not is_read:
-            blocks = [(block, emitter) for block, emitter in blocks if block.cached() or block.states()]
-        for _, emitter in blocks:
+        """Write the records of a layer's blocks, or only up to the last one that keeps something of tokens."""
+        blocks, apart = [*enumerate(zip(layer.blocks, self._layers[i], strict=True))], []
+        while blocks and not (is_read or blocks[-1][1][0].cached() or blocks[-1][1][0].states()):
+            blocks.pop()
+        for _, (_, emitter) in blocks:
             emitter.begin(writing)
-        if layer.apart is not None and is_read:
-            writing.y = self._buffers["y apart"]
-            blocks.pop()[1].emit(writing)
-            apart = writing.set_apart("y")
-        for n, (block, emitter) in enumerate(blocks):
-            is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
-            left = writing.set_apart("y beside") if is_beside else []
+        for n, (block, emitter) in sorted(blocks, key=lambda each: each[0] > 0 and not each[1][0].is_parallel):
+            left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
             connection = layer.connection(block)
             streams.read(connection)
             emitter.emit(writing)
             streams.write(connection)
-            if is_beside:
-                writing.put_back(left)
+            if n >= layer.n_abreast and block.is_parallel:  # others do not see what it adds
+                apart += writing.take_pending()
+            writing.put_back(left)
         writing.put_back(apart)

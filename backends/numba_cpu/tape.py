@@ -70,8 +70,7 @@ class Workspace:
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
         layers = plan.every_layer
-        names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in layers)]
-        names += ["y apart"] * any(layer.apart is not None for layer in layers)
+        names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
         names += ["other"] * (plan.embedding.other is not None)
         n_added = max((plan.n_seen(layer, block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)

@@ -77,7 +77,7 @@ class Lowering:
         )
         self._layers: list[list[LoweredEmitter]] = []
         for layer in plan.layers:
-            sources = [emitters[0].caches if emitters else () for emitters in self._layers]
+            sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
             sizes = ((block, plan.n_seen(layer, block)) for block in layer.blocks)
             self._layers.append([LoweredEmitter(block, options, n_seen, sources) for block, n_seen in sizes])
         self._blocks = [emitter for emitters in self._layers for emitter in emitters]
@@ -170,7 +170,7 @@ class Lowering:
     def _asides(self) -> Iterator[str]:
         """The names of what is kept beside the residual stream, as wide."""
         plan = self.plan
-        if any(layer.is_parallel or layer.beside or layer.apart for layer in plan.layers):
+        if any(block.is_parallel for layer in plan.layers for block in layer.blocks):
             yield "seen"
         if any(layer.skip for layer in plan.layers):
             yield "embedded"
@@ -180,10 +180,10 @@ class Lowering:
             yield "given"
 
     def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
-        """The norms of x for several blocks side by side in a layer, if there are at most two."""
-        layer, emitters = self.plan.layers[i], self._layers[i]
-        emitters = emitters if layer.is_parallel else emitters[: len(layer.mixers)]
-        if len(emitters) < 2 or layer.apart or any(len(emitter.norms) != 1 for emitter in emitters):
+        """The norms of x for several blocks side by side in a layer, if there are at most two, and no others later."""
+        n_abreast, blocks = self.plan.layers[i].n_abreast, self.plan.layers[i].blocks
+        emitters, is_last = self._layers[i][:n_abreast], not any(block.is_parallel for block in blocks[n_abreast:])
+        if len(emitters) < 2 or not is_last or any(len(emitter.norms) != 1 for emitter in emitters):
             return ()
         norms = tuple(dict.fromkeys(norm for emitter in emitters for norm in emitter.norms))
         return norms if len(norms) <= 2 else ()
@@ -223,10 +223,10 @@ class Lowering:
             tape.norm_first(norms)
             if first := self._first_products(i):
                 multiply_first(tape, tape.norm(norms[0], ()), first)
-        elif layer.is_parallel or layer.beside or layer.apart:
+        elif any(block.is_parallel for block in layer.blocks):
             before = tape.put_aside()
-        for block, emitter in zip(layer.blocks, self._layers[i], strict=True):
-            tape.seen = tape.x if block is layer.feed_forward and not layer.is_parallel else before
+        for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
+            tape.seen = before if n == 0 or block.is_parallel else tape.x
             if layer.residual is None:
                 emitter.emit(tape)
                 continue

@@ -172,9 +172,8 @@ class Streams:
 
 def _check(layer: Layer, n_streams: int) -> None:
     """Refuse what would see or be added to one of several streams."""
-    odd = [name for name in ("beside", "apart", "turn") if getattr(layer, name) is not None] + [
-        "is_parallel"
-    ] * layer.is_parallel
+    odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
+    odd += ["turn"] * (layer.turn is not None)
     if n_streams > 1:
         odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0) + ["skip"] * bool(layer.skip)
         routers = [block.router for block in layer.blocks if hasattr(block, "router")]

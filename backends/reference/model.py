@@ -146,9 +146,8 @@ class ReferenceModel(Model):
         """
         layer, streams = self._layers[i], before
         for block in layer.blocks:
-            is_first = layer.is_parallel or block is layer.beside or block is layer.apart
             connection = layer.connection(block)
-            x = read(connection, weights, before if is_first else streams)
+            x = read(connection, weights, before if block.is_parallel else streams)
             if type(block) not in KNOWN:
                 y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
@@ -184,7 +183,7 @@ class ReferenceModel(Model):
 
     def _cache_of(self, layer: int) -> LayerCache:
         """The cache of a layer's mixer."""
-        cache = self._caches[layer, self._layers[layer].mixers[0]]
+        cache = next(self._caches[layer, mixer] for mixer in self._layers[layer].mixers if mixer.cached())
         return cache.cache if isinstance(cache, LoweredBlock) else cache
 
     def _open(self) -> Weights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
 from augury.blocks.parts import Part
 from augury.errors import PluginError, UnsupportedError
@@ -22,7 +22,12 @@ class Block:
 
     A block declares what it has of the file, what it keeps per position and per sequence, and says once, by `lower`, how it is
     computed.
+
+    Attributes:
+        is_parallel: Whether it sees x as it was before its layer, whatever other blocks have added.
     """
+
+    is_parallel: bool = field(default=False, kw_only=True)
 
     def tensors(self) -> tuple[Part, ...]:
         """What it has of the model file, in the order of its fields."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
@@ -17,21 +17,18 @@ from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
 from augury.errors import CapacityError, OptionError
 
 if TYPE_CHECKING:
-    from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
 
 __all__ = ["Layer", "ModelPlan", "NextnLayer"]
 
+_Blocks = Block | tuple[Block, ...] | None
 _Choosing = Attention | LatentAttention | CompressedAttention
 
 
 @frozen
 class Layer:
-    """x += mixer(x), then x += feed_forward(x); in parallel, x += mixer(x) + feed_forward(x). Either may be missing.
-
-    With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first. What the mixture `apart` makes of the x
-    that the mixer sees is added after all.
+    """x += mixer(x), then x += feed_forward(x). Each is a block, several one after the other, or missing.
 
     Before, with two residual streams, these take a `turn`. With a `residual`, mixer and feed-forward see what it says in place
     of x, and what they give is not merely added to x, which is the last of the streams then.
@@ -39,14 +36,11 @@ class Layer:
     Afterwards `x *= scale`, then `x += skip * e`, where e is what the embedding gave, and `x = norm(x)`, where there is such.
     """
 
-    mixer: Block | None
-    feed_forward: Block | None = None
-    is_parallel: bool = False
+    mixer: _Blocks
+    feed_forward: _Blocks = None
     skip: float = 0.0
     norm: Norm | None = None
-    beside: Block | None = None
     turn: Turn | None = None
-    apart: MixtureOfExperts | None = None
     scale: float = 1.0
     residual: Residual | None = None
 
@@ -66,12 +60,29 @@ class Layer:
     @property
     def mixers(self) -> tuple[Block, ...]:
         """What mixes its tokens."""
-        return tuple(mixer for mixer in (self.mixer, self.beside) if mixer is not None)
+        return _each(self.mixer)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Its blocks, in order."""
-        return tuple(block for block in (*self.mixers, self.feed_forward, self.apart) if block is not None)
+        return (*_each(self.mixer), *_each(self.feed_forward))
+
+    @property
+    def n_abreast(self) -> int:
+        """How many of its blocks, from the first on, see x as it was before the layer."""
+        return 1 + [*(block.is_parallel for block in self.blocks[1:]), False].index(False)
+
+    def with_blocks(self, change: Callable[[Block], Block]) -> Layer:
+        """The same layer with other blocks in place of its own."""
+        return evolve(self, mixer=_changed(self.mixer, change), feed_forward=_changed(self.feed_forward, change))
+
+
+def _each(blocks: _Blocks) -> tuple[Block, ...]:
+    return blocks if isinstance(blocks, tuple) else () if blocks is None else (blocks,)
+
+
+def _changed(blocks: _Blocks, change: Callable[[Block], Block]) -> _Blocks:
+    return tuple(map(change, blocks)) if isinstance(blocks, tuple) else None if blocks is None else change(blocks)
 
 
 @frozen
@@ -124,8 +135,9 @@ class ModelPlan:
         """By layer, what a pass that is given hidden states computes in place of it; nothing without a `block`."""
         if self.block is None:
             return ()
-        mixers = [each.inner if isinstance(each, Convolved) else each for each in (layer.mixer for layer in self.layers)]
-        return tuple(Injection(self.block.norm, each, i) for i, each in enumerate(mixers) if isinstance(each, Attention))
+        mixers = [(i, mixer) for i, layer in enumerate(self.layers) for mixer in layer.mixers]
+        inner = [(i, mixer.inner if isinstance(mixer, Convolved) else mixer) for i, mixer in mixers]
+        return tuple(Injection(self.block.norm, each, i) for i, each in inner if isinstance(each, Attention))
 
     @property
     def mixers(self) -> tuple[Block, ...]:
@@ -209,16 +221,19 @@ class ModelPlan:
                 f"{self.architecture}: a context of {n_ctx} positions, but the model has learned {positions.n_out}; ask for "
                 "at most that many"
             )
-        layers, chooses = [], False
-        for layer in (_layer_for_context(layer, n_ctx) for layer in self.every_layer):
-            if isinstance(layer.mixer, _Choosing) and layer.mixer.indexer is not None:
-                chooses = n_ctx > layer.mixer.indexer.reach
-                layers.append(layer if chooses else evolve(layer, mixer=evolve(layer.mixer, indexer=None)))
-            elif isinstance(layer.mixer, LatentAttention) and layer.mixer.reuses_choice and not chooses:
-                layers.append(evolve(layer, mixer=evolve(layer.mixer, reuses_choice=False)))
-            else:
-                layers.append(layer)
-        n = len(self.layers)
+        chooses = False
+
+        def fitted(block: Block) -> Block:
+            nonlocal chooses
+            block = _with_rope_for(block, n_ctx)
+            if isinstance(block, _Choosing) and block.indexer is not None:
+                chooses = n_ctx > block.indexer.reach
+                return block if chooses else evolve(block, indexer=None)
+            if isinstance(block, LatentAttention) and block.reuses_choice and not chooses:
+                return evolve(block, reuses_choice=False)
+            return block
+
+        layers, n = [layer.with_blocks(fitted) for layer in self.every_layer], len(self.layers)
         nextn = (evolve(each, layer=layer) for each, layer in zip(self.nextn, layers[n:], strict=True))
         return evolve(self, layers=tuple(layers[:n]), nextn=tuple(nextn))
 
@@ -250,7 +265,7 @@ class ModelPlan:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= len(self.layers):
             output = Output(None, None)
-        moved = tuple(_moved(layer, first) for layer in layers)
+        moved = tuple(layer.with_blocks(lambda block: _moved(block, first)) for layer in layers)
         return evolve(self, embedding=embedding, layers=moved, output=output, nextn=())
 
     def check_start(self, first: int) -> None:
@@ -273,18 +288,16 @@ class ModelPlan:
         return {name: shape for part in self.parts() for name, shape in part.shapes.items()}
 
 
-def _layer_for_context(layer: Layer, n_ctx: int) -> Layer:
-    mixer: Any = layer.mixer
-    rope = getattr(mixer, "rope", None)
+def _with_rope_for(block: Any, n_ctx: int) -> Block:
+    rope = getattr(block, "rope", None)
     if rope is None or rope.long_frequencies is None:
-        return layer
+        return block
     chosen = rope.long_frequencies if n_ctx > rope.n_ctx_short else rope.frequencies
-    plain = evolve(rope, frequencies=chosen, long_frequencies=None, n_ctx_short=0)
-    return evolve(layer, mixer=evolve(mixer, rope=plain))
+    return evolve(block, rope=evolve(rope, frequencies=chosen, long_frequencies=None, n_ctx_short=0))
 
 
-def _moved(layer: Layer, first: int) -> Layer:
-    """A layer of a model that begins with this one of another."""
-    if not (isinstance(layer.mixer, Attention) and layer.mixer.source is not None):
-        return layer
-    return evolve(layer, mixer=evolve(layer.mixer, source=layer.mixer.source - first))
+def _moved(block: Block, first: int) -> Block:
+    """A block of a model that begins with this layer of another."""
+    if not (isinstance(block, Attention) and block.source is not None):
+        return block
+    return evolve(block, source=block.source - first)

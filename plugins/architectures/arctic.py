@@ -27,7 +27,7 @@ class Arctic(Transformer):
         """A layer, from 0."""
         attention = decoder.attention(layer, rope, has_output_bias=False)
         dense = decoder.feed_forward(layer, n_ff=decoder.n_embd, has_scales=False, has_biases=False)
-        return Layer(attention, dense, apart=mixture(decoder, layer, **cls.experts))
+        return Layer(attention, (dense, mixture(decoder, layer, is_parallel=True, **cls.experts)))
 
 
 class GroveMoe(Transformer):

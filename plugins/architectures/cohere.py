@@ -24,8 +24,7 @@ class CommandR(Transformer):
     name = "command-r"
     reading = {"norm": NormKind.LAYER}
     rotary = {"is_interleaved": True}
-    feeding = {"norm": "attn_norm", "has_scales": False}
-    is_parallel = True
+    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -59,7 +58,7 @@ class Cohere2(Architecture):
         layers = []
         for layer in range(decoder.n_layers):
             attention = decoder.attention(layer, rope if is_local[layer] else None, window=windows[layer])
-            layers.append(Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True))
+            layers.append(Layer(attention, decoder.feed_forward(layer, norm="attn_norm", is_parallel=True)))
         output = decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale") or 1.0)
         return {"main": decoder.plan(layers, output=output)}
 
@@ -83,10 +82,18 @@ class Cohere2Moe(Architecture):
             rope = wide_rope if is_local[layer] or layer < n_dense else None
             attention = decoder.attention(layer, rope, window=windows[layer])
             if not has_experts(decoder, layer):
-                return Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True)
+                return Layer(attention, decoder.feed_forward(layer, norm="attn_norm", is_parallel=True))
             factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
-            experts = mixture(decoder, layer, factor=factor, fallback=Gating.SIGMOID, norm="attn_norm", has_weights_scale=True)
-            return Layer(attention, experts, is_parallel=True)
+            experts = mixture(
+                decoder,
+                layer,
+                fallback=Gating.SIGMOID,
+                has_weights_scale=True,
+                norm="attn_norm",
+                factor=factor,
+                is_parallel=True,
+            )
+            return Layer(attention, experts)
 
         output = decoder.output(scale=keys.number("logit_scale") or 1.0)
         return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), output=output, nextn=layer_of)}

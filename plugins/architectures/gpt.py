@@ -80,7 +80,7 @@ class GptNeox(Transformer):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
         is_parallel = decoder.keys.flag("use_parallel_residual")
-        return Layer(decoder.attention(layer, rope), decoder.feed_forward(layer, **cls.feeding), is_parallel)
+        return Layer(decoder.attention(layer, rope), decoder.feed_forward(layer, is_parallel=is_parallel, **cls.feeding))
 
 
 class Falcon(Transformer):
@@ -88,9 +88,8 @@ class Falcon(Transformer):
 
     name = "falcon"
     reading = {"norm": NormKind.LAYER}
-    feeding = {**_UNGATED, "norm": "attn_norm", "has_biases": False}
+    feeding = {**_UNGATED, "norm": "attn_norm", "has_biases": False, "is_parallel": True}
     mixing = {"has_output_bias": False}
-    is_parallel = True
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -218,9 +217,8 @@ class StableLM(Transformer):
             for part, n in heads.items()
             if f"{names[part]}.weight" in decoder.file.tensors
         }
-        return Layer(
-            decoder.attention(layer, rope, **norms), decoder.feed_forward(layer, norm=norm, has_scales=False), is_parallel
-        )
+        feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False, is_parallel=is_parallel)
+        return Layer(decoder.attention(layer, rope, **norms), feed_forward)
 
 
 @hookimpl

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -54,7 +56,7 @@ class FalconH1(Architecture):
             attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
             norm = decoder.norm(f"blk.{layer}.ffn_norm", suffix="")
             feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
-            layers.append(Layer(attention, feed_forward, beside=mamba2(decoder, layer)))
+            layers.append(Layer((attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)), feed_forward))
         return {"main": decoder.plan(layers)}
 
 

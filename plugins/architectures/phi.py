@@ -13,8 +13,7 @@ class Phi2(Transformer):
 
     name = "phi2"
     reading = {"norm": NormKind.LAYER}
-    feeding = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False}
-    is_parallel = True
+    feeding = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
 
 class Phi3(Transformer):

@@ -22,8 +22,7 @@ class Plamo(Transformer):
     """Attention and feed-forward see one norm of the same input."""
 
     name = "plamo"
-    feeding = {"norm": "attn_norm", "has_scales": False}
-    is_parallel = True
+    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
 
 class Plamo2(Architecture):

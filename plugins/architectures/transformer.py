@@ -23,7 +23,6 @@ class Transformer(Architecture):
         mixing: Arguments of `Decoder.attention`.
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
-        is_parallel: Whether both see the same input.
         nextn_hidden: What its layers that predict further tokens are given, see `NextnLayer`; None: it does without them.
     """
 
@@ -32,7 +31,6 @@ class Transformer(Architecture):
     mixing: ClassVar[Mapping[str, Any]] = {}
     feeding: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
-    is_parallel: ClassVar[bool] = False
     nextn_hidden: ClassVar[Literal["output", "layer"] | None] = None
 
     @classmethod
@@ -64,7 +62,7 @@ class Transformer(Architecture):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
         mixer = decoder.attention(layer, rope, **{**cls.mixing, **cls.mixing_of(decoder, layer)})
-        return Layer(mixer, cls.feed_forward(decoder, layer), cls.is_parallel)
+        return Layer(mixer, cls.feed_forward(decoder, layer))
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:

@@ -295,7 +295,13 @@ VARIANTS = {
     "keys and values of another layer": with_layers(mixer=attrs.evolve(ATTENTION, source=0, **NORMS)),
     "scaled layers": with_layers(scale=0.6, skip=0.7),
     "norm of a layer": with_layers(norm=LAYER_NORM),
-    "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),
+    "parallel with a skip": with_layers(
+        feed_forward=attrs.evolve(FEED_FORWARD, is_parallel=True), skip=0.7, norm=Norm(None, E, 1e-5)
+    ),
+    "parallel blocks, early and late": with_layers(
+        mixer=(ATTENTION, Projection(LAYER_NORM, Linear("square", E, E), is_parallel=True)),
+        feed_forward=(FEED_FORWARD, attrs.evolve(FEED_FORWARD, is_parallel=True)),
+    ),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),
     "norm of the embedding": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, norm=LAYER_NORM)),
     "no norm before the output": attrs.evolve(PLAN, output=attrs.evolve(PLAN.output, norm=None)),

@@ -17,8 +17,8 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 
 
-def with_each_layer(plan, **changes):
-    return attrs.evolve(plan, layers=tuple(attrs.evolve(layer, **changes) for layer in plan.layers))
+def with_each_layer(plan, change):
+    return attrs.evolve(plan, layers=tuple(change(layer) for layer in plan.layers))
 
 
 def load(backend, file, plan):
@@ -33,20 +33,24 @@ def test_a_block_that_the_backend_does_not_know_is_refused(backend):
         pass
 
     file = tiny_file("llama-dense")
-    plan = with_each_layer(plan_of(file, REGISTRY), mixer=Abacus())
+    plan = with_each_layer(plan_of(file, REGISTRY), lambda layer: attrs.evolve(layer, mixer=Abacus()))
     with pytest.raises(UnsupportedError, match="block Abacus does not say how it is computed; define its `lower`"):
         load(backend, file, plan)
 
 
-VARIANTS = {"in sequence": {}, "in parallel": {"is_parallel": True}, "mixers alone": {"feed_forward": None}}
+FORMS = (
+    lambda layer: layer,
+    lambda layer: attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, is_parallel=True)),
+    lambda layer: attrs.evolve(layer, feed_forward=None),
+)
 
 
 @pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense"])  # gemma3 norms what is added
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_layers_of_every_form_are_those_of_the_reference(backend, name):
     file, tokens, seen, errors = tiny_file(name), list(range(40, 50)), [], []
-    for changes in VARIANTS.values():
-        plan = with_each_layer(plan_of(file, REGISTRY), **changes)
+    for form in FORMS:
+        plan = with_each_layer(plan_of(file, REGISTRY), form)
         right, model = load("reference", file, plan), load(backend, file, plan)
         seen.append(right.forward(run_of(tokens)).rows())
         found = model.forward(run_of(tokens)).rows().copy()

@@ -7,14 +7,13 @@ from augury.blocks import Block
 
 def stranger(block):
     """The same block, of a class that no backend has heard of."""
-    if block is None or type(block).lower is Block.lower:
+    if type(block).lower is Block.lower:
         return block
     kind = type(f"Strange{type(block).__name__}", (type(block),), {})
     return kind(**attrs.asdict(block, recurse=False))
 
 
 def with_strangers(plan):
-    fields = ("mixer", "beside", "feed_forward", "apart")
-    layers = [attrs.evolve(layer, **{name: stranger(getattr(layer, name)) for name in fields}) for layer in plan.layers]
+    layers = [layer.with_blocks(stranger) for layer in plan.layers]
     assert any(type(block).__name__.startswith("Strange") for layer in layers for block in layer.blocks)
     return attrs.evolve(plan, layers=tuple(layers))

@@ -67,9 +67,10 @@ def test_how_many_launches_norms_take():
 
     plain, plan = PLAN.layers[0], n_steps(PLAN.layers)
     assert n_steps(VARIANTS["layer norms"].layers) == plan + 1, "norms of what is added take one, after the last layer"
-    assert n_steps((plain, attrs.evolve(plain, is_parallel=True))) == plan - 1, "two blocks with one norm"
-    other = attrs.evolve(plain.feed_forward, norm=VARIANTS["layer norms"].layers[1].mixer.norm)
-    assert n_steps((plain, attrs.evolve(plain, is_parallel=True, feed_forward=other))) == plan, "two blocks with a norm each"
+    parallel = attrs.evolve(plain.feed_forward, is_parallel=True)
+    assert n_steps((plain, attrs.evolve(plain, feed_forward=parallel))) == plan - 1, "two blocks with one norm"
+    other = attrs.evolve(parallel, norm=VARIANTS["layer norms"].layers[1].mixer.norm)
+    assert n_steps((plain, attrs.evolve(plain, feed_forward=other))) == plan, "two blocks with a norm each"
 
 
 def without_indexers(layer):
@@ -127,7 +128,7 @@ def test_what_is_not_computed_is_refused_by_name(told, fields):
 def test_streams_that_blocks_would_add_to_otherwise_are_refused():
     plan = VARIANTS["gated hyper-connections"]
     for told, layer in {
-        "is_parallel": {"is_parallel": True},
+        "FeedForward.is_parallel": {"feed_forward": attrs.evolve(plan.layers[0].feed_forward, is_parallel=True)},
         "scale": {"scale": 0.5},
         "no residual": {"residual": None},
     }.items():

@@ -46,9 +46,9 @@ def loaded(name, backend, change=lambda plan: plan):
 
 def mixture_alone(plan):
     """A plan of the first mixture of another one, with what is beside it."""
-    layer = next(layer for layer in plan.layers if MixtureOfExperts in (type(layer.feed_forward), type(layer.apart)))
+    layer = next(layer for layer in plan.layers if MixtureOfExperts in map(type, layer.blocks))
     output = attrs.evolve(plan.output, residual=None)
-    return attrs.evolve(plan, layers=(Layer(None, layer.feed_forward, apart=layer.apart),), output=output)
+    return attrs.evolve(plan, layers=(Layer(None, layer.feed_forward),), output=output)
 
 
 @pytest.mark.sample(1)
