@@ -187,14 +187,8 @@ class Lowering:
             for emitter in self._injections:
                 streams.read(None)
                 emitter.emit(writing)
-        first, other = self.plan.embedding.other, space.other
-        if first is not None and other is not None:
-            writing.begin_other(other, first)
         for i in range(*layers):
-            layer = self.plan.layers[i]
-            if layer.turn is not None and other is not None:
-                writing.take_turn(layer.turn, other)
-            self._emit_layer(writing, streams, i, layer, features, is_read=is_read or i < layers[1] - 1)
+            self._emit_layer(writing, streams, i, self.plan.layers[i], features, is_read=is_read or i < layers[1] - 1)
         if is_read:
             self._emit_output(writing, streams, self._output, features)
         return writing.program()
@@ -218,15 +212,11 @@ class Lowering:
         self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool
     ) -> None:
         """Write the records of a layer; of a last one that is not read, only those that store caches and states."""
-        embedded = writing.space.embedded
         self._emit_blocks(writing, streams, i, layer, is_read=is_read)
         if not is_read:
             return
         if layer.scale != 1.0:
             writing.scale_x(layer.scale)
-        if layer.skip and embedded is not None:
-            writing.norm_x(None)
-            writing.add_to_x(embedded, layer.skip)
         if layer.norm is not None:
             writing.norm_x(layer.norm)
         if f"layer.{i}" in features:

@@ -224,9 +224,9 @@ class TapeStreams:
 
 def _check(layer: Layer, n_streams: int) -> None:
     """Refuse what would be added to one of several streams."""
-    odd = [name for name in ("turn", "norm") if getattr(layer, name) is not None]
-    odd += [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
-    odd += ["scale"] * (layer.scale != 1.0) + ["skip"] * bool(layer.skip)
+    odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
+    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if layer.connection(block) is None]
+    odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0)
     odd += [f"{type(block).__name__}.post_norm" for block in layer.blocks if getattr(block, "post_norm", None) is not None]
     if n_streams > 1 and odd:
         raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")

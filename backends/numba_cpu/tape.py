@@ -14,16 +14,16 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import StridedRows, record_of
-from augury.backends.numba_cpu.memory import memory_at, up
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.profile import Work
-from augury.blocks import Preparation, Turn
+from augury.blocks import Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Linear, ModelPlan, Norm, Vector
+    from augury.blocks import Linear, ModelPlan, Norm
     from augury.lowering import Value
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
@@ -51,8 +51,7 @@ class Workspace:
     Attributes:
         x: (n, E), the residual stream.
         normed: (n, E).
-        embedded: (n, E), what the embedding made of tokens, where a layer adds it again.
-        other: (n, E), a second residual stream, where there is one.
+        embedded: (n, E), what the embedding made of tokens, or a second residual stream that began so, where layers read it.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -64,7 +63,6 @@ class Workspace:
         self._buffers, self._named = buffers, dict[str, Rows]()
         self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))
         self.embedded = self.named("embedded", n_embd) if "embedded" in buffers else None
-        self.other = self.named("other", n_embd) if "other" in buffers else None
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
@@ -72,7 +70,6 @@ class Workspace:
         layers = plan.every_layer
         names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
-        names += ["other"] * (plan.embedding.other is not None)
         n_added = max((plan.n_seen(layer, block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)
         return {**dict.fromkeys(names, row_bytes(plan.embedding.n_embd)), "y": row_bytes(n_added)}
 
@@ -207,11 +204,7 @@ class Tape:
         return pending
 
     def set_apart(self, y: str) -> list[tuple[int, Norm | None]]:
-        """Let the next block see x without pending additions; returns these, for `put_back`.
-
-        Args:
-            y: The buffer where the next block leaves the rows that are to be added.
-        """
+        """Let the next block see x without pending additions, and leave its own in a buffer; returns these, for `put_back`."""
         self.y = self.buffers[y]
         return self.take_pending()
 
@@ -244,21 +237,6 @@ class Tape:
         self.norm_x(None)
         x, private = self.space.x, self.space.is_private
         self.add(Work("scaling rows"), step.scale_rows, x=x, size=x.width, factor=factor, is_private=private)
-
-    def begin_other(self, other: Rows, first: Vector) -> None:
-        """Write that all rows of the second residual stream are a vector."""
-        row = memory_at(self.weights.vector(first.weight, first.size), 4 * first.size).view(np.float32)
-        rows = np.tile(row, PRIVATE_TOKENS if self.space.is_private else MAX_TOKENS)
-        self.copy(Rows(self._arena.keep(rows, "scratch"), 0, first.size), other)
-
-    def take_turn(self, turn: Turn, other: Rows) -> None:
-        """Write what becomes of x and the second residual stream; the norm's rows are free between blocks."""
-        self.norm_x(None)
-        if turn is Turn.CHANGE:
-            self.copy(self.space.x, self.space.normed)
-        self.add_to_x(other)
-        if turn is Turn.CHANGE:
-            self.copy(self.space.normed, other)
 
     def copy(self, rows: Rows, to: Rows) -> None:
         """Write that rows are copied."""

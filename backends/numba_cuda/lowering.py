@@ -14,9 +14,8 @@ from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
-from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.rows import Operand
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
-from augury.blocks import Turn
 from augury.errors import UnsupportedError
 from augury.types import StateSpec
 
@@ -172,11 +171,9 @@ class Lowering:
         plan = self.plan
         if any(block.is_parallel for layer in plan.layers for block in layer.blocks):
             yield "seen"
-        if any(layer.skip for layer in plan.layers):
+        if plan.keeps_embedded:
             yield "embedded"
-        if plan.embedding.other is not None:
-            yield "other"
-        if plan.embedding.layer_inputs is not None or any(layer.skip for layer in plan.layers):
+        if plan.embedding.layer_inputs is not None or plan.keeps_embedded:
             yield "given"
 
     def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
@@ -195,27 +192,18 @@ class Lowering:
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
     def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
-        """Write what x begins as, and what else the embedding makes."""
-        n_bytes, first = 4 * tape.size.n_tokens * tape.x.width, self.plan.embedding.other
+        """Write what x begins as."""
+        n_bytes = 4 * tape.size.n_tokens * tape.x.width
         if not takes_hidden or self.hidden is not self._passed_on:
             self._embedding.emit(tape)
         if "embedded" in self.buffers:
             tape.copy(tape.x.at, self.buffers["embedded"], n_bytes)
         if takes_hidden and self.hidden is not self._passed_on:
             tape.copy(self.hidden, tape.x.at, n_bytes)
-        if first is not None:
-            row = Rows(self._weights.vector(first), tape.x.width)
-            tape.blend(Rows(self.buffers["other"], tape.x.width), row, 0.0, 1.0, is_one_row=True)
 
     def _emit_layer(self, tape: Tape, i: int) -> None:
         """Write the steps of a layer."""
-        layer, width = self.plan.layers[i], tape.x.width
-        if layer.turn is not None:
-            other = Rows(self.buffers["other"], width)
-            if layer.turn is Turn.CHANGE:
-                tape.swap_rows_later(other)
-            else:
-                tape.add_rows_later(other)
+        layer = self.plan.layers[i]
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x
@@ -235,10 +223,9 @@ class Lowering:
             emitter.emit(tape)
             self._streams.write(tape, layer.connection(block))
         tape.go_on()
-        if layer.scale != 1.0 or layer.skip:
-            embedded = Rows(self.buffers.get("embedded", tape.x.at), width)
-            tape.blend(tape.x, embedded, layer.scale, layer.skip)
-        tape.norm_in_place(layer.norm, tape.x, width)
+        if layer.scale != 1.0:
+            tape.blend(tape.x, tape.x, layer.scale, 0.0)
+        tape.norm_in_place(layer.norm, tape.x, tape.x.width)
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""

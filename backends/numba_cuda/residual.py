@@ -173,10 +173,10 @@ class Streams:
 def _check(layer: Layer, n_streams: int) -> None:
     """Refuse what would see or be added to one of several streams."""
     odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
-    odd += ["turn"] * (layer.turn is not None)
+    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if layer.connection(block) is None]
     if n_streams > 1:
-        odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0) + ["skip"] * bool(layer.skip)
+        odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0)
         routers = [block.router for block in layer.blocks if hasattr(block, "router")]
-        odd += ["Router.is_early"] * any(router.is_early for router in routers) + ["no residual"] * (layer.residual is None)
+        odd += ["Router.is_early"] * any(router.is_early for router in routers)
     if odd and (n_streams > 1 or layer.residual is not None):
         raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")

@@ -231,15 +231,13 @@ class Tape:
         self.multiply(x, ((linear, 0),), y)
         self._pending = (y, post_norm, False)
 
-    def add_rows_later(self, rows: Rows, post_norm: Norm | None = None) -> None:
-        """Add rows, or their norm, to the residual stream, which they are not to change before the next norm."""
-        self.add_pending()
-        self._pending = (rows, post_norm, False)
+    def add_rows_later(self, rows: Rows, post_norm: Norm | None = None, *, trades: bool = False) -> None:
+        """Add rows, or their norm, to the residual stream, which they are not to change before the next norm.
 
-    def swap_rows_later(self, rows: Rows) -> None:
-        """Add rows to the residual stream, which become what that was."""
+        If they trade places, the rows become what the residual stream was.
+        """
         self.add_pending()
-        self._pending = (rows, None, True)
+        self._pending = (rows, post_norm, trades)
 
     def add_pending(self) -> None:
         """Add pending rows to the residual stream."""

@@ -16,7 +16,7 @@ from augury.backends.reference.operations import lowered_block, lowered_streams
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
-from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
+from augury.blocks import Attention, LayerInput, MixtureOfExperts
 from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, NamedPass
@@ -84,16 +84,12 @@ class ReferenceModel(Model):
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
-        first = self._plan.embedding.other
-        other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), embedded.shape)
         features = {"embedding": streams.reshape(len(streams), -1).astype(np.float32)}
         inputs = layer_inputs(ends.embedding, weights, batch, embedded)
         injections = () if batch.hidden is None else self._plan.injections
         for injection in injections:
             inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
         for i in range(*(batch.layers or (0, self.info.n_layers))) if not injections else ():
-            if (turn := self._layers[i].turn) is not None:
-                streams, other = streams + other[:, None], (streams[:, -1] if turn is Turn.CHANGE else other)
             hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
@@ -160,10 +156,8 @@ class ReferenceModel(Model):
             else:
                 y = STATELESS[type(block)](block, weights, x)
             streams = write(connection, weights, streams, y)
-        x = layer.scale * streams[:, -1]
-        if layer.skip:
-            x = x + layer.skip * embedded
-        return np.concatenate([streams[:, :-1], each_normed(x, layer.norm, weights)[:, None]], axis=1)
+        x = each_normed(layer.scale * streams[:, -1], layer.norm, weights)
+        return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
 
     def _run(
         self,

@@ -25,6 +25,7 @@ from augury.errors import UnsupportedError
 from augury.lowering import (
     Activate,
     Add,
+    AddStream,
     AddWeighed,
     BeginStreams,
     Constant,
@@ -96,6 +97,13 @@ def _multiply(run: Run, each: Multiply) -> None:
 
 def _add(run: Run, each: Add) -> None:
     np.add(run.added, each_normed(run.get(each.y), each.norm, run.weights), out=run.added)
+
+
+def _add_stream(run: Run, each: AddStream) -> None:
+    z = run.get(run.block.embedded)
+    np.add(run.added, each.factor * (z if each.first is None else run.weights.vector(each.first.weight)), out=run.added)
+    if each.trades:
+        z[:] = run.get(run.block.x)
 
 
 def _activate(run: Run, each: Activate) -> None:
@@ -246,6 +254,7 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Normalize: _normalize,
     Multiply: _multiply,
     Add: _add,
+    AddStream: _add_stream,
     Activate: _activate,
     Route: _route,
     FeedExperts: _feed_experts,

@@ -35,7 +35,6 @@ from augury.blocks.parts import (
     Rows,
     SequenceState,
     Temperature,
-    Turn,
     Vector,
 )
 from augury.blocks.plan import Layer, ModelPlan, NextnLayer
@@ -64,6 +63,7 @@ from augury.blocks.transformer import (
     LayerInputs,
     Output,
     Projection,
+    SecondStream,
 )
 
 __all__ = [
@@ -117,10 +117,10 @@ __all__ = [
     "Rope",
     "Router",
     "Rows",
+    "SecondStream",
     "SequenceState",
     "ShortConvolution",
     "StreamMean",
     "Temperature",
-    "Turn",
     "Vector",
 ]

@@ -27,7 +27,6 @@ __all__ = [
     "Rows",
     "SequenceState",
     "Temperature",
-    "Turn",
     "Vector",
 ]
 
@@ -57,13 +56,6 @@ class GateKind(Enum):
 
     SIGMOID = "sigmoid"  # 1 / (1 + e^-g)
     SOFTPLUS = "softplus"  # ln(1 + e^g)
-
-
-class Turn(Enum):
-    """What becomes of the residual stream x and of a second one, `other`, before a layer."""
-
-    STAY = "stay"  # x += other
-    CHANGE = "change"  # x, other = x + other, x
 
 
 @frozen

@@ -13,11 +13,11 @@ from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.residual import AllStreams
-from augury.blocks.transformer import Attention, Embedding, LayerInput, Output
+from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Norm, Part, Turn
+    from augury.blocks.parts import Norm, Part
     from augury.blocks.residual import Connection, Residual
 
 __all__ = ["Layer", "ModelPlan", "NextnLayer"]
@@ -30,17 +30,15 @@ _Choosing = Attention | LatentAttention | CompressedAttention
 class Layer:
     """x += mixer(x), then x += feed_forward(x). Each is a block, several one after the other, or missing.
 
-    Before, with two residual streams, these take a `turn`. With a `residual`, mixer and feed-forward see what it says in place
-    of x, and what they give is not merely added to x, which is the last of the streams then.
+    With a `residual`, mixer and feed-forward see what it says in place of x, and what they give is not merely added to x, which
+    is the last of the streams then.
 
-    Afterwards `x *= scale`, then `x += skip * e`, where e is what the embedding gave, and `x = norm(x)`, where there is such.
+    Afterwards `x *= scale`, and `x = norm(x)` where there is a norm.
     """
 
     mixer: _Blocks
     feed_forward: _Blocks = None
-    skip: float = 0.0
     norm: Norm | None = None
-    turn: Turn | None = None
     scale: float = 1.0
     residual: Residual | None = None
 
@@ -128,7 +126,7 @@ class ModelPlan:
     @property
     def keeps_embedded(self) -> bool:
         """Whether layers make use of the embedding's output."""
-        return any(layer.skip or any(block.reads_embedding for block in layer.blocks) for layer in self.every_layer)
+        return any(block.reads_embedding for layer in self.every_layer for block in layer.blocks)
 
     @property
     def injections(self) -> tuple[Injection, ...]:
@@ -189,7 +187,8 @@ class ModelPlan:
     @property
     def _changes_streams(self) -> bool:
         """Whether layers begin residual streams, or trade two of them."""
-        return any(layer.turn or (layer.residual and self.embedding.n_streams == 1) for layer in self.layers)
+        trades = any(isinstance(block, SecondStream) and block.trades for layer in self.layers for block in layer.blocks)
+        return trades or any(layer.residual and self.embedding.n_streams == 1 for layer in self.layers)
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""
@@ -261,7 +260,7 @@ class ModelPlan:
         """
         layers, embedding, output = self.layers[first:end], self.embedding, self.output
         reads = any(isinstance(block, LayerInput) or block.reads_embedding for layer in layers for block in layer.blocks)
-        if first and not (reads or any(layer.skip for layer in layers)):
+        if first and not reads:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= len(self.layers):
             output = Output(None, None)

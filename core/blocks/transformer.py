@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
 
-__all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
+__all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection", "SecondStream"]
 
 
 @frozen
@@ -46,7 +46,6 @@ class Embedding(Block):
     scale: float = 1.0
     positions: Linear | None = None  # E → as many positions as the model knows: its row p is added at position p
     norm: Norm | None = None
-    other: Vector | None = None  # (E,) what a second residual stream begins as, see `Layer.turn`
     layer_inputs: LayerInputs | None = None  # what it makes besides, for `LayerInput`
     n_streams: int = 1  # S: residual streams that begin as x, each
 
@@ -250,6 +249,27 @@ class LayerInput(Block):
         (gate,) = build.multiply(build.normalize(build.x, None), self.gate, purpose="gate of inputs")
         e = build.read_input(self.index, self.n_layers, gate.width)
         build.add_product(build.activate(gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
+
+
+@frozen
+class SecondStream(Block):
+    """x += factor * z, where z is a second residual stream, which begins as the embedding's output.
+
+    If they trade places, z becomes what x was before. With `first`, that is added in place of z.
+    """
+
+    factor: float = 1.0
+    trades: bool = False
+    first: Vector | None = None
+
+    @property
+    def reads_embedding(self) -> bool:
+        """See `Block.reads_embedding`."""
+        return True
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        build.add_stream(self.factor, self.first, trades=self.trades)
 
 
 @frozen

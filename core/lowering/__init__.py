@@ -14,6 +14,7 @@ from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
     Add,
+    AddStream,
     AddWeighed,
     BeginStreams,
     Constant,
@@ -38,6 +39,7 @@ from augury.lowering.operations import (
 __all__ = [
     "Activate",
     "Add",
+    "AddStream",
     "AddWeighed",
     "Attend",
     "BeginStreams",

@@ -18,6 +18,7 @@ from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
     Add,
+    AddStream,
     AddWeighed,
     BeginStreams,
     Constant,
@@ -100,7 +101,7 @@ class Builder:
             kept.update(each.kept())
             written.update(each.cached())
         keeps_for_others = any(isinstance(each, PrepareHeads) and each.source is not None for each in self.operations)
-        *others, last = [isinstance(each, Add | BeginStreams) for each in self.operations] or [False]
+        *others, last = [isinstance(each, Add | AddStream | BeginStreams) for each in self.operations] or [False]
         if any(others) or not (last or keeps_for_others):
             yield "it adds to x more than once, or not in the end; let its last operation add the whole result"
         if kept != dict(enumerate(states)):
@@ -131,6 +132,10 @@ class Builder:
     def add(self, y: Value, norm: Norm | None = None) -> None:
         """Add y, or its norm, to the residual stream."""
         self.operations.append(Add(y, norm))
+
+    def add_stream(self, factor: float, first: Vector | None, *, trades: bool) -> None:
+        """Add the second residual stream; see `AddStream`."""
+        self.operations.append(AddStream(factor, trades, first))
 
     def add_product(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
         """Add the product of x with a matrix, or its norm, to the residual stream."""

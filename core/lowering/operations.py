@@ -30,6 +30,7 @@ from augury.lowering.operation import Operation, Value
 __all__ = [
     "Activate",
     "Add",
+    "AddStream",
     "AddWeighed",
     "BeginStreams",
     "Constant",
@@ -88,6 +89,15 @@ class Add(Operation):
 
     y: Value
     norm: Norm | None
+
+
+@frozen(eq=False)
+class AddStream(Operation):
+    """x += factor * z, or factor * first where that is given; if they trade, z becomes what x was. See `SecondStream`."""
+
+    factor: float
+    trades: bool
+    first: Vector | None
 
 
 @frozen(eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Activation, Layer, ModelPlan, Norm
+from augury.blocks import Activation, Layer, ModelPlan, Norm, SecondStream
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -89,8 +89,8 @@ class Talkie(Architecture):
             )
             feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
             down = decoder.linear(f"{at}.ffn_down", decoder.n_ff[layer], decoder.n_embd, has_bias=False)
-            skip = float(decoder.values(f"{at}.layer_output_scale.weight", 1)[0])
-            layers.append(Layer(attention, attrs.evolve(feed_forward, down=down), skip=skip))
+            skip = SecondStream(float(decoder.values(f"{at}.layer_output_scale.weight", 1)[0]))
+            layers.append(Layer(attention, (attrs.evolve(feed_forward, down=down), skip)))
         output = decoder.output(norm=norm, scale=decoder.keys.positive("logit_scale"))
         return {"main": decoder.plan(layers, output=output, norm=norm)}
 

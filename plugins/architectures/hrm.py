@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Layer, ModelPlan, Turn, Vector
+from augury.blocks import Layer, ModelPlan, SecondStream, Vector
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -39,6 +39,8 @@ class HrmText(Architecture):
             attention = decoder.attention(layer, rope, norm=norm, gate=gate)
             stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False)))
         low, high = stored[:n_stack], stored[n_stack:]
+        first = Vector("hrm.z_l_init", decoder.n_embd)
+        decoder.check(first)
         layers: list[Layer] = []
         for _ in range(n_high):
             for cycle in range(n_low + 1):
@@ -46,14 +48,13 @@ class HrmText(Architecture):
                     decoder.again(layer, len(layers) + i, has_scales=False)
                     for i, layer in enumerate(low if cycle < n_low else high)
                 ]
-                stack[0] = attrs.evolve(stack[0], turn=Turn.STAY if 0 < cycle < n_low else Turn.CHANGE)
+                other = SecondStream(trades=not 0 < cycle < n_low) if layers else SecondStream(first=first)
+                stack[0] = attrs.evolve(stack[0], mixer=(other, *stack[0].mixers))
                 stack[-1] = attrs.evolve(stack[-1], norm=norm)
                 layers += stack
         layers[-1] = attrs.evolve(layers[-1], norm=None)  # the output's norm does it
-        first = Vector("hrm.z_l_init", decoder.n_embd)
-        decoder.check(first)
         scale = keys.number("embedding_scale", 0.0) or 1.0
-        return {"main": decoder.plan(layers, output=decoder.output(norm=norm), scale=scale, other=first)}
+        return {"main": decoder.plan(layers, output=decoder.output(norm=norm), scale=scale)}
 
 
 @hookimpl

@@ -40,6 +40,7 @@ from augury.blocks import (
     Residual,
     Rope,
     Rows,
+    SecondStream,
     StreamMean,
     Temperature,
     Vector,
@@ -271,7 +272,7 @@ VARIANTS = {
     "projection": with_layers(mixer=Projection(LAYER_NORM, Linear("square", E, E))),
     "no mixer": with_layers(mixer=None),
     "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),
-    "skip": with_layers(skip=0.7),
+    "skip": with_layers(feed_forward=(FEED_FORWARD, SecondStream(0.7))),
     "capped feed-forward": feed_forward(activation=Activation.SITU, constants=(0.3, 0.2)),
     "xielu": feed_forward(gate=None, activation=Activation.XIELU, constants=(0.7, 0.9, 0.5, -1e-6)),
     "mixed streams": attrs.evolve(
@@ -293,14 +294,21 @@ VARIANTS = {
     "latent attention with sinks": with_layers(mixer=attrs.evolve(LATENT, sinks=Vector("sinks", H))),
     "rope of the last values": attention(rope=attrs.evolve(ATTENTION.rope, offset=3)),
     "keys and values of another layer": with_layers(mixer=attrs.evolve(ATTENTION, source=0, **NORMS)),
-    "scaled layers": with_layers(scale=0.6, skip=0.7),
+    "scaled layers": with_layers(feed_forward=(FEED_FORWARD, SecondStream(0.7)), scale=0.6),
     "norm of a layer": with_layers(norm=LAYER_NORM),
     "parallel with a skip": with_layers(
-        feed_forward=attrs.evolve(FEED_FORWARD, is_parallel=True), skip=0.7, norm=Norm(None, E, 1e-5)
+        feed_forward=(attrs.evolve(FEED_FORWARD, is_parallel=True), SecondStream(0.7)), norm=Norm(None, E, 1e-5)
     ),
     "parallel blocks, early and late": with_layers(
         mixer=(ATTENTION, Projection(LAYER_NORM, Linear("square", E, E), is_parallel=True)),
         feed_forward=(FEED_FORWARD, attrs.evolve(FEED_FORWARD, is_parallel=True)),
+    ),
+    "a second stream": attrs.evolve(
+        PLAN,
+        layers=tuple(
+            attrs.evolve(LAYER, mixer=(stream, ATTENTION))
+            for stream in (SecondStream(first=Vector("norm e", E)), SecondStream(trades=True), SecondStream())
+        ),
     ),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),
     "norm of the embedding": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, norm=LAYER_NORM)),

@@ -8,13 +8,13 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
-from augury.backends.numba_cpu.kernels.matmul import activation_bytes
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows
 from augury.errors import UnsupportedError
-from augury.lowering import Activate, Add, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize
+from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize
 from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
@@ -94,6 +94,30 @@ class AddEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         tape.add_later(self.operation.norm)
+
+
+class AddStreamEmitter(OperationEmitter):
+    """Adds the second residual stream, or trades places with it; the norm's rows are free between blocks."""
+
+    operation: AddStream
+
+    def place(self, placed: Placed) -> None:
+        """See `OperationEmitter.place`."""
+        super().place(placed)
+        if (first := self.operation.first) is not None:
+            row = np.array(placed.weights.values(first.weight, (first.size,)), np.float32)
+            self._first = Rows(placed.arena.keep(np.tile(row, MAX_TOKENS), "scratch"), 0, first.size)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, x, normed, z = self.operation, tape.space.x, tape.space.normed, tape.space.embedded
+        assert z is not None
+        tape.norm_x(None)
+        if operation.trades:
+            tape.copy(x, normed)
+        tape.add_to_x(z if operation.first is None else self._first, operation.factor)
+        if operation.trades:
+            tape.copy(normed, z)
 
 
 class ActivateEmitter(OperationEmitter):
@@ -286,6 +310,7 @@ OPERATIONS: Emitters = {
     Multiply: MultiplyEmitter,
     MultiplyActivated: MultiplyActivatedEmitter,
     Add: AddEmitter,
+    AddStream: AddStreamEmitter,
     Activate: ActivateEmitter,
     BeginStreams: BeginStreamsEmitter,
     Constant: ConstantEmitter,

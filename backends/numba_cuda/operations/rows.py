@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmi
 from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
-from augury.lowering import Activate, Add, Constant, Multiply, Normalize, ReadInput
+from augury.lowering import Activate, Add, AddStream, Constant, Multiply, Normalize, ReadInput
 from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
@@ -158,6 +158,22 @@ class AddEmitter(OperationEmitter):
         tape.add_rows_later(Rows(tape.buffers["y"], tape.x.width), norm)
 
 
+class AddStreamEmitter(OperationEmitter):
+    """Adds the second residual stream, as it is with the next norm, which may trade places."""
+
+    operation: AddStream
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, z = self.operation, Rows(tape.buffers["embedded"], tape.x.width)
+        if (first := operation.first) is not None:
+            tape.blend(tape.x, Rows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
+        elif operation.factor != 1.0:
+            tape.blend(tape.x, z, 1.0, operation.factor)
+        else:
+            tape.add_rows_later(z, trades=operation.trades)
+
+
 class ConstantEmitter(OperationEmitter):
     """Writes the same numbers into every row."""
 
@@ -219,6 +235,7 @@ OPERATIONS: Emitters = {
     Multiply: MultiplyEmitter,
     MultiplyActivated: MultiplyActivatedEmitter,
     Add: AddEmitter,
+    AddStream: AddStreamEmitter,
     Activate: ActivateEmitter,
     ReadInput: ReadInputEmitter,
     Constant: ConstantEmitter,

@@ -130,7 +130,7 @@ def test_streams_that_blocks_would_add_to_otherwise_are_refused():
     for told, layer in {
         "FeedForward.is_parallel": {"feed_forward": attrs.evolve(plan.layers[0].feed_forward, is_parallel=True)},
         "scale": {"scale": 0.5},
-        "no residual": {"residual": None},
+        "Attention without a connection": {"residual": None},
     }.items():
         with pytest.raises(UnsupportedError, match=f"several residual streams in a layer with {told}"):
             load("numba-cuda", attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], **layer), plan.layers[1])))
