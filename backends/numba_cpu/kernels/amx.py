@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.simd import (
@@ -32,6 +31,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     call,
     constant,
     emit_fma,
+    emitted,
+    i64,
     load,
     splat,
     store,
@@ -298,36 +299,19 @@ def _to_bfloat16(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
 TILES: dict[str, Tiles] = {"amx": AmxTiles(), "amx-stand-in": StandInTiles()}
 
 
-def _operation(n_numbers: int, emit: Callable[..., None], n_addresses: int) -> Any:
+def _operation(n_numbers: int, n_addresses: int, emit: Callable[..., None]) -> Any:
     """Make a function that kernels call: (isa, literal numbers of tiles, addresses)."""
 
-    def typed(isa: Any, numbers: Any, addresses: Any) -> Any:
-        tiles, literals = TILES[isa.literal_value], [number.literal_value for number in numbers]
+    def operation(b: ir.IRBuilder, isa: str, *args: Any) -> None:
+        emit(TILES[isa], b, *args)
 
-        def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-            emit(tiles, b, literals, args[1 + n_numbers :])
-            return context.get_dummy_value()
-
-        return types.void(isa, *numbers, *[types.int64] * len(addresses)), generate
-
-    by_shape: dict[tuple[int, int], Any] = {
-        (0, 0): lambda _, isa: typed(isa, (), ()),
-        (0, 2): lambda _, isa, p, q: typed(isa, (), (p, q)),
-        (1, 1): lambda _, isa, i, p: typed(isa, (i,), (p,)),
-        (1, 3): lambda _, isa, i, p, q, r: typed(isa, (i,), (p, q, r)),
-        (3, 1): lambda _, isa, i, j, k, p: typed(isa, (i, j, k), (p,)),
-    }
-    return intrinsic(prefer_literal=True)(by_shape[n_numbers, n_addresses])
+    return emitted(*[i64] * n_addresses, n_literals=1 + n_numbers)(operation)
 
 
-configure = _operation(0, lambda tiles, b, _, args: tiles.configure(b, *args), 2)  # isa, memory, n_tokens
-release = _operation(0, lambda tiles, b, _, _args: tiles.release(b), 0)  # isa
-clear = _operation(1, lambda tiles, b, numbers, args: tiles.clear(b, *args, *numbers), 1)  # isa, tile, memory
-load_tile = _operation(  # isa, tile, memory, address, stride
-    1, lambda tiles, b, numbers, args: tiles.load(b, args[0], *numbers, *args[1:]), 3
-)
-stream_tile = _operation(  # isa, tile, memory, address, stride
-    1, lambda tiles, b, numbers, args: tiles.stream(b, args[0], *numbers, *args[1:]), 3
-)
-save_tile = _operation(1, lambda tiles, b, numbers, args: tiles.save(b, args[0], *numbers, *args[1:]), 3)
-dot = _operation(3, lambda tiles, b, numbers, args: tiles.dot(b, *args, *numbers), 1)  # isa, sums, tokens, weights, memory
+configure = _operation(0, 2, lambda tiles, b, memory, n_tokens: tiles.configure(b, memory, n_tokens))
+release = _operation(0, 0, lambda tiles, b: tiles.release(b))
+clear = _operation(1, 1, lambda tiles, b, tile, memory: tiles.clear(b, memory, tile))
+load_tile = _operation(1, 3, lambda tiles, b, tile, memory, *rows: tiles.load(b, memory, tile, *rows))  # address, stride
+stream_tile = _operation(1, 3, lambda tiles, b, tile, memory, *rows: tiles.stream(b, memory, tile, *rows))
+save_tile = _operation(1, 3, lambda tiles, b, tile, memory, *rows: tiles.save(b, memory, tile, *rows))
+dot = _operation(3, 1, lambda tiles, b, sums, tokens, weights, memory: tiles.dot(b, memory, sums, tokens, weights))

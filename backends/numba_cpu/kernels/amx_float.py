@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
@@ -25,6 +23,9 @@ from augury.backends.numba_cpu.kernels.simd import (
     I32X16,
     constant,
     emit_prefetch,
+    emitted,
+    f32x16,
+    i64,
     load,
     store,
     zero_f32,
@@ -61,46 +62,33 @@ WEIGHT_PARTS = {"bf16": 1, "f16": 2}
 TOKEN_PARTS = 2
 
 
-def _unpack(_: Any, kind: Any, columns: Any, out: Any, ahead: Any) -> Any:
-    emit = _UNPACK[kind.literal_value]
+@emitted(i64, i64, i64, n_literals=1)
+def unpack_floats(b, kind, columns, out, ahead):
+    """32 columns of 32 rows → a tile for each group of rows, and where weights are cut, two more of what is left.
 
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _, columns, out, ahead = args
-        for pair in range(TILE_ROWS):
-            for g in GROUPS:
-                for part, row in enumerate(emit(b, at(b, columns, 2 * _COLUMN * pair), g)):
-                    store(b, at(b, out, (part * len(GROUPS) + g) * TILE_BYTES + ROW_BYTES * pair), row)
-                emit_prefetch(b, at(b, ahead, VECTOR * (len(GROUPS) * pair + g)), 2)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 3), generate
-
-
-# unpack_floats(kind, columns, out, ahead): 32 columns of 32 rows → a tile for each group of rows, and where weights are cut,
-# two more of what is left. As many bytes are fetched from `ahead` on.
-unpack_floats = intrinsic(prefer_literal=True)(_unpack)
+    As many bytes are fetched from `ahead` on.
+    """
+    emit = _UNPACK[kind]
+    for pair in range(TILE_ROWS):
+        for g in GROUPS:
+            for part, row in enumerate(emit(b, at(b, columns, 2 * _COLUMN * pair), g)):
+                store(b, at(b, out, (part * len(GROUPS) + g) * TILE_BYTES + ROW_BYTES * pair), row)
+            emit_prefetch(b, at(b, ahead, VECTOR * (len(GROUPS) * pair + g)), 2)
 
 
-def _cut_block(_: Any, isa: Any, low: Any, high: Any, out: Any) -> Any:
-    tiles = TILES[isa.literal_value]
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _, *values, out = args
-        words = tiles.round(b, *values)
-        store(b, out, words)
-        rests = []
-        for half, value in enumerate(values):
-            lanes = [16 * half + lane // 2 + 32 * (1 - lane % 2) for lane in range(32)]  # a zero below each
-            rounded = b.bitcast(_words(b, words, ir.Constant(I16X32, None), lanes), F32X16)
-            is_whole = b.fcmp_ordered("==", rounded, value)  # and nothing is left of infinity
-            rests.append(b.select(is_whole, ir.Constant(F32X16, None), b.fsub(value, rounded)))
-        store(b, at(b, out, ROW_BYTES), tiles.round(b, *rests))
-        return context.get_dummy_value()
-
-    return types.void(isa, low, high, types.int64), generate
-
-
-_cut_32 = intrinsic(prefer_literal=True)(_cut_block)  # (isa, 16 float32, 16 more, 128 bytes)
+@emitted(f32x16, f32x16, i64, n_literals=1)
+def _cut_32(b, isa, low, high, out):
+    """Cut 16 float32, and 16 more, to 128 bytes."""
+    tiles = TILES[isa]
+    words = tiles.round(b, low, high)
+    store(b, out, words)
+    rests = []
+    for half, value in enumerate((low, high)):
+        lanes = [16 * half + lane // 2 + 32 * (1 - lane % 2) for lane in range(32)]  # a zero below each
+        rounded = b.bitcast(_words(b, words, ir.Constant(I16X32, None), lanes), F32X16)
+        is_whole = b.fcmp_ordered("==", rounded, value)  # and nothing is left of infinity
+        rests.append(b.select(is_whole, ir.Constant(F32X16, None), b.fsub(value, rounded)))
+    store(b, at(b, out, ROW_BYTES), tiles.round(b, *rests))
 
 
 def bfloat16_cut(isa: str) -> Any:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES, Tiles, float16_bits
@@ -33,6 +31,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     I64,
     constant,
     emit_prefetch,
+    emitted,
+    i64,
     load,
     splat,
     store,
@@ -248,40 +248,35 @@ def _block_of(b: ir.IRBuilder, fmt: Format, w: ir.Value, index: ir.Value) -> tup
     return b.add(w, b.mul(b.udiv(index, n_blocks), ir.Constant(I64, fmt.unit_bytes))), b.urem(index, n_blocks)
 
 
-def _unpack_factors(_: Any, kind: Any, isa: Any, w: Any, index: Any, exponents: Any, out: Any) -> Any:
-    fmt, tiles = FORMATS[kind.literal_value], TILES[isa.literal_value]
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, index, exponents, out = args[2:]
-        scales = _Scales(fmt, tiles, *_block_of(b, fmt, w, index), load(b, exponents, F16X32))
-        _Factors(fmt, out).fill(b, scales)
-        return context.get_dummy_value()
-
-    return types.void(kind, isa, *[types.int64] * 4), generate
+@emitted(*[i64] * 4, n_literals=2)
+def unpack_factors(b, kind, isa, w, index, exponents, out):
+    """What `unpack_tiles` needs of a block's scales, FACTOR_BYTES."""
+    fmt, tiles = FORMATS[kind], TILES[isa]
+    scales = _Scales(fmt, tiles, *_block_of(b, fmt, w, index), load(b, exponents, F16X32))
+    _Factors(fmt, out).fill(b, scales)
 
 
-def _unpack(_: Any, kind: Any, isa: Any, w: Any, index: Any, factors: Any, out: Any, ahead: Any) -> Any:
-    fmt, tiles = FORMATS[kind.literal_value], TILES[isa.literal_value]
+@emitted(*[i64] * 5, n_literals=2)
+def unpack_tiles(b, kind, isa, w, index, factors, out, ahead):
+    """Block `index` of those from w on, to two tiles, one for each group of rows.
+
+    As many bytes as a block has are fetched from `ahead` on.
+    """
+    fmt, tiles = FORMATS[kind], TILES[isa]
     n_lines = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR))
     n_pairs = len(GROUPS) * LOGICAL * 2
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, index, factors, out, ahead = args[2:]
-        unit, index = _block_of(b, fmt, w, index)
-        planes = b.add(at(b, unit, fmt.scale_bytes), b.mul(index, ir.Constant(I64, fmt.block_bytes)))
-        lines = iter(range(n_lines))
-        for g in GROUPS:
-            weights = _Weights(b, _Factors(fmt, factors), tiles, planes, g)
-            for v in range(LOGICAL):
-                for d in range(2):
-                    pair = 2 * v + d
-                    store(b, at(b, out, g * TILE_BYTES + pair * ROW_BYTES), weights.pair(b, v, d))
-                    # one after the other: many at once would wait for each other
-                    if (g * TILE_ROWS + pair) * n_lines % n_pairs < n_lines:
-                        emit_prefetch(b, at(b, ahead, VECTOR * next(lines)), 2)
-        return context.get_dummy_value()
-
-    return types.void(kind, isa, *[types.int64] * 5), generate
+    unit, index = _block_of(b, fmt, w, index)
+    planes = b.add(at(b, unit, fmt.scale_bytes), b.mul(index, ir.Constant(I64, fmt.block_bytes)))
+    lines = iter(range(n_lines))
+    for g in GROUPS:
+        weights = _Weights(b, _Factors(fmt, factors), tiles, planes, g)
+        for v in range(LOGICAL):
+            for d in range(2):
+                pair = 2 * v + d
+                store(b, at(b, out, g * TILE_BYTES + pair * ROW_BYTES), weights.pair(b, v, d))
+                # one after the other: many at once would wait for each other
+                if (g * TILE_ROWS + pair) * n_lines % n_pairs < n_lines:
+                    emit_prefetch(b, at(b, ahead, VECTOR * next(lines)), 2)
 
 
 def _inverse(b: ir.IRBuilder, exponents: ir.Value) -> ir.Value:
@@ -293,28 +288,16 @@ def _inverse(b: ir.IRBuilder, exponents: ir.Value) -> ir.Value:
 
 
 inverse = simd.operation("inverse", simd.f32x16, (simd.i64,), _inverse)
-# unpack_factors(kind, isa, weights, index, exponents, out): what `unpack_tiles` needs of a block's scales, FACTOR_BYTES.
-unpack_factors = intrinsic(prefer_literal=True)(_unpack_factors)
-# unpack_tiles(kind, isa, weights, index, factors, out, ahead): block `index` of those from `weights` on, to two tiles, one for
-# each group of rows. As many bytes as a block has are fetched from `ahead` on.
-unpack_tiles = intrinsic(prefer_literal=True)(_unpack)
 
 
-def _round_block(_: Any, isa: Any, x: Any, out: Any) -> Any:
-    tiles = TILES[isa.literal_value]
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        x, out = args[1:]
-        order = [4 * (lane // 4) + PAIRED[lane % 4] for lane in range(16)]
-        halves = [b.fmul(load(b, at(b, x, 64 * half), F32X16), constant(F32X16, 2.0**SHIFT)) for half in range(2)]
-        lanes = ir.Constant(ir.VectorType(I32, 16), order)
-        store(b, out, tiles.round(b, *(b.shuffle_vector(half, half, lanes) for half in halves)))
-        return context.get_dummy_value()
-
-    return types.void(isa, types.int64, types.int64), generate
-
-
-_round = intrinsic(prefer_literal=True)(_round_block)  # (isa, 32 float32, 64 bytes)
+@emitted(i64, i64, n_literals=1)
+def _round(b, isa, x, out):
+    """Round 32 float32 to 64 bytes."""
+    tiles = TILES[isa]
+    order = [4 * (lane // 4) + PAIRED[lane % 4] for lane in range(16)]
+    halves = [b.fmul(load(b, at(b, x, 64 * half), F32X16), constant(F32X16, 2.0**SHIFT)) for half in range(2)]
+    lanes = ir.Constant(ir.VectorType(I32, 16), order)
+    store(b, out, tiles.round(b, *(b.shuffle_vector(half, half, lanes) for half in halves)))
 
 
 def bfloat16_quantize(isa: str) -> Any:

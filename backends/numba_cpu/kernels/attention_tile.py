@@ -6,11 +6,10 @@ positions in order. Which rows share a tile, and how many positions are scored a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels.cache_type import (
     BLOCK,
@@ -24,11 +23,24 @@ from augury.backends.numba_cpu.kernels.cache_type import (
 )
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I64, emit_fma, emit_prefetch, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import (
+    F32,
+    F32X16,
+    I32,
+    I64,
+    emit_fma,
+    emit_prefetch,
+    emitted,
+    f32x16,
+    i64,
+    load,
+    splat,
+    store,
+)
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 CHUNK = 256  # positions whose scores are kept at once
 SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared after it
@@ -77,15 +89,7 @@ class _Sums:
         return [[b.load(slot) for slot in slots] for slots in self._slots]
 
 
-def _emit_float_scores(
-    b: ir.IRBuilder,
-    kind: str,
-    sums: _Sums,
-    keys: ir.Value,
-    heads: Sequence[ir.Value],
-    d: ir.Value,
-    fetch: Callable[[int], None],
-) -> None:
+def _emit_float_scores(b, kind, sums, keys, heads, d, fetch):
     block = _scaled(b, d, BYTES[kind])
     with cgutils.for_range(b, d) as loop:
         fetch(1)
@@ -97,15 +101,7 @@ def _emit_float_scores(
         sums.add(b, vectors, [b.add(head, _scaled(b, loop.index, 4)) for head in heads])
 
 
-def _emit_scaled_scores(
-    b: ir.IRBuilder,
-    kind: str,
-    sums: _Sums,
-    keys: ir.Value,
-    heads: Sequence[ir.Value],
-    d: ir.Value,
-    fetch: Callable[[int], None],
-) -> None:
+def _emit_scaled_scores(b, kind, sums, keys, heads, d, fetch):
     block, columns = _scaled(b, d, BYTES[kind]), COLUMNS[kind]
     with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, BLOCK))) as outer:
         fetch(2)  # for the scales
@@ -122,27 +118,26 @@ def _emit_scaled_scores(
                 sums.add(b, [vector[part] for vector in vectors], factors)
 
 
-def _score(
-    _: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any, ahead: Any, lines: Any
-) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        keys, queries, d, scale, out, ahead, lines = args[2:]
-        rows = range(n_rows.literal_value)
-        heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
-        sums = _Sums(b, len(rows), N_VECTORS)
-        stream = cgutils.alloca_once_value(b, ahead)
+@emitted(i64, i64, i64, f32x16, i64, i64, i64, n_literals=2)
+def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
+    """Scale * (query . key) for POSITIONS positions.
 
-        def fetch(times: int) -> None:
-            _prefetch(b, stream, _scaled(b, lines, times))
+    `keys` points at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES
+    after those of the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
+    """
+    rows = range(n_rows)
+    heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
+    sums = _Sums(b, len(rows), N_VECTORS)
+    stream = cgutils.alloca_once_value(b, ahead)
 
-        emit = _emit_float_scores if kind.literal_value in FLOATS else _emit_scaled_scores
-        emit(b, kind.literal_value, sums, keys, heads, d, fetch)
-        for r, vectors in enumerate(sums.rows(b)):
-            for v, vector in enumerate(vectors):
-                store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
-        return context.get_dummy_value()
+    def fetch(times: int) -> None:
+        _prefetch(b, stream, _scaled(b, lines, times))
 
-    return types.void(kind, n_rows, *[types.int64] * 3, f32x16, *[types.int64] * 3), generate
+    emit = _emit_float_scores if kind in FLOATS else _emit_scaled_scores
+    emit(b, kind, sums, keys, heads, d, fetch)
+    for r, vectors in enumerate(sums.rows(b)):
+        for v, vector in enumerate(vectors):
+            store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
 
 
 def _emit_sums(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
@@ -159,93 +154,65 @@ def _emit_sums(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
     return parts[0]
 
 
-def _score_rows(
-    _: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any, ahead: Any, lines: Any
-) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        keys, queries, d, scale, out, ahead, lines = args[2:]
-        name, rows = kind.literal_value, range(n_rows.literal_value)
-        heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
-        step = _scaled(b, b.udiv(d, ir.Constant(I64, LANES)), BYTES[name])
-        n_vectors = 1 if name in FLOATS else BLOCK // LANES
-        stream = cgutils.alloca_once_value(b, ahead)
-        factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(I32, N_VECTORS), [0] * N_VECTORS))
-        with cgutils.for_range(b, ir.Constant(I64, POSITIONS // N_VECTORS)) as group:
-            first = b.add(keys, b.mul(group.index, _scaled(b, step, N_VECTORS)))
-            cells = [b.add(first, _scaled(b, step, cell)) for cell in range(N_VECTORS)]
-            sums = [[cgutils.alloca_once(b, F32X16) for _ in cells] for _ in rows]
-            for slot in (slot for slots in sums for slot in slots):
-                b.store(ir.Constant(F32X16, None), slot)
-            with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, LANES * n_vectors))) as loop:
-                _prefetch(b, stream, _scaled(b, lines, n_vectors))
-                start = b.mul(loop.index, ir.Constant(I64, LANES * n_vectors))
-                loaded = [emit_values(b, name, n_vectors, cell, d, start) for cell in cells]
-                for head, slots in zip(heads, sums, strict=True):
-                    for v in range(n_vectors):
-                        query = load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), F32X16)
-                        for vectors, slot in zip(loaded, slots, strict=True):
-                            b.store(emit_fma(b, vectors[v], query, b.load(slot)), slot)
-            to = b.add(out, b.mul(group.index, ir.Constant(I64, 4 * N_VECTORS)))
-            for r, slots in enumerate(sums):
-                total = b.fmul(_emit_sums(b, [b.load(slot) for slot in slots]), factor)
-                store(b, at(b, to, r * SCORE_BYTES), total)
-        return context.get_dummy_value()
+@emitted(i64, i64, i64, f32x16, i64, i64, i64, n_literals=2)
+def score_rows(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
+    """The same of keys that lie cell by cell, as values do; d is a multiple of 16, of codes 32.
 
-    return types.void(kind, n_rows, *[types.int64] * 3, f32x16, *[types.int64] * 3), generate
+    A lane sums every 16th product, and lanes are summed by halves.
+    """
+    rows = range(n_rows)
+    heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
+    step = _scaled(b, b.udiv(d, ir.Constant(I64, LANES)), BYTES[kind])
+    n_vectors = 1 if kind in FLOATS else BLOCK // LANES
+    stream = cgutils.alloca_once_value(b, ahead)
+    factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(I32, N_VECTORS), [0] * N_VECTORS))
+    with cgutils.for_range(b, ir.Constant(I64, POSITIONS // N_VECTORS)) as group:
+        first = b.add(keys, b.mul(group.index, _scaled(b, step, N_VECTORS)))
+        cells = [b.add(first, _scaled(b, step, cell)) for cell in range(N_VECTORS)]
+        sums = [[cgutils.alloca_once(b, F32X16) for _ in cells] for _ in rows]
+        for slot in (slot for slots in sums for slot in slots):
+            b.store(ir.Constant(F32X16, None), slot)
+        with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, LANES * n_vectors))) as loop:
+            _prefetch(b, stream, _scaled(b, lines, n_vectors))
+            start = b.mul(loop.index, ir.Constant(I64, LANES * n_vectors))
+            loaded = [emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
+            for head, slots in zip(heads, sums, strict=True):
+                for v in range(n_vectors):
+                    query = load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), F32X16)
+                    for vectors, slot in zip(loaded, slots, strict=True):
+                        b.store(emit_fma(b, vectors[v], query, b.load(slot)), slot)
+        to = b.add(out, b.mul(group.index, ir.Constant(I64, 4 * N_VECTORS)))
+        for r, slots in enumerate(sums):
+            total = b.fmul(_emit_sums(b, [b.load(slot) for slot in slots]), factor)
+            store(b, at(b, to, r * SCORE_BYTES), total)
 
 
-def _weigh(
-    _: Any,
-    kind: Any,
-    n_rows: Any,
-    weights: Any,
-    count: Any,
-    values: Any,
-    row: Any,
-    width: Any,
-    out: Any,
-    stride: Any,
-    ahead: Any,
-    lines: Any,
-) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        weights, count, values, row, width, out, stride, ahead, lines = args[2:]
-        name, rows = kind.literal_value, range(n_rows.literal_value)
-        step = _scaled(b, b.udiv(row, ir.Constant(I64, LANES)), BYTES[name])
-        done: ir.Value = ir.Constant(I64, 0)
-        stream = cgutils.alloca_once_value(b, ahead)
-        least = 1 if name in FLOATS else BLOCK // LANES
-        for n_vectors in dict.fromkeys((N_VECTORS, least)):
-            columns = ir.Constant(I64, LANES * n_vectors)
-            n_tiles = b.udiv(b.sub(width, done), columns)
-            with cgutils.for_range(b, n_tiles) as tile:
-                first = b.add(done, b.mul(tile.index, columns))
-                sums = _Sums(b, len(rows), n_vectors)
-                with cgutils.for_range(b, count) as loop:
-                    _prefetch(b, stream, lines)
-                    vectors = emit_values(b, name, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
-                    weight = b.add(weights, _scaled(b, loop.index, 4))
-                    sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
-                to = b.add(out, _scaled(b, first, 4))
-                for vectors in sums.rows(b):
-                    for v, vector in enumerate(vectors):
-                        store(b, at(b, to, v * _VECTOR), vector)
-                    to = b.add(to, stride)
-            done = b.add(done, b.mul(n_tiles, columns))
-        return context.get_dummy_value()
+@emitted(*[i64] * 9, n_literals=2)
+def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahead, lines):
+    """Sums of weight * value over `count` positions, of the first `width` of `row` numbers of each.
 
-    return types.void(kind, n_rows, *[types.int64] * 9), generate
-
-
-# score(type, n_rows, keys, queries, d, scale, out, ahead, lines): scale * (query . key) for POSITIONS positions. `keys` points
-# at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES after those of
-# the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
-score = intrinsic(prefer_literal=True)(_score)
-# score_rows(...): the same of keys that lie cell by cell, as values do; d is a multiple of 16, of codes 32. A lane sums every
-# 16th product, and lanes are summed by halves.
-score_rows = intrinsic(prefer_literal=True)(_score_rows)
-# weigh(type, n_rows, weights, count, values, row, width, out, stride, ahead, lines): sums of weight * value over `count`
-# positions, of the first `width` of `row` numbers of each, (n_rows, width) float32, rows `stride` bytes apart; both are
-# multiples of 16, and weights lie as `score` writes scores.
-# Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
-weigh = intrinsic(prefer_literal=True)(_weigh)
+    They are (n_rows, width) float32, rows `stride` bytes apart; both are multiples of 16, and weights lie as `score` writes
+    scores. Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
+    """
+    rows = range(n_rows)
+    step = _scaled(b, b.udiv(row, ir.Constant(I64, LANES)), BYTES[kind])
+    done: ir.Value = ir.Constant(I64, 0)
+    stream = cgutils.alloca_once_value(b, ahead)
+    least = 1 if kind in FLOATS else BLOCK // LANES
+    for n_vectors in dict.fromkeys((N_VECTORS, least)):
+        columns = ir.Constant(I64, LANES * n_vectors)
+        n_tiles = b.udiv(b.sub(width, done), columns)
+        with cgutils.for_range(b, n_tiles) as tile:
+            first = b.add(done, b.mul(tile.index, columns))
+            sums = _Sums(b, len(rows), n_vectors)
+            with cgutils.for_range(b, count) as loop:
+                _prefetch(b, stream, lines)
+                vectors = emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
+                weight = b.add(weights, _scaled(b, loop.index, 4))
+                sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
+            to = b.add(out, _scaled(b, first, 4))
+            for vectors in sums.rows(b):
+                for v, vector in enumerate(vectors):
+                    store(b, at(b, to, v * _VECTOR), vector)
+                to = b.add(to, stride)
+        done = b.add(done, b.mul(n_tiles, columns))

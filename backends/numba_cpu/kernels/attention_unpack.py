@@ -6,14 +6,11 @@ the same bits either way.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, COLUMNS, LANES, emit_floats, emit_keys, emit_values
-from augury.backends.numba_cpu.kernels.simd import I64, store
+from augury.backends.numba_cpu.kernels.simd import I64, emitted, i64, store
 from augury.backends.numba_cpu.kernels.unpack import at
 
 _VECTOR = 64
@@ -23,40 +20,26 @@ def _int(value: int) -> ir.Constant:
     return ir.Constant(I64, value)
 
 
-def _unpack_keys(_: Any, kind: Any, keys: Any, n_blocks: Any, out: Any) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _, keys, n_blocks, out = args
-        name = kind.literal_value
-        columns = COLUMNS[name]
-        with cgutils.for_range(b, n_blocks) as outer:
-            start = b.add(keys, b.mul(outer.index, _int(BLOCK * BYTES[name])))
-            to = b.add(out, b.mul(outer.index, _int(BLOCK * _VECTOR)))
-            scales = emit_floats(b, "f16", start)
-            for row in range(BLOCK // columns):
-                for part, vector in enumerate(emit_keys(b, name, at(b, start, BYTES["f16"] + LANES * row), scales)):
-                    store(b, at(b, to, (columns * row + part) * _VECTOR), vector)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 3), generate
+@emitted(i64, i64, i64, n_literals=1)
+def unpack_keys(b, kind, keys, n_blocks, out):
+    """Blocks of 16 cells x 32 components, one after the other → (n_blocks, 32, 16) float32."""
+    columns = COLUMNS[kind]
+    with cgutils.for_range(b, n_blocks) as outer:
+        start = b.add(keys, b.mul(outer.index, _int(BLOCK * BYTES[kind])))
+        to = b.add(out, b.mul(outer.index, _int(BLOCK * _VECTOR)))
+        scales = emit_floats(b, "f16", start)
+        for row in range(BLOCK // columns):
+            for part, vector in enumerate(emit_keys(b, kind, at(b, start, BYTES["f16"] + LANES * row), scales)):
+                store(b, at(b, to, (columns * row + part) * _VECTOR), vector)
 
 
-def _unpack_values(_: Any, kind: Any, values: Any, count: Any, width: Any, out: Any) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _, values, count, width, out = args
-        name = kind.literal_value
-        step = b.mul(b.udiv(width, _int(LANES)), _int(BYTES[name]))
-        with cgutils.for_range(b, count) as cell:
-            row, to = b.add(values, b.mul(cell.index, step)), b.add(out, b.mul(cell.index, b.mul(width, _int(4))))
-            with cgutils.for_range(b, b.udiv(width, _int(BLOCK))) as block:
-                first = b.mul(block.index, _int(BLOCK))
-                for v, vector in enumerate(emit_values(b, name, BLOCK // LANES, row, width, first)):
-                    store(b, at(b, b.add(to, b.mul(first, _int(4))), v * _VECTOR), vector)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 4), generate
-
-
-# unpack_keys(type, keys, n_blocks, out): blocks of 16 cells x 32 components, one after the other → (n_blocks, 32, 16) float32.
-unpack_keys = intrinsic(prefer_literal=True)(_unpack_keys)
-# unpack_values(type, values, count, width, out): `count` cells → (count, width) float32; width is a multiple of 32.
-unpack_values = intrinsic(prefer_literal=True)(_unpack_values)
+@emitted(i64, i64, i64, i64, n_literals=1)
+def unpack_values(b, kind, values, count, width, out):
+    """`count` cells → (count, width) float32; width is a multiple of 32."""
+    step = b.mul(b.udiv(width, _int(LANES)), _int(BYTES[kind]))
+    with cgutils.for_range(b, count) as cell:
+        row, to = b.add(values, b.mul(cell.index, step)), b.add(out, b.mul(cell.index, b.mul(width, _int(4))))
+        with cgutils.for_range(b, b.udiv(width, _int(BLOCK))) as block:
+            first = b.mul(block.index, _int(BLOCK))
+            for v, vector in enumerate(emit_values(b, kind, BLOCK // LANES, row, width, first)):
+                store(b, at(b, b.add(to, b.mul(first, _int(4))), v * _VECTOR), vector)

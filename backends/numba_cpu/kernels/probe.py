@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels.amx import MEMORY_BYTES, TILE_BYTES, TILE_ROWS, TILES, configure, dot, release
 from augury.backends.numba_cpu.kernels.format import VECTOR
@@ -20,6 +19,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     U8X64,
     add_i32,
     atomic_add,
+    emitted,
+    i64,
     load,
     load_i32,
     prefetch,
@@ -70,32 +71,24 @@ def read(record, state, thread, n_threads):
     store_i32(record.scratch + VECTOR * thread, total)
 
 
-def _multiply_round(_: Any, isa: Any, weights: Any, columns: Any, sums: Any, rounds: Any) -> Any:
-    dot = ISAS[isa.literal_value].dot(_BITS)
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        weights, columns, sums, rounds = args[1:]
-        slots = [cgutils.alloca_once_value(b, load(b, at(b, sums, VECTOR * i), I32X16)) for i in range(_N_SUMS)]
-        operands = [dot.operand(b, load(b, at(b, weights, VECTOR * i), U8X64)) for i in range(2)]
-        with cgutils.for_range(b, rounds) as loop:
-            # the columns change from round to round, lest their part of a product be computed once and for all
-            here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(I64, 15)), ir.Constant(I64, 4 * _N_ADDS)))
-            totals = [dot.start(b.load(slot)) for slot in slots]
-            for step in range(_N_ADDS):
-                for i in range(_N_SUMS):
-                    place = at(b, here, 4 * ((step + i // 2) % _N_ADDS))
-                    repeated = b.bitcast(splat(b, load(b, place, I32), I32X16), U8X64)
-                    totals[i] = dot.add(b, totals[i], operands[i % 2], repeated)
-            for slot, total in zip(slots, totals, strict=True):
-                b.store(dot.end(b, total), slot)
-        for i, slot in enumerate(slots):
-            store(b, at(b, sums, VECTOR * i), b.load(slot))
-        return context.get_dummy_value()
-
-    return types.void(isa, *[types.int64] * 4), generate
-
-
-_multiply = intrinsic(prefer_literal=True)(_multiply_round)
+@emitted(*[i64] * 4, n_literals=1)
+def _multiply(b, isa, weights, columns, sums, rounds):
+    dot = ISAS[isa].dot(_BITS)
+    slots = [cgutils.alloca_once_value(b, load(b, at(b, sums, VECTOR * i), I32X16)) for i in range(_N_SUMS)]
+    operands = [dot.operand(b, load(b, at(b, weights, VECTOR * i), U8X64)) for i in range(2)]
+    with cgutils.for_range(b, rounds) as loop:
+        # the columns change from round to round, lest their part of a product be computed once and for all
+        here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(I64, 15)), ir.Constant(I64, 4 * _N_ADDS)))
+        totals = [dot.start(b.load(slot)) for slot in slots]
+        for step in range(_N_ADDS):
+            for i in range(_N_SUMS):
+                place = at(b, here, 4 * ((step + i // 2) % _N_ADDS))
+                repeated = b.bitcast(splat(b, load(b, place, I32), I32X16), U8X64)
+                totals[i] = dot.add(b, totals[i], operands[i % 2], repeated)
+        for slot, total in zip(slots, totals, strict=True):
+            b.store(dot.end(b, total), slot)
+    for i, slot in enumerate(slots):
+        store(b, at(b, sums, VECTOR * i), b.load(slot))
 
 
 @struct

@@ -10,8 +10,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.codebook import (
@@ -23,7 +21,7 @@ from augury.backends.numba_cpu.kernels.codebook import (
 )
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, int32, load, store
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, emitted, i64, int32, load, store
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
 
 if TYPE_CHECKING:
@@ -202,24 +200,12 @@ def _six_iq4(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
     return fields
 
 
-def _repack_planes(_: Any, kind: Any, source: Any, j: Any, to: Any, table: Any) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _emit_planes(b, kind.literal_value, args[1], b.trunc(args[2], I32), *args[3:])
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 4), generate
+@emitted(*[i64] * 4, n_literals=1)
+def _planes(b, kind, source, j, to, table):
+    _emit_planes(b, kind, source, b.trunc(j, I32), to, table)
 
 
-def _repack_scales(_: Any, kind: Any, source: Any, row: Any, to: Any) -> Any:
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _emit_scales(b, kind.literal_value, *args[1:])
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 3), generate
-
-
-_planes = intrinsic(prefer_literal=True)(_repack_planes)
-_scales = intrinsic(prefer_literal=True)(_repack_scales)
+_scales = emitted(i64, i64, i64, n_literals=1)(_emit_scales)
 
 
 @cache

@@ -111,35 +111,34 @@ def emit_fma(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir
     return call(builder, "llvm.fma.v16f32", F32X16, x, y, z)
 
 
-def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
+def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..., Any], n_literals: int = 0) -> Any:
     """Make a function that numba kernels can call.
 
     Args:
         name: what errors call it.
         result: numba type of the result, or `void`.
-        params: numba types of the arguments, at most six; arguments are cast to them.
-        emit: called with the IR builder and the arguments as LLVM values; returns the result's LLVM value.
+        params: numba types of the arguments after literal ones; arguments are cast to them.
+        emit: called with the IR builder, the literals and the arguments as LLVM values; returns the result's LLVM value.
+        n_literals: how many of the first arguments are literal strings or numbers.
     """
 
-    def typed() -> Any:
+    def typed(*given: Any) -> Any:
+        literals = given[:n_literals]
+
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            value = emit(builder, *args)
+            value = emit(builder, *(each.literal_value for each in literals), *args[n_literals:])
             return context.get_dummy_value() if result is void else value
 
-        return result(*params), generate
+        return result(*literals, *params), generate
 
-    by_arity: list[Any] = [
-        lambda _: typed(),
-        lambda _, _a: typed(),
-        lambda _, _a, _b: typed(),
-        lambda _, _a, _b, _c: typed(),
-        lambda _, _a, _b, _c, _d: typed(),
-        lambda _, _a, _b, _c, _d, _e: typed(),
-        lambda _, _a, _b, _c, _d, _e, _f: typed(),
-    ]
-    function = by_arity[len(params)]
-    function.__name__ = function.__qualname__ = name
-    return intrinsic(function)
+    names, scope = ", ".join(f"a{i}" for i in range(n_literals + len(params))), {"typed": typed}
+    exec(f"def {name}(_, {names}):\n    return typed({names})", scope)  # noqa: S102 - numba reads the parameters' names
+    return intrinsic(prefer_literal=n_literals > 0)(scope[name])
+
+
+def emitted(*params: Any, n_literals: int) -> Callable[[Callable[..., None]], Any]:
+    """Decorate what emits an operation without a result, after literals; see `operation`."""
+    return lambda emit: operation(emit.__name__, void, params, emit, n_literals)
 
 
 # Loads. The name says what lies in memory; the result is a vector of float32 or int32 lanes.

@@ -10,11 +10,10 @@ a tile, or on which tile a token falls into.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
@@ -37,6 +36,8 @@ from augury.backends.numba_cpu.kernels.simd import (
     U8X64,
     emit_fma,
     emit_prefetch,
+    emitted,
+    i64,
     load,
     splat,
     store,
@@ -235,52 +236,38 @@ def _share(b: ir.IRBuilder, lines: ir.Value, n_runs: ir.Value) -> ir.Value:
     return b.udiv(b.sub(b.add(lines, n_runs), ir.Constant(I64, 1)), n_runs)
 
 
-def _multiply(
-    _: Any, kind: Any, isa: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
-) -> Any:
-    fmt, where, cpu = FORMATS[kind.literal_value], place.literal_value, ISAS[isa.literal_value]
+@emitted(*[i64] * 7, n_literals=3)
+def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
+    """Add n_blocks blocks of all tokens to sums y, (n_tokens, 32) float32; the weights are `packed` or in `scratch`.
 
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, x, y, n_tokens, n_blocks, ahead, lines = args[3:]
-        token, row = (ir.Constant(I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
-        step = b.mul(n_tokens, token)
-        stream = cgutils.alloca_once_value(b, ahead)
-        done: ir.Value = ir.Constant(I64, 0)
-        case = "float" if fmt.float_bytes else where
-        sizes = cpu.tiles[case]
-        runs = [cpu.runs(case, size) for size in sizes]
-        counts, n_all = _count_tiles(b, n_tokens, sizes, runs)
-        lines = _share(b, lines, n_all)
-        for size, n_tiles, groups_of_runs in zip(sizes, counts, runs, strict=True):
-            tokens = ir.Constant(I64, size)
-            with cgutils.for_range(b, n_tiles) as loop:
-                first = b.add(done, b.mul(loop.index, tokens))
-                here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
-                for groups in groups_of_runs:
-                    _emit_tile(b, fmt, where, cpu, size, groups, (w, *here, n_blocks, step, stream, lines))
-            done = b.add(done, b.mul(n_tiles, tokens))
-        return context.get_dummy_value()
-
-    return types.void(kind, isa, place, *[types.int64] * 7), generate
-
-
-def _unpack(_: Any, kind: Any, isa: Any, w: Any, n: Any, scratch: Any) -> Any:
-    fmt, cpu = FORMATS[kind.literal_value], ISAS[isa.literal_value]
-
-    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, n_blocks, scratch = args[2:]
-        with cgutils.for_range(b, n_blocks) as loop:
-            address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
-            ScratchBlock(fmt, address).fill(b, _packed_block(b, fmt, cpu, w, loop.index))
-        return context.get_dummy_value()
-
-    return types.void(kind, isa, *[types.int64] * 3), generate
+    With each block the tiles prefetch together `lines` cache lines, from `ahead` on, so that fetching what comes next overlaps
+    with the arithmetic. `lines` should be what a block takes: prefetching further ahead than that costs time with each line
+    that is asked for twice.
+    """
+    fmt, where, cpu = FORMATS[kind], place, ISAS[isa]
+    token, row = (ir.Constant(I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
+    step = b.mul(n_tokens, token)
+    stream = cgutils.alloca_once_value(b, ahead)
+    done: ir.Value = ir.Constant(I64, 0)
+    case = "float" if fmt.float_bytes else where
+    sizes = cpu.tiles[case]
+    runs = [cpu.runs(case, size) for size in sizes]
+    counts, n_all = _count_tiles(b, n_tokens, sizes, runs)
+    lines = _share(b, lines, n_all)
+    for size, n_tiles, groups_of_runs in zip(sizes, counts, runs, strict=True):
+        tokens = ir.Constant(I64, size)
+        with cgutils.for_range(b, n_tiles) as loop:
+            first = b.add(done, b.mul(loop.index, tokens))
+            here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
+            for groups in groups_of_runs:
+                _emit_tile(b, fmt, where, cpu, size, groups, (w, *here, n_blocks, step, stream, lines))
+        done = b.add(done, b.mul(n_tiles, tokens))
 
 
-# multiply(kind, isa, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
-# to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`. With each block the tiles prefetch together `lines`
-# cache lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic. `lines` should be what a block
-# takes: prefetching further ahead than that costs time with each line that is asked for twice.
-multiply = intrinsic(prefer_literal=True)(_multiply)
-# unpack(kind, isa, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
-unpack = intrinsic(prefer_literal=True)(_unpack)
+@emitted(i64, i64, i64, n_literals=2)
+def unpack(b, kind, isa, w, n_blocks, scratch):
+    """Unpack one unit, or n_blocks units of one block, to scratch memory."""
+    fmt, cpu = FORMATS[kind], ISAS[isa]
+    with cgutils.for_range(b, n_blocks) as loop:
+        address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+        ScratchBlock(fmt, address).fill(b, _packed_block(b, fmt, cpu, w, loop.index))
