@@ -69,7 +69,7 @@ class LoweredEmitter(Emitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels()]
+        return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels]
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""

@@ -36,6 +36,7 @@ class PrepareHeadsEmitter(OperationEmitter):
 
     operation: PrepareHeads
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
@@ -104,6 +105,7 @@ class AttendEmitter(OperationEmitter):
         )
         self._adjusts_scores = operation.softcap is not None or operation.slopes is not None
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel, *[adjust_scores] * self._adjusts_scores)

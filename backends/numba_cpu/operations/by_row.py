@@ -38,6 +38,7 @@ class ByRowEmitter(OperationEmitter):
         kinds = tuple(_kind(operation, each) for each in self._operands)
         self._kernel = by_row_kernel(function, kinds, _name(function, kinds))
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel,)

@@ -70,6 +70,7 @@ class ChooseEmitter(OperationEmitter):
         self._n_heads, self._n_cells = operation.queries.width // self._keys.size, scope.options.n_ctx
         self._kernel = choice.score_kernel(self._keys.kind, is_by_head=self._is_by_head)
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel, choice.choose)
@@ -126,6 +127,7 @@ class PoolEmitter(OperationEmitter):
         pooling = operation.pooling
         self._steps = (Preparation(norm=pooling.value_norm), Preparation(norm=pooling.norm, rope=pooling.rope))
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (kernels.pool_kernel(self._pooled.kind), kernels.keep_to_pool, prepare_head)
@@ -183,6 +185,7 @@ class ChooseBlocksEmitter(OperationEmitter):
         self._n_cells = n_ctx + (0 if operation.window is None else self._n_blocks)
         scope.n_listed[operation.out] = self._n_cells
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (kernels.list_cells, *[kernels.score_blocks] * (self._keys is not None))

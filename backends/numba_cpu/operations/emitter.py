@@ -80,6 +80,7 @@ class OperationEmitter(ABC):
     def __init__(self, operation: Any, scope: Scope) -> None:
         self.operation, self.scope = operation, scope
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """Its kernels, the slowest to compile first."""
         return ()

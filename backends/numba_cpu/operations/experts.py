@@ -50,10 +50,7 @@ class RouteEmitter(OperationEmitter):
     """Sorts the tokens of a pass by expert, so that each expert's weights are read once and the others' never."""
 
     operation: Route
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (routing.route, routing.group)
+    kernels = (routing.route, routing.group)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `OperationEmitter.buffers`."""
@@ -125,6 +122,7 @@ class FeedExpertsEmitter(OperationEmitter):
         assert isinstance(self.operation, FeedExperts)
         return self.operation
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (
@@ -260,6 +258,7 @@ class AddWeighedEmitter(OperationEmitter):
     """Adds rows up as if each token had one expert."""
 
     operation: AddWeighed
+    kernels = (experts.combine,)
 
     def __init__(self, operation: AddWeighed, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -267,10 +266,6 @@ class AddWeighedEmitter(OperationEmitter):
             raise UnsupportedError(
                 f"sums of {operation.y.width} values, expected a multiple of {PANEL_ROWS}; use backend reference"
             )
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (experts.combine,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""

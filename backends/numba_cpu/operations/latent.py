@@ -44,6 +44,7 @@ class PrepareLatentsEmitter(OperationEmitter):
         cache.size = self._size = self._padded + up(self._n_turned, PART)
         self._sharpens = operation.temperature is not None
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         own = (latent.prepare_kernel(self.scope.cache(self.operation.cache).kind), head.prepare_head)
@@ -108,10 +109,7 @@ class MultiplyHeadsEmitter(OperationEmitter):
     """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
 
     operation: MultiplyHeads
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
+    kernels = (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `OperationEmitter.buffers`."""

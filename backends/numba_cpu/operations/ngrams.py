@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.tape import row_bytes
 from augury.lowering import GateStreams, LookUpNgrams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from augury.backends.numba_cpu.tape import Tape
 
@@ -33,10 +33,7 @@ class LookUpNgramsEmitter(OperationEmitter):
     """
 
     operation: LookUpNgrams
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (convolution.convolve, ngram.put_tokens, ngram.look_up)
+    kernels = (convolution.convolve, ngram.put_tokens, ngram.look_up)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `OperationEmitter.buffers`."""
@@ -84,10 +81,7 @@ class GateStreamsEmitter(OperationEmitter):
     """Gates values for each stream, and norms the results."""
 
     operation: GateStreams
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (ngram.gate_streams,)
+    kernels = (ngram.gate_streams,)
 
     def scratch_bytes(self) -> int:
         """See `OperationEmitter.scratch_bytes`: of a stream the norms of its key and query."""

@@ -39,10 +39,7 @@ class ConvolveEmitter(OperationEmitter):
     """Convolves channel by channel, from the last inputs on, which are kept."""
 
     operation: Convolve
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (convolution.convolve,)
+    kernels = (convolution.convolve,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
@@ -80,10 +77,7 @@ class ScaleToLengthEmitter(OperationEmitter):
 
     operation: ScaleToLength
     needs_no_barrier = True
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.unit_heads,)
+    kernels = (recurrent_ends.unit_heads,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -109,10 +103,7 @@ class DecayEmitter(OperationEmitter):
     """Makes decays and betas of heads, or of channels; see `recurrent_ends.decay`."""
 
     operation: Decay
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.decay,)
+    kernels = (recurrent_ends.decay,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
@@ -139,10 +130,7 @@ class DecayByKeyEmitter(OperationEmitter):
     """Makes decays by key, keys times these, and betas; see `recurrent_ends.decay_keys`."""
 
     operation: DecayByKey
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.decay_keys,)
+    kernels = (recurrent_ends.decay_keys,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
@@ -176,6 +164,7 @@ class RecurEmitter(OperationEmitter):
         super().__init__(operation, scope)
         self._kernel = _recurrence_kernel(operation.heads)
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel, recurrence.keep)
@@ -222,6 +211,7 @@ class GateEmitter(OperationEmitter):
     """Gates what a recurrence yields, in place; see `recurrent_ends.gate`."""
 
     operation: Gate
+    kernels = (recurrent_ends.gate,)
 
     def __init__(self, operation: Gate, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -231,10 +221,6 @@ class GateEmitter(OperationEmitter):
                 f"{self._n_gates} gates of {operation.y.width} values through {operation.activation.name}, expected SILU, "
                 "SIGMOID or SOFTPLUS, and with a norm a gate for each value; use backend reference"
             )
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.gate,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""

@@ -32,10 +32,7 @@ class NormalizeEmitter(OperationEmitter):
 
     operation: Normalize
     needs_no_barrier = True
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.place_rows,)
+    kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -130,6 +127,7 @@ class ActivateEmitter(OperationEmitter):
         super().__init__(operation, scope)
         self._kernel = activate_kernel(**_kind(operation))
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel,)
@@ -167,10 +165,7 @@ class JoinEmitter(OperationEmitter):
 
     operation: Join
     needs_no_barrier = True
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.place_rows,)
+    kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -185,10 +180,7 @@ class BeginStreamsEmitter(OperationEmitter):
     """Copies rows to the residual streams."""
 
     operation: BeginStreams
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.place_rows,)
+    kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
@@ -204,10 +196,7 @@ class ConstantEmitter(OperationEmitter):
 
     operation: Constant
     needs_no_barrier = True
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (recurrent_ends.place_rows,)
+    kernels = (recurrent_ends.place_rows,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
@@ -224,6 +213,7 @@ class ConvolveBlockEmitter(OperationEmitter):
     """Convolves rows with those of the tokens before in a block."""
 
     operation: ConvolveBlock
+    kernels = (block_convolution.convolve_block,)
 
     def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -232,10 +222,6 @@ class ConvolveBlockEmitter(OperationEmitter):
                 f"a convolution in groups of {group} channels, expected a multiple of {block_convolution.LANES}; use backend "
                 "reference"
             )
-
-    def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
-        return (block_convolution.convolve_block,)
 
     def place(self, placed: Placed) -> None:
         """See `OperationEmitter.place`."""
@@ -271,6 +257,7 @@ class MultiplyActivatedEmitter(OperationEmitter):
         super().__init__(operation, scope)
         self._kernel = multiply_activated_kernel(**_kind(operation.activate))
 
+    @property
     def kernels(self) -> Sequence[Any]:
         """See `OperationEmitter.kernels`."""
         return (self._kernel,)
