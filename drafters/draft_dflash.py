@@ -1,9 +1,9 @@
 """`draft-dflash` and `draft-dspark`: a head writes a block of tokens with one pass, from hidden states of the target.
 
-The target tells of every token what some of its layers gave, of which the head's layers keep keys and values. A draft is one
-pass over the last token and masks in the places of the next ones. Of a head of DFlash2, `draft-dflash` chooses in each place
-among the best tokens by what goes with the one drafted before. `draft-dspark` also adds to what the head predicts in each
-place what its table has for the token drafted before, and its head may tell how probable its choice is.
+For each token the head gets the outputs of some of the target's layers, and its own layers keep keys and values of them. A
+draft is one pass over the last token and masks in the places of the next ones. With a head of DFlash2, `draft-dflash` chooses
+in each place the one of the best tokens that goes best with the token drafted before. `draft-dspark` adds logits that depend
+on the token drafted before to those of each place, and its head may give the probability of its choice.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036); llama.cpp's
 `draft-dflash` and `draft-dspark`, whose drafts these are.
@@ -42,7 +42,7 @@ class DraftDflash(HeadDrafter):
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:
         """See `Drafter.drafts_with`."""
-        return file.architecture == cls.architecture and ("markov_w1.weight" in file.tensors) is cls.corrects
+        return super().drafts_with(file) and ("markov_w1.weight" in file.tensors) is cls.corrects
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> BlockRunner:

@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_tree import TreeShape
-from augury.drafters.model.load_options import LoadOptions
+from augury.drafters.model.load_options import LoadOptions, vocab_option
 from augury.drafters.model.model_drafter import ModelDrafter
 from augury.drafters.model.translation import Translation
 from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
@@ -49,13 +49,7 @@ class DraftModelOptions(LoadOptions):
         aliases=("cd", "ctx-size-draft"),
     )
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
-    vocab: int | None = option(
-        None,
-        help="drafts are chosen among so many of its tokens, the first ones, and those that the text holds; 0: all; unless "
-        "given a quarter, 16384 at least",
-        ge=0,
-        aliases=("draft-vocab",),
-    )
+    vocab: int | None = vocab_option()
 
 
 class DraftModel(ModelDrafter):
@@ -95,7 +89,7 @@ class DraftModel(ModelDrafter):
         return self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """What it would have drafted for the last tokens; it skips what it missed before them."""
+        """The tokens that it would have drafted for the last ones; it skips those that it missed before them."""
         return None if self._translation is not None else self.runner.teacher_forced(self.session.slot, history, n)
 
     def request(self, ask: Ask) -> DraftRequest:
@@ -124,7 +118,7 @@ class LoadedDraftModel:
     tokenizer: Tokenizer | None  # of a draft model that drafts through text; None: ids mean the same
 
     def translation(self, target: Tokenizer | None) -> Translation | None:
-        """What one slot needs to use it."""
+        """The translation that one slot needs to use it."""
         return Translation(target, self.tokenizer) if target is not None and self.tokenizer is not None else None
 
 

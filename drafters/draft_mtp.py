@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.drafters.model.model_drafter import ToldDrafter
+from augury.drafters.model.load_options import p_min_option, vocab_option
+from augury.drafters.model.model_drafter import FeatureDrafter
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
-from augury.options import option
 
 if TYPE_CHECKING:
     from augury.drafters.model.nextn_runner import NextnRunner
@@ -32,24 +32,11 @@ __all__ = ["DraftMtp", "DraftMtpOptions"]
 class DraftMtpOptions:
     """Options of `draft-mtp`."""
 
-    vocab: int | None = option(
-        None,
-        help="drafts are chosen among so many first tokens, and the tokens of the text; 0: all; unless given a "
-        "quarter, 16384 at least",
-        ge=0,
-        aliases=("draft-vocab",),
-    )
-    p_min: float = option(
-        0.0,
-        help="a draft ends where the best token is less probable than this, among the ten best",
-        ge=0.0,
-        le=1.0,
-        aliases=("draft-p-min", "spec-draft-p-min"),
-        per_request=True,
-    )
+    vocab: int | None = vocab_option()
+    p_min: float = p_min_option("a draft ends where the best token is less probable than this, among the ten best")
 
 
-class DraftMtp(ToldDrafter):
+class DraftMtp(FeatureDrafter):
     """Lets the target's layers that predict further tokens write ahead."""
 
     name = "draft-mtp"

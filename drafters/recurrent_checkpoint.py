@@ -58,7 +58,7 @@ class RecurrentCheckpoint(Drafter):
         self._kept = self._replayed = 0.0  # tokens of late, accepted for good and computed again
 
     def n_held(self, history: np.ndarray) -> int:
-        """What the most demanding one can do without."""
+        """As many as the most demanding one can do without."""
         return min((each.n_held(history) for each in self._inner), default=len(history))
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:
@@ -85,20 +85,20 @@ class RecurrentCheckpoint(Drafter):
         return Draft()
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """What a single drafter would have drafted; of several it is not known who would have."""
+        """The tokens that a single drafter would have drafted; of several it is not known which one would have."""
         return self._inner[0].teacher_forced(history, n) if len(self._inner) == 1 else None
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
-        """Tell everyone what became of the round, and settle how long the next draft may be."""
+        """Give everyone its verdict on the round, and settle how long the next draft may be."""
         used = next((i for i, n in self._proposed.items() if n), None)
         for i, each in enumerate(self._inner):
-            told = verdict if i == used else Verdict(0, 0, verdict.n_emitted, is_used=False)
-            told = attrs.evolve(told, n_proposed=self._proposed.get(i, 0))
+            own = verdict if i == used else Verdict(0, 0, verdict.n_emitted, is_used=False)
+            own = attrs.evolve(own, n_proposed=self._proposed.get(i, 0))
             if each.n_top and verdict.top_ids is not None and verdict.top_logits is not None:
                 ids, logits = verdict.top_ids[:, : each.n_top], verdict.top_logits[:, : each.n_top]
                 after, parents = verdict.top_after, verdict.top_parents
-                told = attrs.evolve(told, top_after=after, top_parents=parents, top_ids=ids, top_logits=logits)
-            each.accept(history, told)
+                own = attrs.evolve(own, top_after=after, top_parents=parents, top_ids=ids, top_logits=logits)
+            each.accept(history, own)
         self._proposed = {}
         if verdict.is_used:
             self._settle(verdict)

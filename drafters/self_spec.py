@@ -20,6 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
+from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
+from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
@@ -48,21 +51,8 @@ class SelfSpecOptions:
         aliases=("draft-max",),
     )
     layers: int = option(0, help="layers: how many of the first ones to keep; 0: a third", ge=0)
-    vocab: int | None = option(
-        None,
-        help="layers: drafts are chosen among so many tokens, the first ones, and those that the text holds; 0: all; unless "
-        "given a quarter, 16384 at least",
-        ge=0,
-        aliases=("draft-vocab",),
-    )
-    p_min: float = option(
-        0.5,
-        help="layers: a draft ends where their best token is less probable than this",
-        ge=0.0,
-        le=1.0,
-        aliases=("draft-p-min", "spec-draft-p-min"),
-        per_request=True,
-    )
+    vocab: int | None = vocab_option("layers: ")
+    p_min: float = p_min_option("layers: a draft ends where their best token is less probable than this", 0.5)
 
 
 class SelfSpec(Drafter):
@@ -83,13 +73,9 @@ class SelfSpec(Drafter):
                 )
             self._lookup = NgramSimple(NgramSimpleOptions(n=options.draft_min, m=options.draft_max), session)
         else:
-            from augury.drafters.model.draft_vocabulary import DraftVocabulary
-
             self._n_layers = _n_layers(options, session)
             n_vocab = session.model.n_vocab
-            self._vocabulary: DraftVocabulary = session.shared(
-                (self.name, options.vocab), lambda: DraftVocabulary(n_vocab, options.vocab)
-            )
+            self._vocabulary = session.shared((self.name, options.vocab), lambda: DraftVocabulary(n_vocab, options.vocab))
             self.is_costly = True
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:
@@ -108,14 +94,24 @@ class SelfSpec(Drafter):
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Propose for several slots, whose layers are computed in one pass; all slots have the same mode."""
-        from augury.drafters.model.self_layers import write_ahead
-
         first = asks[0].drafter
         assert isinstance(first, SelfSpec)
-        if first._lookup is not None:  # noqa: SLF001 - of this class
-            return super().draft_together(asks)
-        vocabulary = first._vocabulary  # noqa: SLF001
-        return [Draft(tokens) for tokens in write_ahead(first.session.target, first._n_layers, asks, vocabulary)]  # noqa: SLF001
+        return super().draft_together(asks) if first._lookup is not None else first._write_ahead(asks)  # noqa: SLF001
+
+    def _write_ahead(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Draft greedily with the first layers, a token of each slot with every pass."""
+        target, n_vocab, vocabulary = self.session.target, self.session.model.n_vocab, self._vocabulary
+        requests = [DraftRequest(ask.drafter.session.slot, ask.history, ask.limit, ask.drafter.options.p_min) for ask in asks]
+        written = [WrittenDraft() for _ in asks]
+        for request in requests:
+            vocabulary.follow(request.slot, request.history)
+        writing = [i for i, request in enumerate(requests) if request.limit > 0]
+        while writing:
+            texts = {requests[i].slot: np.array([requests[i].history[-1], *written[i].tokens], np.int32) for i in writing}
+            logits = target.forward(texts, self._n_layers, vocabulary.tokens)
+            rows = enumerate(zip(writing, logits.argmax().tolist(), strict=True))
+            writing = [i for row, (i, best) in rows if written[i].add(requests[i], logits, row, best, n_vocab=n_vocab)]
+        return [Draft(each.tokens) for each in written]
 
 
 def _n_layers(options: SelfSpecOptions, session: Session) -> int:

@@ -93,7 +93,7 @@ class SuffixOptions:
 
 @frozen(eq=False)
 class _Found:
-    """What followed the endings that occurred in some texts."""
+    """The tokens after the endings that occurred in some texts."""
 
     length: int = 0  # of the longest of them
     tokens: Sequence[int] = ()  # of the draft

@@ -1,4 +1,4 @@
-"""Drafters with the tiny heads of `oracles.drafts`, and what their targets tell them."""
+"""Drafters with the tiny heads of `oracles.drafts`, and their targets' features."""
 
 from oracles.drafts import draft_file, runs, target_of
 from oracles.models import tiny_model
@@ -6,7 +6,7 @@ from toys import as_history
 
 from augury import Registry
 from augury.batch import Batch
-from augury.drafters.model.head_drafter import HeadOptions
+from augury.drafters.model.load_options import LoadOptions
 from augury.engine.context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.files.gguf import ModelFile
@@ -24,13 +24,13 @@ class Rig:
     def __init__(self, name, backend="numba-cpu", model=None, **options):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
         context = self.loader.load(tiny_model(target_of(name)), OPTIONS, purpose="target")
-        options = HeadOptions(model=str(model or draft_file(name)), **options)
+        options = LoadOptions(model=str(model or draft_file(name)), **options)
         file = ModelFile.open(options.model)
         (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(file))
         sessions = [EngineSession(i, context.info, OPTIONS, None, self.loader, EngineTarget(context)) for i in range(2)]
         self.drafters = [kind(options, session) for session in sessions]
         self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text, context.model
-        self.told = self.features(self.text)
+        self.fed = self.features(self.text)
 
     def features(self, text):
         names = self.drafters[0].features
@@ -38,9 +38,9 @@ class Rig:
         return {name: passed.features(name) for name in names}
 
     def feed(self, start, end, slot=0, text=None):
-        told = self.told if text is None else self.features(text)
+        fed = self.fed if text is None else self.features(text)
         text = self.text if text is None else text
-        self.drafters[slot].feed(start, text[start:end], {name: rows[start:end] for name, rows in told.items()})
+        self.drafters[slot].feed(start, text[start:end], {name: rows[start:end] for name, rows in fed.items()})
 
     def begin(self, history, slot=0):
         for _ in self.drafters[slot].begin(as_history(history), 0):

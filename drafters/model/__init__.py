@@ -1,1 +1,1 @@
-"""What drafters that run a model share."""
+"""The common parts of drafters that run a model."""

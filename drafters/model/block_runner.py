@@ -58,9 +58,9 @@ class BlockRunner(HiddenRunner):
             context: See `HiddenRunner`.
             encoder: See there.
             n_vocab: See there.
-            further: What else a choice depends on, by the names of plans. `transitions` tells logits that are added after each
-                token, and a hidden state of it; `confidence` tells by that and the place's how probable the best token is.
-                `predecessor` and `successor` tell factors of each token, `selector` those of a place.
+            further: Models on which a choice depends as well, by the names of plans. `transitions` gives logits that are added
+                after each token, and a hidden state of it. `confidence` gives the probability of the best token from that
+                state and the place's. `predecessor` and `successor` give factors of each token, `selector` those of a place.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
         assert context.info.block is not None
@@ -73,12 +73,14 @@ class BlockRunner(HiddenRunner):
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
         has_lattice = "transitions" not in self._further
         written = [WrittenDraft(lattice_reach=request.least_reach if has_lattice else None) for request in requests]
-        limits = [self._limit(request) for request in requests]
-        if not (writing := [i for i, limit in enumerate(limits) if limit > 0]):
+        requests = [evolve(request, limit=self._limit(request)) for request in requests]
+        if not (writing := [i for i, request in enumerate(requests) if request.limit > 0]):
             return written
-        logits, n_unread = self._pass([(requests[i], limits[i]) for i in writing]), self._block.n_unread
+        logits, n_unread = self._pass([requests[i] for i in writing]), self._block.n_unread
         hidden, best = logits.features("output") if self._features else np.empty((0, 0)), logits.argmax()
-        starts = dict(zip(writing, np.cumsum([0, *(limits[i] for i in writing)]).tolist(), strict=False))  # of rows of logits
+        starts = dict(
+            zip(writing, np.cumsum([0, *(requests[i].limit for i in writing)]).tolist(), strict=False)
+        )  # of rows of logits
         n_skipped = {i: n * n_unread for n, i in enumerate(writing, 1)}  # rows of hidden states before
         step, drafting = 0, writing
         while writing:
@@ -88,13 +90,12 @@ class BlockRunner(HiddenRunner):
             judged, chosen, sure = self._after(logits, rows, best, hidden[places] if self._features else hidden, before)
             going_on = []
             for place, i in enumerate(writing):
-                goes_on = written[i].add(
+                if written[i].add(
                     *(requests[i], judged, int(rows[place]) if judged is logits else place, int(chosen[place])),
                     n_vocab=self._n_vocab,
                     n_judged=self._n_judged,
                     confidence=None if sure is None else float(sure[place]),
-                )
-                if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
+                ):
                     going_on.append(i)
             writing, step = going_on, step + 1
         if "selector" in self._further:
@@ -105,15 +106,15 @@ class BlockRunner(HiddenRunner):
             self._add_lattice(written, after, *self._selected(logits, rows, hidden[places], [a for _, _, a in after]))
         return written
 
-    def _pass(self, asked: Sequence[tuple[DraftRequest, int]]) -> Pass:
-        """Keep what the target told since the last draft, and compute blocks of so many tokens to be drafted."""
-        texts = [self._text(request.slot) for request, _ in asked]
+    def _pass(self, requests: Sequence[DraftRequest]) -> Pass:
+        """Keep the tokens that were fed since the last draft, and compute a block for each request."""
+        texts = [self._text(request.slot) for request in requests]
         if behind := [text for text in texts if text.n < text.n_fed]:
             self._forward([(text, text.tokens[text.n : text.n_fed].copy(), None) for text in behind], n_rows=0)
             for text in behind:
                 self._forget(text)
         n_unread, mask = self._block.n_unread, self._block.mask
-        blocks = [Draft([int(request.history[-1]), *[mask] * (n - 1 + n_unread)]) for request, n in asked]
+        blocks = [Draft([int(each.history[-1]), *[mask] * (each.limit - 1 + n_unread)]) for each in requests]
         return self._forward([(text, _NO_TOKENS, block) for text, block in zip(texts, blocks, strict=True)])
 
     def _add_lattice(
@@ -141,11 +142,11 @@ class BlockRunner(HiddenRunner):
         return ids, likely + np.einsum("mr,mkr->mk", factors, successors)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> None:
-        """It never says, because each of the tokens would take a block of its own."""
+        """None: each of the tokens would take a block of its own."""
 
     def _limit(self, request: DraftRequest) -> int:
         """How many tokens can be drafted for a request."""
-        if not (self.is_told(request) and self._can_follow(self._text(request.slot), request.history)):
+        if not (self.is_fed(request) and self._can_follow(self._text(request.slot), request.history)):
             return 0
         room = min(self._block.size, self._n_ctx + 1 - len(request.history))  # for a block
         return min(request.limit, room - self._block.n_unread)
@@ -153,7 +154,7 @@ class BlockRunner(HiddenRunner):
     def _after(
         self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray, before: Sequence[int]
     ) -> tuple[Pass, np.ndarray, np.ndarray | None]:
-        """Rows of logits after the tokens before, (m,) best tokens, and how probable these are, where the head tells it.
+        """Rows of logits after the tokens before, (m,) best tokens, and their probabilities, if the head gives them.
 
         Args:
             logits: Of the blocks.

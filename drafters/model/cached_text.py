@@ -1,4 +1,4 @@
-"""What a slot of a draft model holds of a text."""
+"""The text of a draft model's slot."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ _FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft end
 
 @frozen(eq=False)
 class DraftRequest:
-    """What one slot wants drafted."""
+    """A slot's request for a draft."""
 
     slot: int
     history: np.ndarray  # (h,) int32
     limit: int
     p_min: float
-    n_candidates: int = 1  # for each place, to be told of
+    n_candidates: int = 1  # for each place
     sampler: DraftSampler | None = None  # None: the best token is taken
     guess: Sequence[int] = ()  # tokens that may follow the history; what is drafted follows them
     least_reach: float = 0.0  # see `Pace`
@@ -44,7 +44,7 @@ class DraftRequest:
 
 @define(eq=False)
 class WrittenDraft:
-    """What a draft model wrote.
+    """The tokens that a draft model wrote.
 
     Attributes:
         tokens: In order.
@@ -87,7 +87,7 @@ class WrittenDraft:
             confidence: The probability of the best one, if that is known; the others share the rest.
 
         Returns:
-            Whether it was written.
+            Whether one more is wanted after it.
         """
         if best < 0:
             return False
@@ -118,7 +118,7 @@ class WrittenDraft:
             likeliest = zip(ids.tolist()[: request.n_candidates], probabilities, strict=False)
             self.candidates.append([each for each in likeliest if each[0] < n_vocab])
         self.reach *= probabilities[0] if probabilities else 1.0
-        return True
+        return len(self.tokens) < request.limit and self.reach >= request.least_reach
 
 
 class DraftRunner:
@@ -189,21 +189,18 @@ class DraftRunner:
         for request in requests:
             self._vocabulary.follow(request.slot, request.history)
         texts = [self._cached(request.slot, request.history) for request in requests]
-        requests = [
-            evolve(request, history=cached.text(request.history)) for request, cached in zip(requests, texts, strict=True)
-        ]
         written = [WrittenDraft() for _ in requests]
-        limits = [0] * len(requests)
-        writing: list[int] = []
+        requests, writing = [*requests], list[int]()
         feeds: list[tuple[CachedText, np.ndarray, Draft | None]] = []
         for i, (request, cached) in enumerate(zip(requests, texts, strict=True)):
-            text, guess = request.history, request.guess
+            text, guess, limit = cached.text(request.history), request.guess, 0
             if request.limit > 0 and self._can_follow(cached, text):
                 # the last token of a draft is never fed, so it may be beyond the context
-                limits[i] = min(request.limit, self._n_ctx - len(text) - len(guess) + 1)
+                limit = min(request.limit, self._n_ctx - len(text) - len(guess) + 1)
                 if self._draft_max is not None:
-                    limits[i] = min(limits[i], self._draft_max - len(guess) + 1)
-            if limits[i] > 0:
+                    limit = min(limit, self._draft_max - len(guess) + 1)
+            if limit > 0:
+                requests[i] = evolve(request, history=text, limit=limit)
                 if self._can_cut and guess:
                     text, guess = np.append(text, np.array(guess, np.int32)), ()
                 self._cut(cached, min(cached.n_agreed(text), len(text) - (not guess)))
@@ -211,16 +208,16 @@ class DraftRunner:
                 feeds.append((cached, text[cached.n :], Draft(guess) if guess else None))
         while feeds:
             n_written = len(written[writing[0]].tokens)
-            n_wanted = max(limits[i] for i in writing) - n_written
+            n_wanted = max(requests[i].limit for i in writing) - n_written
             n_more = self._n_more(feeds, [requests[i] for i in writing], n_written, n_wanted)
             logits = self._forward(feeds, n_more=n_more, vocabulary=self._vocabulary.tokens)
             still_writing = set(writing)
             for row, best in enumerate(logits.argmax().tolist()):
                 i = writing[row % len(writing)]
-                if i in still_writing:
-                    goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self._n_vocab, n_judged=self._n_judged)
-                    if not goes_on or len(written[i].tokens) == limits[i] or written[i].reach < requests[i].least_reach:
-                        still_writing.remove(i)
+                if i in still_writing and not written[i].add(
+                    requests[i], logits, row, best, n_vocab=self._n_vocab, n_judged=self._n_judged
+                ):
+                    still_writing.remove(i)
             writing, feeds = [i for i in writing if i in still_writing], []
             for i in writing:
                 tokens = written[i].tokens

@@ -2,67 +2,58 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
-from attrs import frozen
 
+from augury.drafters.model.head_runner import HeadRunner
 from augury.drafters.model.load_options import LoadOptions
-from augury.drafters.model.model_drafter import ToldDrafter
+from augury.drafters.model.model_drafter import FeatureDrafter
 from augury.drafters.model.row_model import Encoder
 from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
-from augury.options import option
 
 if TYPE_CHECKING:
     from augury.drafters.model.hidden_runner import HiddenRunner
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Session
     from augury.passes import Context
 
-__all__ = ["HeadDrafter", "HeadOptions"]
+__all__ = ["HeadDrafter"]
 
 _N_AT_ONCE = 256  # tokens of which hidden states are made at once
 
 
-@frozen
-class HeadOptions(LoadOptions):
-    """Options of drafters with a head; options that are not given are the target's."""
-
-    p_min: float = option(
-        0.0,
-        help="a draft ends where the head's best token is less probable than this, among its ten best, or as the head tells",
-        ge=0.0,
-        le=1.0,
-        aliases=("draft-p-min", "spec-draft-p-min"),
-        per_request=True,
-    )
-
-
-class HeadDrafter(ToldDrafter):
-    """Lets a head write ahead."""
+class HeadDrafter(FeatureDrafter):
+    """Lets a head write ahead; unless `runner_of` says otherwise, a head of one layer."""
 
     architecture: ClassVar[str]
     """Of the files of heads."""
-    options_class = HeadOptions
+    options_class = LoadOptions
     runner: HiddenRunner
 
-    def __init__(self, options: HeadOptions, session: Session) -> None:
+    def __init__(self, options: LoadOptions, session: Session) -> None:
         super().__init__(options, session)
-        if options.model is None:
+        if (reference := options.model) is None:
             raise OptionError(f"{self.name} needs a head; pass -md HEAD or --spec-type {self.name}:model=HEAD")
-        reference = options.model
-
-        def make() -> HiddenRunner:
-            return self._load(reference)
-
-        self.runner = session.shared((self.name, reference, attrs.evolve(options, p_min=0.0)), make)
+        key = (self.name, reference, attrs.evolve(options, p_min=0.0))
+        self.runner = session.shared(key, lambda: self._load(reference))
         self.features = tuple(dict.fromkeys(filter(None, self.runner.encoder.names)))
 
     @classmethod
-    @abstractmethod
-    def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> HiddenRunner:
+    def drafts_with(cls, file: ModelFile) -> bool:
+        """See `Drafter.drafts_with`."""
+        return file.architecture == cls.architecture
+
+    @classmethod
+    def runner_of(
+        cls,
+        context: Context,
+        encoder: Encoder,
+        load: Callable[[str], Context],  # noqa: ARG003 - the encoder is all that a head of one layer has besides
+        n_vocab: int,
+    ) -> HiddenRunner:
         """The runner of a head.
 
         Args:
@@ -71,12 +62,13 @@ class HeadDrafter(ToldDrafter):
             load: Loads another plan of its file, which has no layers.
             n_vocab: A token from this on is never proposed.
         """
+        return HeadRunner(context, encoder, n_vocab=n_vocab)
 
     def _load(self, reference: str) -> HiddenRunner:
         """The head, for all slots.
 
         Raises:
-            UnsupportedError: It is none, or one of another target.
+            UnsupportedError: The file is no head, or one of another target.
         """
         options, session = self.options, self.session
         load_options = options.of_target(session.options)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from augury.drafters.model.hidden_runner import HiddenRunner, ToldText
+from augury.drafters.model.hidden_runner import FedText, HiddenRunner
 
 if TYPE_CHECKING:
     from augury.drafters.model.cached_text import CachedText
@@ -48,7 +48,7 @@ class HeadRunner(HiddenRunner):
         """See `DraftRunner.draft`; nothing of a draft stays."""
         written = super().draft(
             [
-                evolve(request, history=request.history[1:], limit=request.limit if self.is_told(request) else 0)
+                evolve(request, history=request.history[1:], limit=request.limit if self.is_fed(request) else 0)
                 for request in requests
             ]
         )
@@ -58,10 +58,10 @@ class HeadRunner(HiddenRunner):
         return written
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
-        """See `DraftRunner.teacher_forced`; -1 where the target has not told of the tokens before, or too long ago."""
+        """See `DraftRunner.teacher_forced`; -1 where the tokens before were not fed, or too long ago."""
         text = self._text(slot)
         end = len(history) - 2  # the last but one token is given last
-        start = max(end - n, text.n_fed - text.n_told)
+        start = max(end - n, text.n_fed - text.n_kept)
         if text.is_parked or text.n_fed < end or start >= end:
             return np.full(n, -1, np.int32)
         while text.n < start:
@@ -84,6 +84,6 @@ class HeadRunner(HiddenRunner):
             made, last = logits.features(self._made), -1
             for text, tokens, _ in shares:
                 last += len(tokens)
-                assert isinstance(text, ToldText)
+                assert isinstance(text, FedText)
                 text.hidden = made[last : last + 1].copy()
         return logits

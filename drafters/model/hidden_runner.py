@@ -1,7 +1,7 @@
 """Runs a draft model that is given hidden states of its target beside tokens, or in place of them, for all slots.
 
-Its slots are the target's, of the same numbers. The target tells of its tokens as they are computed; an encoder makes the
-hidden states of that when the draft model is to keep something of them.
+Its slots are the target's, of the same numbers. It is fed features of the target's tokens as they are computed; an encoder
+makes hidden states of these when the draft model is to keep something of them.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ if TYPE_CHECKING:
     from augury.passes import Context
     from augury.types import Draft
 
-__all__ = ["HiddenRunner", "ToldText"]
+__all__ = ["FedText", "HiddenRunner"]
 
 _CHUNK = 256  # tokens in a pass over a text, for which all wait
 _KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 
 
 @define(eq=False)
-class ToldText(CachedText):
+class FedText(CachedText):
     """The cached text of one request, and the target's features of it.
 
     Attributes:
         history: (n_ctx + 1,) int32, of which `tokens` are all but the first, or all.
-        n_fed: Of how many of the text's first tokens the target told.
-        told: The features of the last of these, (m, F) float32 in parts.
-        hidden: (1, E) float32, what a head is given for the token after the last one that the target told of.
+        n_fed: How many of the text's first tokens were fed.
+        features: Of the last of these, (m, F) float32 in parts.
+        hidden: (1, E) float32, the head's input for the token after the last one that was fed.
     """
 
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
     n_fed: int = 0
-    told: list[np.ndarray] = Factory(list)
+    features: list[np.ndarray] = Factory(list)
     hidden: np.ndarray | None = None
 
     @property
-    def n_told(self) -> int:
-        """How many rows of the target's features are kept."""
-        return sum(map(len, self.told))
+    def n_kept(self) -> int:
+        """How many rows of features are kept."""
+        return sum(map(len, self.features))
 
     @property
-    def is_read(self) -> bool:
-        """Whether the target told of the token whose hidden state comes next."""
+    def has_next(self) -> bool:
+        """Whether the token whose hidden state comes next was fed."""
         return self.n < self.n_fed
 
     def rows(self, n: int) -> np.ndarray:
-        """The target's features of the n tokens from `self.n` on."""
-        told = self.told[0] if len(self.told) == 1 else np.concatenate(self.told)
-        start = self.n - (self.n_fed - len(told))
-        return told[start : start + n]
+        """The features of the n tokens from `self.n` on."""
+        kept = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
+        start = self.n - (self.n_fed - len(kept))
+        return kept[start : start + n]
 
     def take_back(self, n: int) -> None:
         """Go back to the features of the first n tokens."""
         if n < self.n_fed:
-            n_kept = max(self.n_told - (self.n_fed - n), 0)
-            self.told, self.n_fed = ([np.concatenate(self.told)[:n_kept]] if n_kept else []), n
+            n_kept = max(self.n_kept - (self.n_fed - n), 0)
+            self.features, self.n_fed = ([np.concatenate(self.features)[:n_kept]] if n_kept else []), n
 
     def forget(self, n_kept: int) -> None:
         """Keep the features of the last `n_kept` tokens."""
-        while self.told and self.n_told - len(self.told[0]) >= n_kept:
-            self.told.pop(0)
+        while self.features and self.n_kept - len(self.features[0]) >= n_kept:
+            self.features.pop(0)
 
 
 class HiddenRunner(DraftRunner):
     """A draft model that the drafters of all slots share, and that keeps something of each hidden state.
 
-    Texts are given up to the last hidden state that the target told; drafts go on from there.
+    Texts are given up to the last hidden state; drafts go on from there.
     """
 
     lag: ClassVar[int] = 0
@@ -87,66 +87,66 @@ class HiddenRunner(DraftRunner):
         self._n_judged = N_JUDGED
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
-        """How many tokens of a new text (h,) int32 the target need not tell of; the slot is opened for it."""
+        """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it."""
         return self._open(slot, history, may_reuse=True).n_fed
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """The target told of tokens (m,) int32 of a text, which stand in it from `start` on."""
+        """Take the features (m, F) by name of tokens (m,) int32 of a text, which stand in it from `start` on."""
         if start == 0 or slot not in self._texts:
             self._open(slot, tokens, may_reuse=False)
         text = self._text(slot)
         self._cut(text, start)
         text.take_back(start)
-        if start != text.n_fed or text.n < text.n_fed - text.n_told:  # tokens between are missing
+        if start != text.n_fed or text.n < text.n_fed - text.n_kept:  # tokens between are missing
             text.is_parked = True
         if text.is_parked:
             return
         text.history[start : start + len(tokens)] = tokens
         text.n_fed += len(tokens)
-        text.told.append(self.encoder.joined(features))
+        text.features.append(self.encoder.joined(features))
         while text.n_fed - text.n > _CHUNK:
             self._go_on(text)
 
-    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:  # noqa: ARG002 - it was told of the prompt
-        """Process the rest of a prompt that the target has told of."""
+    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:  # noqa: ARG002 - it was fed the prompt
+        """Process the rest of a prompt that was fed."""
         text = self._text(slot)
         while not text.is_parked and text.n < text.n_fed - self.lag:
             self._go_on(text)
             yield
 
-    def is_told(self, request: DraftRequest) -> bool:
-        """Whether the target told of all tokens before the last one of a text."""
+    def is_fed(self, request: DraftRequest) -> bool:
+        """Whether all tokens before the last one of a text were fed."""
         text = self._text(request.slot)
-        return not text.is_parked and text.n_fed == len(request.history) - 1 and text.n_told > 0
+        return not text.is_parked and text.n_fed == len(request.history) - 1 and text.n_kept > 0
 
-    def _text(self, slot: int) -> ToldText:
+    def _text(self, slot: int) -> FedText:
         """A slot's text; an unknown one if it has none, or if a pass of it failed."""
         text = self._texts.get(slot)
-        return text if isinstance(text, ToldText) else ToldText(-1, np.empty(0, np.int32), is_parked=True)
+        return text if isinstance(text, FedText) else FedText(-1, np.empty(0, np.int32), is_parked=True)
 
     def _cached(self, slot: int, history: np.ndarray) -> CachedText:  # noqa: ARG002 - as its parent's
         return self._text(slot)
 
-    def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> ToldText:
+    def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> FedText:
         """Open a slot for a text; it holds already the hidden states of tokens that agree, with those that they lag behind."""
         self.end(slot)
         opened = self._context.open(history, may_reuse=may_reuse, slot=slot)
         assert opened is not None
         whole = np.empty(self._n_ctx + 1, np.int32)
-        text = ToldText(slot, whole[self.lag :], history=whole)
+        text = FedText(slot, whole[self.lag :], history=whole)
         self._texts[slot] = text
         text.n = text.n_fed = self._context.truncate(slot, max(opened.n_reused - self.lag, 0))
         whole[: text.n + self.lag] = history[: text.n + self.lag]
         return text
 
-    def _go_on(self, text: ToldText, n: int = _CHUNK) -> None:
+    def _go_on(self, text: FedText, n: int = _CHUNK) -> None:
         """Give the next tokens of a text, as far as their hidden states and they themselves are known."""
         n = min(n, _CHUNK, text.n_fed - self.lag - text.n)
         self._forward([(text, text.tokens[text.n : text.n + n].copy(), None)], n_rows=0)
         self._forget(text)
 
     @staticmethod
-    def _forget(text: ToldText) -> None:
+    def _forget(text: FedText) -> None:
         """Keep no more features than may be needed."""
         text.forget(max(_KEPT, text.n_fed - text.n))
 
@@ -154,15 +154,15 @@ class HiddenRunner(DraftRunner):
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
     ) -> list[SlotInput]:
         """See `DraftRunner._feeds`: with hidden states."""
-        texts = [text for text, _, _ in shares if isinstance(text, ToldText)]
-        told = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.is_read]
-        ends = np.cumsum([len(rows) for rows in told])[:-1]
-        made = iter(np.split(self.encoder.rows(np.concatenate(told)), ends) if told else ())
-        hidden = [next(made) if text.is_read else text.hidden for text in texts]
+        texts = [text for text, _, _ in shares if isinstance(text, FedText)]
+        fed = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.has_next]
+        ends = np.cumsum([len(rows) for rows in fed])[:-1]
+        made = iter(np.split(self.encoder.rows(np.concatenate(fed)), ends) if fed else ())
+        hidden = [next(made) if text.has_next else text.hidden for text in texts]
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, hidden=rows) for feed, rows in zip(feeds, hidden, strict=True)]
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
         """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide on reuse."""
-        assert isinstance(text, ToldText)
+        assert isinstance(text, FedText)
         return text.history[text.n : text.n + len(feed.tokens)].copy()

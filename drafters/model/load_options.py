@@ -1,4 +1,4 @@
-"""How a draft model is loaded: options of all drafters that have one."""
+"""Options that several drafters with a model have: how it is loaded, and where its drafts end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ from augury.devices import Placement
 from augury.options import option
 from augury.types import ModelOptions
 
-__all__ = ["LoadOptions"]
+__all__ = ["LoadOptions", "p_min_option", "vocab_option"]
+
+
+def p_min_option(text: str, default: float = 0.0) -> Any:
+    """The least probability of a drafted token, an option that a request may bring; `text` is its help."""
+    return option(default, help=text, ge=0.0, le=1.0, aliases=("draft-p-min", "spec-draft-p-min"), per_request=True)
+
+
+def vocab_option(where: str = "") -> Any:
+    """The size of a `DraftVocabulary`; `where` says in which mode it counts."""
+    return option(
+        None,
+        help=f"{where}drafts are chosen among so many first tokens, and the tokens of the text; 0: all; unless given a "
+        "quarter, 16384 at least",
+        ge=0,
+        aliases=("draft-vocab",),
+    )
 
 
 @frozen
@@ -47,13 +63,8 @@ class LoadOptions:
         "or --device is given for the target",
         aliases=("ngld", "gpu-layers-draft", "n-gpu-layers-draft", "spec-draft-ngl"),
     )
-    p_min: float = option(
-        0.0,
-        help="a draft ends where the draft model's best token is less probable than this",
-        ge=0.0,
-        le=1.0,
-        aliases=("draft-p-min", "spec-draft-p-min"),
-        per_request=True,
+    p_min: float = p_min_option(
+        "a draft ends where its best token is less probable than this; of a head, among its ten best or by its confidence"
     )
 
     def of_target(self, target: ModelOptions, **others: Any) -> ModelOptions:

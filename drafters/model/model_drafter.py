@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
+from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.drafters.model.draft_tree import branched
 from augury.interfaces import Ask, Drafter
 from augury.types import Draft
 
-__all__ = ["ModelDrafter", "ToldDrafter"]
+if TYPE_CHECKING:
+    from augury.drafters.model.hidden_runner import HiddenRunner
+    from augury.drafters.model.nextn_runner import NextnRunner
+
+__all__ = ["FeatureDrafter", "ModelDrafter"]
 
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
-
-
-class Runner(Protocol):
-    """Writes ahead for all slots."""
-
-    n_model_vocab: int  # V of the model that writes
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
-        """Write ahead for several slots at once, in order."""
-
-    def end(self, slot: int) -> None:
-        """A slot's request is over; its cached text may serve another."""
 
 
 class ModelDrafter(Drafter):
@@ -41,7 +33,7 @@ class ModelDrafter(Drafter):
     scope = "request"  # it learns nothing; its cache outlives a request and changes no draft
     is_costly = True
     is_paced = True
-    runner: Runner
+    runner: DraftRunner | NextnRunner
     sampler: DraftSampler | None = None
 
     def begin_sampling(self) -> None:
@@ -62,7 +54,7 @@ class ModelDrafter(Drafter):
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Write ahead for several slots; slots that share a model share its passes."""
         drafts = [Draft() for _ in asks]
-        indices: dict[Runner, list[int]] = {}
+        indices: dict[DraftRunner | NextnRunner, list[int]] = {}
         drafters, requests = [], []
         for i, ask in enumerate(asks):
             assert isinstance(ask.drafter, ModelDrafter)
@@ -101,26 +93,10 @@ class ModelDrafter(Drafter):
         )
 
 
-class ToldRunner(Runner, Protocol):
-    """Writes ahead from hidden states that the target tells."""
+class FeatureDrafter(ModelDrafter):
+    """Lets a model write ahead from hidden states of the target, its `features`."""
 
-    def n_held(self, slot: int, history: np.ndarray) -> int:
-        """How many tokens of a new text (h,) int32 the target need not tell of."""
-
-    def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """The target told of tokens (m,) int32 of a text, which stand in it from `start` on."""
-
-    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
-        """Process the rest of a prompt."""
-
-    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
-        """See `Drafter.teacher_forced`."""
-
-
-class ToldDrafter(ModelDrafter):
-    """One that writes ahead from hidden states of the target, its `features`."""
-
-    runner: ToldRunner
+    runner: HiddenRunner | NextnRunner
 
     def n_held(self, history: np.ndarray) -> int:
         """As far as the runner keeps something of the text in the slot."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define
+from attrs import define, evolve
 
 from augury.batch import NextnSlotInput
 from augury.drafters.model.cached_text import n_common
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["NextnRunner"]
 
-_MOST_PENDING = 256  # tokens that are told and not computed; as a prompt goes on, so many at least are computed in one pass
+_MOST_PENDING = 256  # tokens that are fed and not computed; as a prompt goes on, so many at least are computed in one pass
 _KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wants fewer
 
 
 @define(eq=False)
 class HiddenText:
-    """A slot's text, as far as the target told of it, and the hidden states of its last tokens.
+    """A slot's text as far as it was fed, and the hidden states of its last tokens.
 
     Attributes:
-        tokens: (n_ctx,) int32, of which the target told of the first `n`.
+        tokens: (n_ctx,) int32, of which the first `n` were fed.
         first: The first token whose hidden state is kept.
         n_computed: By layer, how many of the first tokens it has computed; None: the target knows.
     """
@@ -53,7 +53,7 @@ class HiddenText:
     n_computed: list[int] | None = None
 
     def add(self, start: int, tokens: np.ndarray, rows: np.ndarray) -> None:
-        """The target told of tokens (m,) from `start` on, in place of those of an earlier text there."""
+        """Take tokens (m,) from `start` on, in place of those of an earlier text there."""
         if not self.first <= start <= self.n:
             self.first = start
         end, kept = start + len(tokens), start - self.first
@@ -83,14 +83,14 @@ class HiddenText:
         return self.first < start or (self.first == start == 0)
 
     def n_agreed(self, text: np.ndarray) -> int:
-        """How many of the first tokens of a text (t,) int32 the target told of."""
+        """How many of the first tokens of a text (t,) int32 were fed."""
         return n_common(self.tokens[: self.n], text)
 
 
 class NextnRunner:
     """The layers of a target, for the drafters of all slots.
 
-    Tokens that the target told of are computed when a draft needs that, or when there are many.
+    Tokens that were fed are computed when a draft needs that, or when there are many.
     """
 
     def __init__(self, target: Target, n_ctx: int, vocabulary: DraftVocabulary, *, n_vocab: int) -> None:
@@ -111,20 +111,20 @@ class NextnRunner:
         self._texts: dict[int, HiddenText] = {}
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
-        """How many of the first tokens of a new text (h,) int32 the target need not tell of again."""
+        """How many of the first tokens of a new text (h,) int32 need not be fed again."""
         text = self._text(slot)
         text.n = text.n_agreed(history)
         text.first = min(text.first, text.n)
         text.tokens[: len(history)], text.n_computed = history, None
         n_computed = min(self._target.n_nextn_held(slot, history, layer) for layer in range(self._n_layers))
-        n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be told
+        n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be fed
         return max(text.n, n_by_states) if text.has_before(n_computed) else n_by_states
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
         text, hidden = self._text(slot), features[self._target.nextn_features[0]]
         text.add(start, tokens, hidden)
-        if not start:  # of a new text; the end of the one before is not told where it had not begun
+        if not start:  # of a new text; the end of the one before is not fed where it had not begun
             text.n_computed = None
         if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
             self._go_on(slot, text)
@@ -143,15 +143,10 @@ class NextnRunner:
         """Write ahead for several slots, a token of each with every pass.
 
         Returns:
-            The tokens written for each request, in order; none where the target has not told of all tokens before.
+            The tokens written for each request, in order; none where not all tokens before were fed.
         """
-        written, limits = [WrittenDraft() for _ in requests], [0] * len(requests)
-        for i, request in enumerate(requests):
-            self._vocabulary.follow(request.slot, request.history)
-            text, n = self._text(request.slot), len(request.history)
-            if text.n == n - 1 and all(text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)):
-                limits[i] = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
-        writing = [i for i, limit in enumerate(limits) if limit > 0]
+        requests, written = [self._limited(request) for request in requests], [WrittenDraft() for _ in requests]
+        writing = [i for i, request in enumerate(requests) if request.limit > 0]
         made: list[list[np.ndarray]] = [[] for _ in requests]  # (1, F) each, of written tokens
         step = 0
         while writing:
@@ -161,12 +156,19 @@ class NextnRunner:
             ends = np.cumsum([len(feed.tokens) for feed in feeds])
             given, going_on = logits.features(self._given[layer])[ends - 1], []
             for row, (i, best) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
-                goes_on = written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED)
                 made[i].append(given[row : row + 1])
-                if goes_on and len(written[i].tokens) < limits[i] and written[i].reach >= requests[i].least_reach:
+                if written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED):
                     going_on.append(i)
             writing, step = going_on, step + 1
         return written
+
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        """A request for no more tokens than can be drafted after its text."""
+        self._vocabulary.follow(request.slot, request.history)
+        text, n, limit = self._text(request.slot), len(request.history), 0
+        if text.n == n - 1 and all(text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)):
+            limit = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
+        return evolve(request, limit=limit)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
         """The best token in place of each of the last n of `history` (h,) int32, by the first layer.
@@ -188,8 +190,8 @@ class NextnRunner:
 
     def _n_computed(self, slot: int, text: HiddenText) -> list[int]:
         if text.n_computed is None:
-            told = text.tokens[: text.n]
-            text.n_computed = [self._target.n_nextn_held(slot, told, layer) for layer in range(self._n_layers)]
+            fed = text.tokens[: text.n]
+            text.n_computed = [self._target.n_nextn_held(slot, fed, layer) for layer in range(self._n_layers)]
         return text.n_computed
 
     def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> NextnSlotInput:
@@ -204,7 +206,7 @@ class NextnRunner:
         return NextnSlotInput(request.slot, start, tokens, hidden, n - start)
 
     def _go_on(self, slot: int, text: HiddenText) -> None:
-        """Let all layers compute the tokens that the target has told of."""
+        """Let all layers compute the tokens that were fed."""
         for layer, start in enumerate(self._n_computed(slot, text)):
             if start < text.n and text.has_before(start):
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)

@@ -18,7 +18,7 @@ FIRST_COMPARED = 5  # what lies before are control tokens, which relatives of on
 
 
 def size_difference(n_target: int, n_draft: int) -> str | None:
-    """What is to be said of the numbers of tokens; None where they differ by padding at most."""
+    """The difference of the numbers of tokens, in words; None if they differ by padding at most."""
     if abs(n_target - n_draft) > MAX_PADDING:
         return f"the target has {n_target} tokens and the draft model {n_draft}, which is more than {MAX_PADDING} of padding"
     return None

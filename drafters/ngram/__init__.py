@@ -1,1 +1,1 @@
-"""What several lookup drafters share."""
+"""The common parts of lookup drafters."""

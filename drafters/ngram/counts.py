@@ -1,4 +1,4 @@
-"""What followed the n-grams of texts, and how often."""
+"""Followers of the n-grams of texts, and their counts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NgramCounts:
         return len(self._found)
 
     def get(self, ngram: bytes) -> Followers | None:
-        """What followed `ngram`, or None."""
+        """The followers of `ngram`, or None."""
         found = self._found.get(ngram)
         return _unpacked(found) if isinstance(found, int) else found
 

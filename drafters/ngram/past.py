@@ -1,4 +1,4 @@
-"""What followed n-grams in past generations, kept between requests and, in a file, between processes."""
+"""Followers of n-grams in past generations, kept between requests and, in a file, between processes."""
 
 from __future__ import annotations
 

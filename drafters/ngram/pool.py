@@ -1,4 +1,4 @@
-"""What followed an n-gram last, in all texts together: a table of fixed size, without the n-grams themselves."""
+"""The token that followed an n-gram last, in all texts together: a table of fixed size, without the n-grams themselves."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from augury.options import option
 __all__ = ["size_option"]
 
 
-def size_option(default: int, drafter: str, letter: str, told: str) -> Any:
+def size_option(default: int, drafter: str, letter: str, text: str) -> Any:
     """The option of a drafter for one of its lengths, `n` or `m`."""
     aliases = (f"spec-{drafter}-size-{letter}", f"spec-ngram-size-{letter}")
-    return option(default, help=told, ge=1, le=1024, aliases=aliases)
+    return option(default, help=text, ge=1, le=1024, aliases=aliases)
