@@ -132,8 +132,8 @@ class Lowering:
             layers: Which; None: all.
             features: The features that they give.
             takes_hidden: Whether they begin with hidden states.
-            is_read: Whether anybody reads features or logits. If not, the tape ends when the last layer has stored its caches
-                and states.
+            is_read: Whether anybody reads logits, or features of the last layer or the output. If not, the tape ends when the
+                last layer has stored its caches and states.
 
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.

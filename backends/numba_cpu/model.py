@@ -222,10 +222,14 @@ class NumbaCpuModel(Model):
     def _programs(self, batch: Batch) -> tuple[Sequence[Program], NarrowOutput | None]:
         """What computes a pass, and how its logits are to be read where they are not those of all tokens."""
         programs: Sequence[Program] = self._whole  # by the shortest way: of small models Python between passes is felt
-        is_read = len(batch.rows) > 0 or len(batch.features) > 0
+        is_read = len(batch.rows) > 0
+        if batch.features and not is_read:  # those of the layers before are there when the last one has stored its caches
+            end = self.info.n_layers if batch.layers is None else batch.layers[1]
+            is_read = not {"output", f"layer.{end - 1}"}.isdisjoint(batch.features)
         if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
-            how = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
-            programs = self._lowering.programs(batch.layers, batch.features, **how)
+            programs = self._lowering.programs(
+                batch.layers, batch.features, takes_hidden=batch.hidden is not None, is_read=is_read
+            )
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return programs, None
         narrow = self._narrow.of(programs, batch.vocabulary)

@@ -108,8 +108,14 @@ def test_a_pass_that_nobody_reads_keeps_what_others_keep(name):
         read, unread = (model.slot_memory(slot, 40) for slot in (0, 1))
         assert all(np.array_equal(a, b) for a, b in zip(read, unread, strict=True))
     batch = Batch.chain(tokens[:9], hidden=None if hidden is None else hidden[:9], rows=np.int32([8]))
-    n_read, n_unread = (len(model.profile(attrs.evolve(batch, rows=batch.rows[:n]))) for n in (1, 0))
+    unread = attrs.evolve(batch, rows=batch.rows[:0])
+    n_read, n_unread = (len(model.profile(each)) for each in (batch, unread))
     assert n_unread < n_read - 2
+    if hidden is None and "layer.0" in model.features:  # which is there before the last layer begins
+        read, unread = (attrs.evolve(each, features=("layer.0",)) for each in (batch, unread))
+        right = model.forward(read).features("layer.0").copy()
+        assert np.array_equal(model.forward(unread).features("layer.0"), right)
+        assert len(model.profile(unread)) < len(model.profile(read)) - 2
     model.close()
 
 
