@@ -1,4 +1,4 @@
-"""Who drafts in a round: asks the drafters of all slots, as the planner says or in turn, and tells them what came of it.
+"""A round's drafts: asks the drafters of all slots, as the planner says or in turn, and gives them their verdicts.
 
 A slot's round is three values, each made once: `SlotProposals`, what its drafters propose, `Choice`, what is verified of that,
 and `Outcome`, what the target made of it.
@@ -19,6 +19,7 @@ from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
     Choice,
+    CostlyAsk,
     DrafterProfile,
     Outcome,
     Proposal,
@@ -72,8 +73,8 @@ class Drafting:
         for profile in self._profiles:
             if missing := [each for each in profile.features if each not in features]:
                 known = ", ".join(features) or "none"
-                told = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
-                raise UnsupportedError(told)
+                message = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
+                raise UnsupportedError(message)
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
@@ -122,7 +123,7 @@ class Drafting:
                 drafter.profile.cost.observe_prompt(len(sequence.history), seconds)
 
     def features(self, sequences: Items[DraftedSequence]) -> tuple[str, ...]:
-        """What the drafters of some requests want to be fed."""
+        """The features that the drafters of some requests want."""
         if not any(profile.features for profile in self._profiles):
             return ()
         members = (drafter for each in sequences for drafter in self._drafters[each.slot].members)
@@ -143,7 +144,7 @@ class Drafting:
     # Before a pass
 
     def propose(self, limits: Items[tuple[DraftedSequence, int]], n_others: int) -> list[Choice]:
-        """What each sequence takes into the round.
+        """The drafts that each sequence takes into the round.
 
         Args:
             limits: The sequences that decode, and how many tokens of a draft each can take.
@@ -213,11 +214,7 @@ class Drafting:
             for ask in asks:
                 if not ask.k:
                     self._teacher_force(planner, ask.slot, ask.drafter)
-            waited_for = [
-                (ask.slot, ask.drafter, ask.drafter.guard.ask(ask.slot.limit if ask.pace else ask.k, ask.pace))
-                for ask in asks
-                if ask.k
-            ]
+            waited_for = [(ask.slot, ask.drafter, self._costly_ask(ask)) for ask in asks if ask.k]
             for slot, drafter, draft in self._ask(waited_for, is_waited_for=True):
                 slot.add(drafter, draft)
             self._forbid(slots)
@@ -230,6 +227,12 @@ class Drafting:
         }
         planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / len(slots))
         return choices
+
+    @staticmethod
+    def _costly_ask(ask: CostlyAsk) -> Ask:
+        """The planner's ask. Where chance accepts drafts, a drafter's own probabilities must not end them."""
+        pace = None if ask.slot.sequence.speculation.synthetic else ask.pace
+        return ask.drafter.guard.ask(ask.slot.limit if pace else ask.k, pace)
 
     def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> None:
         """Ask lookups for the tokens after the likeliest path, if others proposed its end and that promises to pay."""
@@ -268,7 +271,7 @@ class Drafting:
     def _ask(
         self, asks: Iterable[tuple[SlotProposals, RequestDrafter, Ask]], *, is_waited_for: bool = False
     ) -> Iterator[tuple[SlotProposals, RequestDrafter, Draft]]:
-        """What drafters draft for slots; one drafter is asked for all of its slots together.
+        """The drafts of drafters for slots; one drafter is asked for all of its slots together.
 
         Args:
             asks: Slots, drafters, and what these are asked for.
@@ -309,9 +312,9 @@ class Drafting:
     # After it
 
     def n_top(self, choice: Choice) -> int:
-        """How many of the most probable tokens a slot's drafters want to be told of."""
-        told = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
-        return max((drafter.profile.n_top for drafter in told), default=0)
+        """How many of the most probable tokens a slot's drafters want to have."""
+        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
+        return max((drafter.profile.n_top for drafter in drafters), default=0)
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters what became of the round."""

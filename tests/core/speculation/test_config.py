@@ -164,6 +164,25 @@ def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, ra
     assert set(seen) == {rate}
 
 
+@pytest.mark.parametrize("synthetic", [(), (1.0,)])
+def test_a_drafters_own_probabilities_end_no_draft_that_chance_accepts(synthetic):
+    paces = []
+
+    class Paced(ScriptedDrafter):
+        @classmethod
+        def draft_together(cls, asks):
+            paces.extend(ask.pace for ask in asks)
+            return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+
+    planner = planner_of(PassCosts([PassTime(n, 0, 1.0) for n in (1, 2, 3, 5)], 8), True)
+    planner.profiles[0].is_paced = True
+    drafter = [lambda model: Paced(model, ((4, 0),))]
+    with toy_engine(n_ctx=128, drafter=drafter, n_max=4, synthetic=synthetic, planner=planner) as engine:
+        lengths = engine.generate(PROMPT, max_tokens=60, temperature=0.0, seed=3).stats.draft_lengths
+    assert any(paces) is not bool(synthetic)
+    assert max(lengths) == 4
+
+
 @pytest.mark.parametrize(
     ("rates", "length", "expected"),
     [
