@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use, warn_of_synthetic
+    from augury.cli.drafter_flags import drafter_of_layers, drafter_of_model, drafter_options, names_in_use, warn_of_synthetic
     from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
     from augury.cli.log_output import configure_logging
     from augury.cli.model_flags import add_model_flags, load_engine, loaded_model, override_words, overrides_of, placement_words
@@ -39,6 +39,7 @@ __all__ = [
     "converted",
     "count",
     "counts",
+    "drafter_of_layers",
     "drafter_of_model",
     "drafter_options",
     "flag_of",
@@ -60,7 +61,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "drafter_flags": ("drafter_of_model", "drafter_options", "names_in_use", "warn_of_synthetic"),
+    "drafter_flags": ("drafter_of_layers", "drafter_of_model", "drafter_options", "names_in_use", "warn_of_synthetic"),
     "foreign_flags": ("FOREIGN_FLAGS_IN_SERVE",),
     "log_output": ("configure_logging",),
     "model_flags": ("add_model_flags", "load_engine", "loaded_model", "override_words", "overrides_of", "placement_words"),

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from augury.cli.draft_params import DraftParams
-from augury.cli.foreign_flags import FOREIGN_DRAFTERS, FOREIGN_FLAGS
+from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.option_flags import Targets, add_option_flag, flags_of
 from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
-from augury.errors import AuguryError, OptionError, PluginError
+from augury.errors import AuguryError, OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -24,6 +24,7 @@ __all__ = [
     "add_drafter_flags",
     "add_memory_flags",
     "add_speculation_flags",
+    "drafter_of_layers",
     "drafter_of_model",
     "drafter_options",
     "memory_options",
@@ -168,10 +169,6 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
     names = []
     for text in spec_types:
         for spec in parse_specs(text):
-            if spec.name in FOREIGN_DRAFTERS and spec.name not in registry.drafters:
-                raise PluginError(
-                    f"--spec-type {spec.name}: augury has no such drafter; augury plugins lists those that it has"
-                )
             if spec.name == "auto":
                 names += [member.name for _, member in choose_drafters(registry, "auto", has_nextn=True)]
             else:
@@ -193,6 +190,18 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
 
     try:
         return choose_drafters(registry, "auto", model, open_model=None if progress is None else opened)[-1][1].name
+    except AuguryError:
+        return None
+
+
+def drafter_of_layers(registry: Registry, model: str, progress: Progress) -> str | None:
+    """The drafter that the engine chooses for a model's own layers that predict further tokens, or None without such layers."""
+    from augury.loader import plan_of
+
+    try:
+        if not plan_of(ModelFile.open(resolve(model, registry, progress)), registry).nextn:
+            return None
+        return choose_drafters(registry, "auto", has_nextn=True)[-1][1].name
     except AuguryError:
         return None
 
@@ -251,7 +260,7 @@ def _grouped(owners: dict[str, list[tuple[str, Option]]]) -> dict[tuple[Targets,
 
 
 def _spec_types(argv: Sequence[str], registry: Registry) -> list[str]:
-    """What `--spec-type` says in `argv`, before it is parsed in full; a draft model alone means the drafter that takes it."""
+    """The values of `--spec-type` in `argv`, before it is parsed in full; a draft model alone means its drafter."""
     texts, is_model_given = [], False
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         flag, equals, glued = word.partition("=")

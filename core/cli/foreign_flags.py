@@ -15,10 +15,7 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "FOREIGN_FLAGS_IN_SERVE", "ForeignFlag", "ignored"]
-
-FOREIGN_DRAFTERS = ("draft-dflash", "draft-dspark", "dflash", "dspark")
-"""Values of `--spec-type` in llama.cpp and ik_llama.cpp for which augury has nothing alike."""
+__all__ = ["FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "FOREIGN_FLAGS_IN_SERVE", "ForeignFlag", "ignored"]
 
 _SWITCHED = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled", "none")
 
@@ -39,7 +36,7 @@ class ForeignFlag:
         return self.is_value_optional and word.lower() in _SWITCHED
 
     def given(self, values: Sequence[str]) -> ForeignFlag:
-        """What becomes of the flag with these values."""
+        """The flag with these values."""
         return evolve(self, kind="ignored", text="that is off anyway") if self._is_off(values) else self
 
     def _is_off(self, values: Sequence[str]) -> bool:

@@ -65,8 +65,8 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         help="tokens that one sequence may use; 0: as many as the model was trained for (default: that, 4096 at most)",
     )
     if n_slots is not None:
-        told = f"sequences at once (default: {n_slots})"
-        group.add_argument("-np", "--parallel", type=count(least=1), default=n_slots, metavar="N", help=told)
+        text = f"sequences at once (default: {n_slots})"
+        group.add_argument("-np", "--parallel", type=count(least=1), default=n_slots, metavar="N", help=text)
     group.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
     types = f"{', '.join(CACHE_TYPES)} (default: f16)"
     for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
@@ -127,7 +127,7 @@ def add_placement_flags(group: Any) -> None:
 
 
 def placement_of(args: argparse.Namespace) -> Placement:
-    """What these flags say.
+    """The values of these flags.
 
     Raises:
         OptionError: They are malformed.
@@ -155,7 +155,7 @@ def add_override_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Scalar | Untyped]:
-    """What `--override-kv` says, however often it was given: of a key that comes again the last value.
+    """The metadata of all `--override-kv` flags: of a key that comes again the last value.
 
     Raises:
         OptionError: It is malformed.

@@ -1,4 +1,4 @@
-"""What the command line reports: the configuration, statistics of requests, and JSON."""
+"""Reports of the command line: the configuration, statistics of requests, and JSON."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_line(summaries: Sequence[Summary]) -> str:
 
 
 def engine_line(stats: EngineStats) -> str:
-    """What an engine has done since it was loaded."""
+    """The work of an engine since it was loaded."""
     counts = stats.counts
     return (
         f"requests {counts.n_finished} finished, {counts.n_failed} failed, {counts.n_cancelled} cancelled | "
@@ -92,7 +92,7 @@ def synthetic_text(rates: Sequence[float]) -> str:
 
 
 def drafting_lines(summary: Summary) -> list[str]:
-    """What each drafter did for a request."""
+    """The figures of each drafter for a request."""
     lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
     if rates := summary.effective.get("synthetic"):
         lines.append(synthetic_text(rates))
@@ -188,7 +188,7 @@ def show_configuration(engine: Engine) -> None:
 
 
 def _memory_lines(lines: Sequence[Allocation]) -> list[str]:
-    """What takes memory, device by device."""
+    """Lines about memory, device by device."""
     rows, devices = list[list[str]](), list(dict.fromkeys(line.device for line in lines))
     for device in devices:
         here = [line for line in lines if line.device == device]

@@ -16,6 +16,7 @@ from augury.cli import (
     add_sampling_flags,
     align_rows,
     counts,
+    drafter_of_layers,
     drafter_of_model,
     drafter_options,
     names_in_use,
@@ -37,7 +38,7 @@ from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to
 __all__ = ["add_parser", "option_words"]
 
 _CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
-_CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model is for
+_CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model or the model's own layers are for
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -71,10 +72,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    chains, lengths = _candidates(args), _lengths(args)
-    prompts = prompts_to_compare(args)
+    lengths, prompts = _lengths(args), prompts_to_compare(args)
     params = {**DEFAULTS, **request_params(args)}
     with ProgressDisplay() as display:
+        chains = _candidates(args, display)
         runner = _PairRunner(args, params, display)
         tuning = Tuning(runner.pair, trials_of(prompts, args.turns))
         runner.n_pairs = tuning.n_trials(len(chains), len(lengths))
@@ -108,13 +109,13 @@ def _check(args: argparse.Namespace) -> None:
         raise OptionError("tune measures what drafters get right; leave out synthetic acceptance")
 
 
-def _candidates(args: argparse.Namespace) -> list[Candidate]:
-    """Who could draft, the simplest first; only what is installed."""
-    texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
+def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]:
+    """The candidates, the simplest first, of installed drafters alone; model files may be downloaded."""
+    drafters = [drafter_of_layers(args.registry, args.model, progress)]
     if args.model_draft:
-        drafter = drafter_of_model(args.registry, args.model_draft, Progress()) or drafter_of_model(args.registry)
-        with_model = [text.format(drafter) for text in _CHAINS_WITH_MODEL if drafter is not None]
-        texts += [text for text in with_model if _are_installed(text, args.registry)]
+        drafters.append(drafter_of_model(args.registry, args.model_draft, progress) or drafter_of_model(args.registry))
+    with_model = [text.format(drafter) for drafter in drafters if drafter is not None for text in _CHAINS_WITH_MODEL]
+    texts = [text for text in (*_CHAINS, *with_model) if _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
@@ -185,7 +186,7 @@ class _PairRunner:
 
 
 def _lines(tuning: Tuning) -> list[str]:
-    """What was measured, a line for each candidate."""
+    """The measurements, a line for each candidate."""
     rows = [["drafter", "draft-max", "runs", "plain tok/s", "tok/s", "speed-up", "accepted", "slowest category"]]
     for candidate in tuning.pairs:
         stats, by_category = tuning.stats(candidate), tuning.by_category(candidate)

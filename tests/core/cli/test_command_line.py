@@ -245,7 +245,7 @@ def test_stats_show_drafting(capsys):
         (["run", "--topk", "0"], 2, "'--top-k'"),
         (["run", "-n", "many"], 2, "-n is 'many', expected a whole number"),
         (["run", "--predict", "x"], 2, "--predict is 'x', expected a whole number"),
-        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "dflash:n_max=1,p_min=0.0"], 1, "augury has no such drafter"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "dflash:n_max=1,p_min=0.0"], 2, "draft-dflash needs a head"),
         (["run", *HERE, "--prompt-tokens", "1", "--n-predict", "0"], 2, "--n-predict is 0, expected at least 1"),
         (
             ["run", *HERE, "--prompt-tokens", "1", "--draft-n-min", "5", "--draft", "4"],

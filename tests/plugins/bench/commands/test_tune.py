@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 from commands import here, run
-from oracles.drafts import copying_head
+from oracles.drafts import copying_head, draft_file
 from oracles.models import tiny_model
 from pairs import pair
 
@@ -98,6 +98,12 @@ def test_the_file_says_which_drafter_a_draft_model_is_for(tune, engines):
     tune("-md", head, "--draft-max", "4", "--spec-fixed")
     tried = list(dict.fromkeys((spec_type, model) for spec_type, _, model in engines[1]))
     assert tried[4:6] == [("draft-eagle3", head), ("suffix;recycle;draft-eagle3", head)]
+
+
+def test_layers_of_the_model_that_predict_further_tokens_are_tried(tune, engines):
+    tune("-m", draft_file("mtp-qwen35"), "--draft-max", "4", "--spec-fixed")
+    tried = list(dict.fromkeys((spec_type, model) for spec_type, _, model in engines[1]))
+    assert tried[4:6] == [("draft-mtp", None), ("suffix;recycle;draft-mtp", None)]
 
 
 def test_options_of_drafters_are_named_in_the_line(tune, engines):
