@@ -37,6 +37,7 @@ _BY_DRAFTER = {
     "n_drafts": ("augury:spec_decode_num_drafts", "Drafts that were verified, by drafter."),
     "n_drafted": ("augury:spec_decode_num_draft_tokens", "Drafted tokens that were verified, by drafter."),
     "n_accepted": ("augury:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted, by drafter."),
+    "begin_s": ("augury:spec_decode_prompt_seconds", "Seconds spent on prompts, by drafter."),
     "draft_s": ("augury:spec_decode_draft_seconds", "Seconds spent on drafting, by drafter."),
 }
 _BY_POSITION = {
@@ -89,6 +90,7 @@ class Metrics(Collector):
                     "n_drafts": each.used,
                     "n_drafted": each.drafted,
                     "n_accepted": each.accepted,
+                    "begin_s": each.begin_s,
                     "draft_s": each.draft_s,
                 }
                 for figure, n in figures.items():
@@ -98,7 +100,7 @@ class Metrics(Collector):
                         self._at_positions[figure, name, position] += n
 
     def text(self, engine: EngineStats | None) -> bytes:
-        """What Prometheus reads; rates are those since the last look. `engine` is what runs now."""
+        """The text that Prometheus reads; rates are those since the last look. `engine` is the one that runs now."""
         registry = CollectorRegistry(auto_describe=False)
         with self._lock:
             self._engine = engine
@@ -114,16 +116,16 @@ class Metrics(Collector):
         totals, last = self._totals, self._last
         self._last = totals.copy()
         passes = {"n_passes": self._n_passes}
-        for figure, (name, told) in _COUNTERS.items():
-            yield CounterMetricFamily(name, told, value=passes.get(figure, totals[figure]))
-        for figure, (name, told) in _BY_DRAFTER.items():
-            family = CounterMetricFamily(name, told, labels=["drafter"])
+        for figure, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=passes.get(figure, totals[figure]))
+        for figure, (name, text) in _BY_DRAFTER.items():
+            family = CounterMetricFamily(name, text, labels=["drafter"])
             for (which, drafter), n in self._of_drafters.items():
                 if which == figure:
                     family.add_metric([drafter], n)
             yield family
-        for figure, (name, told) in _BY_POSITION.items():
-            family = CounterMetricFamily(name, told, labels=["drafter", "position"])
+        for figure, (name, text) in _BY_POSITION.items():
+            family = CounterMetricFamily(name, text, labels=["drafter", "position"])
             for (which, drafter, position), n in self._at_positions.items():
                 if which == figure:
                     family.add_metric([drafter, str(position)], n)
@@ -143,8 +145,8 @@ class Metrics(Collector):
             "llamacpp:n_tokens_max": ("Tokens of the longest request so far, with its prompt.", self._longest),
             "llamacpp:n_busy_slots_per_decode": ("Mean number of slots in a pass.", self._n_sequences / max(self._n_passes, 1)),
         }
-        for name, (told, value) in gauges.items():
-            yield GaugeMetricFamily(name, told, value=value)
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
 
 
 def _rate(totals: Counter[str], last: Counter[str], n: str, seconds: str) -> float:

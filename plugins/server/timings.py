@@ -1,4 +1,4 @@
-"""What a finished request did, as clients of llama.cpp's server read it, with what speculation did beside."""
+"""The figures of a finished request, as clients of llama.cpp's server read them, and those of speculation."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def timings(summary: Summary) -> dict[str, Any]:
                 "accepted": each.accepted,
                 "offered_by_position": list(each.offered_by_position),
                 "accepted_by_position": list(each.accepted_by_position),
+                "begin_ms": each.begin_s * 1e3,
                 "draft_ms": each.draft_s * 1e3,
                 "ahead": each.ahead,
                 "ahead_used": each.ahead_used,
@@ -52,7 +53,7 @@ def prompt_progress(progress: PromptProgress) -> dict[str, Any]:
 
 
 class StreamTimings:
-    """What can be told of an answer while it streams: its prompt, its tokens so far and who drafted them, and their time."""
+    """The figures of an answer while it streams: its prompt, its tokens so far and their drafters, and their time."""
 
     def __init__(self) -> None:
         self.n = self._n_drafted = self._n_accepted = 0
@@ -70,7 +71,7 @@ class StreamTimings:
         self._n_accepted += piece.drafter is not None
 
     def timings(self) -> dict[str, Any]:
-        """What there is of `timings` by now."""
+        """The part of `timings` that is known by now."""
         n_prompt = self._prompt.n_processed - self._prompt.n_reused
         prompt = _rates("prompt", n_prompt, n_prompt, self._prompt.seconds if n_prompt else 0.0)
         predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at if self.n else 0.0)

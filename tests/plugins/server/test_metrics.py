@@ -62,7 +62,9 @@ def test_drafters_are_told_apart_by_position():
     metrics = Metrics()
     metrics.augury_round_done(round=Round(3, 3, 0, 0, 3, 0.0, 0.0))
     drafters = {
-        "a": DrafterStats(used=2, drafted=3, accepted=1, offered_by_position=(2, 1), accepted_by_position=(1, 0), draft_s=0.25),
+        "a": DrafterStats(
+            used=2, drafted=3, accepted=1, offered_by_position=(2, 1), accepted_by_position=(1, 0), draft_s=0.25, begin_s=2.0
+        ),
         "b": DrafterStats(used=1, drafted=1, accepted=1, offered_by_position=(1,), accepted_by_position=(1,)),
     }
     for _ in range(2):
@@ -74,4 +76,5 @@ def test_drafters_are_told_apart_by_position():
     assert value(found, "augury:spec_decode_num_accepted_tokens_per_pos_total", "a", "1") == 0
     assert value(found, "augury:spec_decode_num_accepted_tokens_per_pos_total", "b", "0") == 2
     assert value(found, "augury:spec_decode_draft_seconds_total", "a") == 0.5
+    assert value(found, "augury:spec_decode_prompt_seconds_total", "a") == 4.0
     assert value(found, "llamacpp:n_busy_slots_per_decode") == 3.0

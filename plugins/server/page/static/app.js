@@ -298,7 +298,7 @@ async function connect() {
     server.name = told.model_alias ?? null;
     server.drafters = (spec.type ?? "none").split(";").filter((name) => name && name !== "none");
     server.plain = told.plain_per_second ?? null;
-    setDrafters([...server.drafters]);
+    setDrafters([...server.drafters], spec);
     status.textContent = [server.name, server.drafters.length ? plural(server.drafters.length, "drafter") : "no drafters"].filter(Boolean).join(" · ");
     status.className = "";
     showThread();

@@ -4,7 +4,7 @@ import { make } from "./dom.js";
 import { saveSettings, settings } from "./store.js";
 
 const NUMBERS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens"];
-const LIMITS = ["n_max", "n_min"];
+const LIMITS = ["n_max", "n_min", "p_min"];
 const MAX_TOKENS = 1024; // small models repeat themselves until the context is full
 
 const dialog = document.getElementById("settings");
@@ -35,18 +35,22 @@ const keepKey = (key) => {
 export function parameters({ isPlain = false } = {}) {
   const { sampling, speculate, off = [] } = settings;
   const given = Object.fromEntries(Object.entries(sampling).filter(([name]) => NUMBERS.includes(name)));
-  const speculative = Object.fromEntries(Object.entries(sampling).filter(([name]) => LIMITS.includes(name)));
   const chosen = known.filter((name) => !off.includes(name));
+  const limits = chosen.some((name) => unsure.includes(name)) ? LIMITS : LIMITS.filter((name) => name !== "p_min");
+  const speculative = Object.fromEntries(Object.entries(sampling).filter(([name]) => limits.includes(name)));
   if (off.length && chosen.length && chosen.length < known.length) speculative.type = chosen.join(";");
   const isOff = isPlain || !speculate || (known.length > 0 && !chosen.length);
   return { max_tokens: MAX_TOKENS, ...given, ...settings.more, ...(isOff ? { speculative: false } : Object.keys(speculative).length ? { speculative } : {}) };
 }
 
 let known = []; // drafters of the server
+let unsure = []; // those of them that end a draft where the next token is less probable than `p_min`
 
-/** The server has these drafters. */
-export function setDrafters(names) {
+/** The server has these drafters, with these options. */
+export function setDrafters(names, options) {
   known = names;
+  unsure = names.filter((name) => options[name]?.p_min !== undefined);
+  field("p_min").parentElement.hidden = !unsure.length;
 }
 
 /** What a text says as a JSON object, or null where it is none. */
