@@ -33,7 +33,6 @@ _TILES = (16, 32, 64)  # tokens that share one reading of the weights
 MATRIX_TILE = _TILES[0]  # of an expert, which has few
 MATRIX_THREADS = WARP * SLICES
 _REGISTERS = {16: 80, 32: 128, 64: 128}  # so that a multiprocessor has room for three blocks, or two
-MATRIX_GROUPS = {16: 3, 32: 2, 64: 2}  # cuts that a block multiplies at once, at most
 
 
 @lane

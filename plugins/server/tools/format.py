@@ -33,7 +33,6 @@ class ToolFormat:
         tail: What may stand after the last call and is no content.
         ignored: What models write in calls besides.
         n_most: Calls in one answer; None for any number.
-        is_described: Whether the template tells the model of its tools; otherwise a system message does.
     """
 
     name: str
@@ -49,7 +48,6 @@ class ToolFormat:
     tail: re.Pattern[str] = _OBJECT_TAIL
     ignored: tuple[str, ...] = ()
     n_most: int | None = None
-    is_described: bool = True
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -133,17 +131,16 @@ GENERIC = ToolFormat(
     between=", ",
     end="]}",
     leads=('{"tool_calls":',),
-    is_described=False,
 )
 
 FORMATS = {each.name: each for each in (HERMES, LLAMA_3, MISTRAL, MISTRAL_11, DEEPSEEK, DEEPSEEK_3_1, HARMONY, GENERIC)}
 """By name."""
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-"""What stands around the reasoning of models that write it into their answers; harmony has a channel for it."""
+"""The marks around the reasoning of models that write it into their answers; harmony has a channel for it."""
 
 CHANNEL_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
-"""What stands around the reasoning of harmony."""
+"""The marks around the reasoning of harmony."""
 
 
 def tool_format(template: str) -> ToolFormat:
@@ -166,5 +163,5 @@ def tool_format(template: str) -> ToolFormat:
 
 
 def reasoning_tags(template: str) -> tuple[str, str]:
-    """What stands around reasoning in the answers of a chat template's model."""
+    """The marks around reasoning in the answers of a chat template's model."""
     return next((tags for tags in REASONING_TAGS if tags[1] in template), REASONING_TAGS[0])
