@@ -1,4 +1,4 @@
-"""What checks run on: a backend that computes hashes, tiny models for it and all others, a drafter, and a constraint."""
+"""Toys for checks: a backend that computes hashes, tiny models for it and all others, a drafter, and a constraint."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class ToyRecurrentBackend(ToyBackend):
 
     def _model(self, plan: ModelPlan, options: ModelOptions, **more: Any) -> ToyModel:
         n: dict[str, Any] = {"n_vocab": plan.n_vocab, "n_slots": options.n_slots, "n_ctx": options.n_ctx}
-        how: dict[str, Any] = {"can_keep_aside": self.options.keeps_aside, "is_hybrid": self.options.is_hybrid}
-        return ToyRecurrentModel(**how, **n, period=3, surprises=_SURPRISES, **more)
+        n |= {"can_keep_aside": self.options.keeps_aside, "is_hybrid": self.options.is_hybrid}
+        return ToyRecurrentModel(**n, period=3, surprises=_SURPRISES, **more)
 
 
 class ToyDrafter(Drafter):

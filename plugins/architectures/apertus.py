@@ -36,8 +36,7 @@ class Apertus(Transformer):
         """The feed-forward of a layer."""
         below, above, slope, eps = (_number(decoder.file, name, layer) for name in ("alpha_n", "alpha_p", "beta", "eps"))
         constants = (slope + _softplus(below), _softplus(above), slope, eps)
-        how: dict[str, Any] = {"gate": None, "has_scales": False, "has_biases": False}
-        return decoder.feed_forward(layer, Activation.XIELU, constants=constants, **how)
+        return decoder.feed_forward(layer, Activation.XIELU, constants=constants, gate=None, has_scales=False, has_biases=False)
 
 
 def _softplus(x: float) -> float:

@@ -59,13 +59,15 @@ def limited_feed_forward(
     of_experts, own = (f"swiglu_clamp_{part}" for part in ("exp", "shexp"))
     of_others = of_experts if shares_limit and own not in decoder.keys else own
     most = limit(decoder, layer, of_others)
-    how: dict[str, Any] = {"limit": most, "limits_activated": limits_activated and most is not None}
+    is_activated = limits_activated and most is not None
     if not has_experts(decoder, layer):
-        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, **how)
+        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, limit=most, limits_activated=is_activated)
     block = mixture(
         decoder, layer, has_scales=False, limit=limit(decoder, layer, of_experts), limits_activated=limits_activated, **experts
     )
-    return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, **how))
+    if block.shared is None:
+        return block
+    return attrs.evolve(block, shared=attrs.evolve(block.shared, limit=most, limits_activated=is_activated))
 
 
 def mixture(

@@ -174,8 +174,9 @@ class DeepSeek4(Transformer):
         n_groups, n_out = keys.count("attention.output_group_count"), keys.count("attention.output_lora_rank")
         if n_heads % n_groups:
             keys.fail("attention.output_group_count", n_groups, f"a divisor of the {n_heads} heads")
-        how = {"base": base_of(decoder, "attention.compress_rope_freq_base")} if ratio else {"is_scaled": False}
-        rope = attrs.evolve(decoder.rope(is_interleaved=True, **how), magnitude=1.0, offset=size - n_rot)
+        base = base_of(decoder, "attention.compress_rope_freq_base") if ratio else None
+        rope = decoder.rope(is_interleaved=True, base=base, is_scaled=ratio > 0)
+        rope = attrs.evolve(rope, magnitude=1.0, offset=size - n_rot)
         groups = Matrices(f"{at}.attn_output_a.weight", n_groups, n_heads // n_groups * size, n_out)
         sinks = Vector(f"{at}.attn_sinks.weight", n_heads)
         decoder.check(sinks)
@@ -325,8 +326,15 @@ class Glm5Next(KimiK3):
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer; gates are limited."""
-        how: dict[str, Any] = {"fallback": Gating.SIGMOID, "has_weights_scale": True}
-        return limited_feed_forward(decoder, layer, has_biases=False, limits_activated=False, shares_limit=True, **how)
+        return limited_feed_forward(
+            decoder,
+            layer,
+            has_biases=False,
+            limits_activated=False,
+            shares_limit=True,
+            fallback=Gating.SIGMOID,
+            has_weights_scale=True,
+        )
 
 
 @hookimpl

@@ -189,15 +189,25 @@ class KimiK3(KimiLinear):
         """The feed-forward of a layer."""
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
         constants = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
-        how: dict[str, Any] = {"activation": Activation.SITU, "constants": constants, "has_scales": False}
+        activation = Activation.SITU
         if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, has_biases=False, **how)
+            return decoder.feed_forward(layer, activation, constants=constants, has_scales=False, has_biases=False)
+        latent: dict[str, Any] = {}
         if n_latent := keys.count("expert_latent_length", 0, least=0):
             norm = f"{at}.ffn_routed_norm"
-            how["latent_down"] = decoder.linear(f"{at}.ffn_routed_down", n_embd, n_latent, **_MARKS)
-            how["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
-            how["sum_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
-        block = mixture(decoder, layer, has_weights_scale=True, n_latent=n_latent or None, **how)
+            latent["latent_down"] = decoder.linear(f"{at}.ffn_routed_down", n_embd, n_latent, **_MARKS)
+            latent["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
+            latent["sum_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
+        block = mixture(
+            decoder,
+            layer,
+            activation=activation,
+            has_weights_scale=True,
+            has_scales=False,
+            n_latent=n_latent or None,
+            constants=constants,
+            **latent,
+        )
         return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, constants=constants))
 
 

@@ -112,12 +112,22 @@ class NemotronH(Architecture):
             return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm="attn_norm")
         n_latent = keys.count("moe_latent_size", 0, least=0) or decoder.n_embd
         sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
-        how: dict[str, Any] = {"gating": Gating.SIGMOID, "activation": Activation.RELU_SQUARED, "has_gate": False}
+        latent: dict[str, Any] = {}
         for part, (n_in, n_out) in sizes.items():
             name = f"{at}.ffn_latent_{part}"
             if n_latent != decoder.n_embd or f"{name}.weight" in decoder.file.tensors:
-                how[f"latent_{part}"] = decoder.linear(name, n_in, n_out, has_scale=False, has_bias=False)
-        return mixture(decoder, layer, norm="attn_norm", has_weights_scale=True, n_latent=n_latent, **how)
+                latent[f"latent_{part}"] = decoder.linear(name, n_in, n_out, has_scale=False, has_bias=False)
+        return mixture(
+            decoder,
+            layer,
+            gating=Gating.SIGMOID,
+            activation=Activation.RELU_SQUARED,
+            has_gate=False,
+            norm="attn_norm",
+            has_weights_scale=True,
+            n_latent=n_latent,
+            **latent,
+        )
 
 
 class NemotronHMoe(NemotronH):

@@ -211,7 +211,7 @@ def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Seque
     from augury.plugins.learn.fitting import percent
     from augury.plugins.learn.training import N_STEPS
 
-    how = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
+    params = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
     starts = [piece[: -(-len(piece) // 2)].tolist() for piece in held_out[:_N_MEASURED]]
     seconds, n_predicted = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     offered, accepted = np.zeros(N_STEPS, int), np.zeros(N_STEPS, int)
@@ -221,12 +221,12 @@ def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Seque
         with load_engine(flags, ("draft-eagle3",), str(args.output)) as engine:
             for start in starts:
                 if is_fixed:
-                    stats = engine.generate(start, **how).stats.drafters["draft-eagle3"]
+                    stats = engine.generate(start, **params).stats.drafters["draft-eagle3"]
                     for sums, found in ((offered, stats.offered_by_position), (accepted, stats.accepted_by_position)):
                         sums[: len(found)] += found
                     continue
                 for drafts in (False, True):
-                    timings = engine.generate(start, **how, speculative=drafts).stats.timings
+                    timings = engine.generate(start, **params, speculative=drafts).stats.timings
                     seconds[drafts] += timings.predict_s
                     n_predicted[drafts] += timings.n_predicted
     shares = [a / max(offered[0], 1) for a in accepted]
