@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _lack_of_address_space() -> CapacityError | None:
-    """What to say under a `ulimit -v` that no command can run under; numpy's libraries would crash."""
+    """The message for a `ulimit -v` under which no command can run; numpy's libraries would crash."""
     import resource
 
     from augury.errors import CapacityError

@@ -65,7 +65,7 @@ class Batch:
     def chain(
         cls, tokens: Sequence[int] | np.ndarray, *, slot: int = 0, start: int = 0, rows: np.ndarray | None = None, **more: Any
     ) -> Batch:
-        """A pass over one slot's tokens (n,) from position `start` on, for whoever times or checks a model by itself.
+        """A pass over one slot's tokens (n,) from position `start` on, to time or check a model by itself.
 
         Args:
             tokens: Copied.

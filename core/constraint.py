@@ -1,4 +1,4 @@
-"""What a plugin of the kind *constraint* implements: `Constraint`, which restricts what a request may emit."""
+"""The class that a plugin of the kind *constraint* implements: `Constraint`, which restricts the output of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Constraint", "ConstraintSession"]
 
 @frozen
 class ConstraintSession:
-    """What the engine offers the constraint of one request."""
+    """The engine's offers to the constraint of one request."""
 
     n_vocab: int  # V
     tokenizer: Tokenizer | None  # None: the model's file has none that augury can read

@@ -74,7 +74,7 @@ class Placement:
 
     @property
     def of_others(self) -> Placement:
-        """What it means for another model of the engine, unless more is said of that."""
+        """The placement of another model of the engine, unless it has flags of its own."""
         return self if self == Placement() else Placement(self.devices, "auto")
 
 

@@ -1,4 +1,4 @@
-"""What a drafter implements, and what the engine offers it."""
+"""The class that a drafter implements, and the engine's offers to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_TOKENS = tokens_array(())
 
 
 class Session(ABC):
-    """What the engine offers the drafter of one slot; what has a default is the request's, and set before `begin`."""
+    """The engine's offers to the drafter of one slot; attributes with a default are the request's, and set before `begin`."""
 
     slot: int
     n_slots: int
@@ -60,7 +60,7 @@ class Session(ABC):
 
     @abstractmethod
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What all slots share under `key`, made by the first that asks; `close()` of it, if any, is called with the engine."""
+        """The object that all slots share under `key`, made by the first that asks; the engine calls its `close()`, if any."""
 
 
 class Drafter(Plugin, ABC):
@@ -146,7 +146,7 @@ class Drafter(Plugin, ABC):
         """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for subclasses that can
-        """What it would have drafted in place of each of the last n tokens of `history`, from what stands before that token.
+        """The tokens that it would have drafted in place of each of the last n of `history`, from the text before that token.
 
         Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It is to
         take little time however much was missed: what lies further back may be left out, of this answer and of later drafts.
@@ -204,7 +204,7 @@ class Drafter(Plugin, ABC):
 
 @frozen(eq=False)
 class Ask:
-    """What one slot is asked for, where several are drafted for together."""
+    """The ask of one slot, where several are drafted for together."""
 
     drafter: Drafter
     history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory

@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it; every message says what was found, what was expected and what to do."""
+"""Errors, by who can mend them; every message says what was found, what was expected and what to do."""
 
 
 class AuguryError(Exception):

@@ -1,4 +1,4 @@
-"""What a plugin implements: `Backend` and `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`.
+"""The classes that plugins implement: `Backend` and `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`.
 
 Hooks (`augury.hookspecs`) hand the classes over once; from then on these methods are called directly. Every class states its
 `name`, the plugin API it was written for, and, where it has options, its options class (`augury.options`).
@@ -61,7 +61,7 @@ class Model(SlotStates, ABC):
     """The numbers of tokens that passes are computed for, rising; a pass of fewer takes as long as the next of these. Where it
     is empty each number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
-    """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
+    """The names that `Batch.features` may ask for, and their widths: `layer.I`, the residual stream after layer I,
     counted from 0, or several of them one after the other; `embedding`, the same before the first layer; `output`, the input of
     the output's matrix."""
 
@@ -118,7 +118,7 @@ class Model(SlotStates, ABC):
 
     @abstractmethod
     def memory_table(self) -> Sequence[Allocation]:
-        """What the model holds, line by line; the lines sum to what it allocated."""
+        """The memory of the model, line by line; the lines sum to all that it allocated."""
 
     @abstractmethod
     def close(self) -> None:
@@ -146,23 +146,23 @@ class Backend(Plugin, ABC):
 
     @classmethod
     def note(cls) -> str | None:
-        """What `augury plugins` says of how it runs on this machine; None, as by default: nothing."""
+        """A line of `augury plugins` about how it runs on this machine; None, as by default: nothing."""
         return None
 
     @classmethod
     def devices(cls) -> Sequence[DeviceInfo]:
-        """What it can compute on, where it can run; by default the CPU."""
+        """The devices that it can compute on; by default the CPU."""
         n_bytes = n_bytes_of_machine()
         return (DeviceInfo(CPU, "this machine", n_bytes, n_bytes),)
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return self.name
 
     @abstractmethod
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """What the slots of a plan take once it is loaded, before anything is: `Model.state_spec` will be the same.
+        """The sizes of a plan's slots, before it is loaded: `Model.state_spec` will be the same.
 
         Raises:
             UnsupportedError: The plan or an option is beyond this backend.

@@ -82,7 +82,7 @@ def choose_memory(
     options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
     implied: Mapping[str, Any] = _NO_OPTIONS,
 ) -> Callable[[StateSpec, SlotStates], MemoryManager]:
-    """What makes the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
+    """Find the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
 
     `options` are by manager, and give way to those in the text, as do those that are `implied` to both.
 
@@ -102,8 +102,8 @@ def choose_memory(
     for name, given in check_mapping("memory_options", options).items():
         values = check_mapping(f"memory_options: {name}", given)
         if registry.find("memory", name) is not cls and values:
-            told = {"memory": cls.name, "model": model.name, "options": ",".join(values), "of": name}
-            get_logger("augury.loader").warning("options have no effect: they are of another memory manager", **told)
+            facts = {"memory": cls.name, "model": model.name, "options": ",".join(values), "of": name}
+            get_logger("augury.loader").warning("options have no effect: they are of another memory manager", **facts)
     known = options_of(cls.options_class)
     chosen = {key: value for key, value in implied.items() if key in known}
     chosen |= {**options.get(cls.name, {}), **dict(wanted.values)}
@@ -113,8 +113,8 @@ def choose_memory(
 def context_size(asked: int | None, n_trained: int) -> int:
     """How long a sequence may be: as asked for, 0 for as long as the model was trained for, None for most texts."""
     if asked is not None and asked > n_trained:
-        told = {"n_ctx": asked, "n_ctx_train": n_trained}
-        get_logger("augury.loader").warning("the context is longer than the model was trained for", **told)
+        facts = {"n_ctx": asked, "n_ctx_train": n_trained}
+        get_logger("augury.loader").warning("the context is longer than the model was trained for", **facts)
     return min(_N_CTX, n_trained) if asked is None else asked or n_trained
 
 
@@ -143,7 +143,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
 
 
 class Shared:
-    """What the sessions of one engine have in common, made once and closed with the engine."""
+    """Objects that the sessions of one engine share, made once and closed with the engine."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
@@ -279,7 +279,7 @@ class Loader:
             model.check()
 
     def memory_table(self) -> list[Allocation]:
-        """What the models hold, the target's first, each line with the model's name and role."""
+        """The memory of the models, the target's first, each line with the model's name and role."""
         return [
             Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes, line.device)
             for number, context in enumerate(self.contexts)

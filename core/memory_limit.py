@@ -48,7 +48,7 @@ def _limits(process: str) -> Iterator[int]:
 
 
 def _limits_of(folder: str) -> Iterator[int]:
-    """What a control group of either version says; "max" means that it has no limit of its own."""
+    """The limit of a control group of either version; "max" means that it has none of its own."""
     for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
         if (limit := _read(f"{folder}/{name}").strip()).isdecimal():
             yield int(limit)

@@ -136,8 +136,8 @@ class MemoryManager(Plugin, ABC):
     @property
     @abstractmethod
     def n_bytes(self) -> int:
-        """What the slots' states take."""
+        """The sizes of the slots' states."""
 
     def memory_table(self) -> Sequence[Allocation]:
-        """What it may come to hold beside the slots' states, line by line."""
+        """The memory that it may come to hold beside the slots' states, line by line."""
         return ()

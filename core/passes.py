@@ -1,4 +1,4 @@
-"""What a model's pass gives, `Pass`, and what passes are made through: a `Context`, or a drafter's `Target`."""
+"""The results of a model's pass, `Pass`, and the objects that passes are made through: a `Context`, or a drafter's `Target`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Pass(ABC):
         return self.rows()[row]
 
     def features(self, name: str) -> np.ndarray:
-        """What `Batch.features` asked for by this name, (n, F) float32, of all tokens of the pass in the batch's order.
+        """A feature that `Batch.features` asked for by name, (n, F) float32, of all tokens in the batch's order.
 
         Raises:
             OptionError: It was not asked for.
@@ -225,7 +225,7 @@ class NamedPass(Pass):
 
 
 class Context(ABC):
-    """A model, the memory of its slots, and the making of its passes: whoever feeds a model goes through one.
+    """A model, the memory of its slots, and the making of its passes: all passes of a model go through one.
 
     A pass takes three calls: `feed` for every slot that takes part, `forward` for all of them, and `commit` for each. `open`,
     `room`, `truncate` and `end` are the memory manager's.

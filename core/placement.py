@@ -161,8 +161,8 @@ class _Placing:
 
         if (n_not := bisect_left(self._starts, True, key=fits)) < len(self._starts):
             return self._joined(self._stages(self._starts[n_not], is_auto=True))
-        told = {gpu.device.name: f"{gpu.device.n_bytes_free / 2**30:.1f} GiB free" for gpu in self._gpus}
-        get_logger("augury.placement").warning("no layer fits on a GPU; the CPU computes all", model=self._what, **told)
+        facts = {gpu.device.name: f"{gpu.device.n_bytes_free / 2**30:.1f} GiB free" for gpu in self._gpus}
+        get_logger("augury.placement").warning("no layer fits on a GPU; the CPU computes all", model=self._what, **facts)
         return self._host()
 
     def _stages(self, first: int, *, is_auto: bool) -> list[tuple[_Gpu, int, int]]:
@@ -211,8 +211,8 @@ class _Placing:
             made.insert(0, Stage(self._host(), 0, first, CPU))
         if len(made) == 1:
             return made[0].backend
-        told = {stage.device: _layers(stage.first, stage.end, self._n) for stage in made}
-        get_logger("augury.placement").info("the model is computed in stages", model=self._what, **told)
+        facts = {stage.device: _layers(stage.first, stage.end, self._n) for stage in made}
+        get_logger("augury.placement").info("the model is computed in stages", model=self._what, **facts)
         return StagedBackend(made)
 
 

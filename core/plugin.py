@@ -13,7 +13,7 @@ API_VERSION = 1
 
 
 class Plugin:
-    """What all plugin classes have in common."""
+    """The common part of all plugin classes."""
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()

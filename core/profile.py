@@ -1,4 +1,4 @@
-"""What a model that can profile its passes tells of them: an ability that a backend may have, for `augury bench --roofline`."""
+"""Profiles of passes: an ability that a backend's models may have, for `augury bench --roofline`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KernelTime:
 
 @frozen
 class Limits:
-    """What a model's threads can do together."""
+    """The limits of a model's threads together."""
 
     bytes_per_s: float  # reading memory that no cache holds
     multiply_adds_per_s: float  # of weights and activations as the kernels multiply them, in registers

@@ -219,7 +219,7 @@ class Registry:
         return self.find(kind, self.choice(kind, model, reason))
 
     def choice(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> str:
-        """What is used of `kind` where a user said `auto`: what `augury_choose` says, or else the first that can run.
+        """The plugin of `kind` for `auto`: the one that `augury_choose` names, or else the first that can run.
 
         Args:
             kind: Of plugin.
@@ -235,8 +235,8 @@ class Registry:
         reasons = {name: (reason or _reason)(cls) for name, cls in self._of_kind(kind).items()}
         usable = [name for name, why in reasons.items() if why is None]
         if not usable:
-            told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-            raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({told or 'none is installed'})")
+            found = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+            raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({found or 'none is installed'})")
         return str(self.hooks.hook.augury_choose(kind=kind, names=usable, model=model) or usable[0])
 
     def add_commands(self, subparsers: Any, argv: Sequence[str]) -> None:
@@ -270,8 +270,8 @@ def _check(kind: str, cls: Any, distribution: str) -> None:
         raise PluginError(f"{word} {cls.__name__} states no name; expected a class attribute `name`")
     if cls.api_version != API_VERSION:
         older = distribution if cls.api_version < API_VERSION else "augury"
-        told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
-        raise PluginError(f"{told}; upgrade {older}")
+        message = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
+        raise PluginError(f"{message}; upgrade {older}")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see {where}")
     options_of(cls.options_class)  # which the command line makes flags of, whatever the command

@@ -1,4 +1,4 @@
-"""What a slot of a model holds, as bytes that tell whether they are whole and whose they are."""
+"""The states of a model's slot, as bytes that show whether they are whole and whose they are."""
 
 from __future__ import annotations
 

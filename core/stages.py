@@ -57,7 +57,7 @@ class StagedBackend(Backend):
         return " + ".join(f"{each.backend.title} on {each.device} from layer {each.first}" for each in self._stages)
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """What the slots of all stages will take."""
+        """The sizes of the slots of all stages."""
         plan = plan.for_context(options.n_ctx)  # as it is loaded
         return _joined([each.backend.state_spec(plan.stage(each.first, each.end), options) for each in self._stages])
 
@@ -138,7 +138,7 @@ class StagedModel(Model):
 
 
 class _StagedPass(Pass):
-    """The last stage's pass, with what earlier ones told, and the time that they took."""
+    """The last stage's pass, with features and the time of earlier ones."""
 
     def __init__(self, last: Pass, before_s: float, features: Mapping[str, np.ndarray], of_last: Mapping[str, str]) -> None:
         self._last, self._before_s, self._features, self._of_last = last, before_s, features, of_last
@@ -180,7 +180,7 @@ class _StagedPass(Pass):
 
 
 def _joined(specs: Sequence[StateSpec]) -> StateSpec:
-    """What the slots of stages take together."""
+    """The sizes of the slots of stages together."""
     return attrs.evolve(
         specs[0],
         n_bytes_per_position=sum(spec.n_bytes_per_position for spec in specs),
@@ -191,7 +191,7 @@ def _joined(specs: Sequence[StateSpec]) -> StateSpec:
 
 
 def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarray | None, features: tuple[str, ...]) -> Batch:
-    """What a stage has to do of a pass: some of its layers."""
+    """A stage's part of a pass: some of its layers."""
     is_whole = layers == (0, model.info.n_layers)
     part = attrs.evolve(batch, layers=None if is_whole else layers, hidden=hidden, features=features)
     if model.state_spec.n_bytes_per_sequence:
@@ -215,6 +215,6 @@ def _is_in(name: str, first: int, end: int) -> bool:
 
 
 def _of_stage(name: str, stage: Stage) -> str:
-    """What a stage calls a feature of the model."""
+    """A stage's own name for a feature of the model."""
     kind, _, number = name.partition(".")
     return name if kind != "layer" else f"layer.{int(number) - stage.first}"

@@ -89,13 +89,13 @@ class ModelOptions:
                 raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
             sizes = [size for block in plan.blocks() for option, _, size in block.cached() if option == flag]
             if found.startswith("q") and (odd := [size for size in sizes if size % CACHE_BLOCK]):
-                told = f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}"
-                raise UnsupportedError(f"{told}; choose f16, bf16 or f32")
+                message = f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}"
+                raise UnsupportedError(f"{message}; choose f16, bf16 or f32")
 
 
 @frozen
 class StateSpec:
-    """What a model keeps of its sequences, for the memory manager."""
+    """The sizes of a model's slots and states, for the memory manager."""
 
     n_slots: int
     n_ctx: int  # positions that one slot can hold
@@ -176,7 +176,7 @@ class Draft:
 
 @frozen
 class Verdict:
-    """What became of a drafter's proposal in a round, of which those tokens were verified that promised to pay.
+    """The fate of a drafter's proposal in a round, of which the tokens that promised to pay were verified.
 
     A token that was not verified is not rejected, nor is what a stop cut short. What several proposed counts for each.
 
@@ -277,7 +277,7 @@ class Timings:
 
 @frozen
 class DrafterStats:
-    """What one drafter did in one request. Positions count from 0, the first token of its own; in a tree they are depths."""
+    """A drafter's figures in one request. Positions count from 0, the first token of its own; in a tree they are depths."""
 
     calls: int = 0  # of draft
     drafts: int = 0  # calls that proposed something
@@ -334,7 +334,7 @@ class Summary:
 
 @frozen(eq=False)
 class Result:
-    """What a request came to."""
+    """The result of a request."""
 
     tokens: tuple[int, ...]
     text: str

@@ -1,4 +1,4 @@
-"""What the engine's thread and a request's caller share.
+"""The objects that the engine's thread and a request's caller share.
 
 Neither side ever waits for a lock that the other holds: Ctrl-C may stop a caller between any two steps, and must not leave the
 engine waiting. A caller that has nothing to read leaves a function that wakes it up, and the engine calls it.
@@ -29,7 +29,7 @@ _SIGNALS_S = 0.2  # how late Ctrl-C may be noticed
 
 
 class Channel:
-    """What the engine tells of one task: tokens while it goes on, then its outcome.
+    """The results of one task: tokens while it goes on, then its outcome.
 
     A slow reader holds up nobody. Tokens wait here, no more than the request emits, and it keeps them for its result anyway.
     """

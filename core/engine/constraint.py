@@ -129,7 +129,7 @@ class ConstraintGuard:
         return is_complete
 
     def forced(self, limit: int) -> list[int]:
-        """What must follow the output as far as it was followed, `limit` tokens at most.
+        """The tokens that must follow the output as far as it was followed, `limit` at most.
 
         Raises:
             PluginError: The constraint failed.

@@ -1,4 +1,4 @@
-"""What a program that asks for it is told of every verified draft, token by token: the command line's `-vv`."""
+"""A log of every verified draft, token by token: the command line's `-vv`."""
 
 from __future__ import annotations
 

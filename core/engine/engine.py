@@ -349,7 +349,7 @@ class Engine(Evaluations):
         return self._slot_files.erase(slot)
 
     def stats(self) -> EngineStats:
-        """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
+        """The state of every slot, the waiting requests, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
 
     def watch_trials(self, observer: Callable[[Iterable[Trial]], object] | None) -> None:
@@ -361,7 +361,7 @@ class Engine(Evaluations):
         self._drafting.on_trials = observer
 
     def memory_table(self) -> list[Allocation]:
-        """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""
+        """The memory of the models, the target's first: weights, KV cache, scratch, each with the model's name and role."""
         return self._loader.memory_table()
 
     def close(self) -> None:

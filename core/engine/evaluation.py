@@ -20,11 +20,11 @@ Steps = Generator[Any, None, None]
 """Yields None where rounds may go on in between, at last what it comes to. Closing it frees the slots."""
 
 POOLING = ("none", "mean", "cls", "last")
-"""What becomes of the tokens' embeddings: all of them, their mean, the first, the last. llama.cpp's names."""
+"""How tokens' embeddings are pooled: all of them, their mean, the first, the last. llama.cpp's names."""
 
 
 class Slots(Protocol):
-    """What the loop offers to evaluations."""
+    """The part of the loop that evaluations use."""
 
     @property
     def n_chunk(self) -> int:
@@ -166,7 +166,7 @@ def _read(
     features: tuple[str, ...],
     read: Callable[[int, int, int, Pass, int], None],
 ) -> Steps:
-    """Compute texts; `read` is told the text, from and to where a pass went on with it, the pass, and where in it that is."""
+    """Compute texts; `read` gets the text, from and to where a pass went on with it, the pass, and where in it that is."""
     waiting = deque(range(len(texts)))
     places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
     try:
@@ -197,7 +197,7 @@ def _read(
 
 
 def checked_pooling(asked: str | None, info: ModelInfo) -> str:
-    """What a caller asks for, or else the model's file, or else `last`.
+    """The pooling that a caller asks for, or else the model's file, or else `last`.
 
     Raises:
         OptionError: There is no such pooling.

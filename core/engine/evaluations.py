@@ -106,7 +106,7 @@ class Evaluations(ABC):
         return lambda loop: loop.embed(tokens, pooling=kind, normalize=normalize)
 
     def hidden_states(self, texts: Any, names: Items[str]) -> Any:
-        """What layers make of every token, as heads and other drafters read it. The slots used forget what they held.
+        """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
 
         Args:
             texts: A text or token ids, or a list of such.

@@ -82,7 +82,7 @@ class Loop:
         return len(self._running) + len(self._waiting)
 
     def stats(self, n_arriving: int) -> EngineStats:
-        """What runs, and what was done; `n_arriving` wait to be added. Any thread may ask."""
+        """The requests that run, and the counts; `n_arriving` wait to be added. Any thread may ask."""
         return self._counter.stats(n_arriving + len(self._waiting), self._evaluating, self._drafting.plain_s)
 
     def add(self, sequence: Sequence) -> None:
@@ -182,7 +182,7 @@ class Loop:
         self._free(slot)
 
     def save_slot(self, slot: int) -> SavedSlot:
-        """What a slot holds, between two rounds of its request or after it."""
+        """The text of a slot, between two rounds of its request or after it."""
         running = [SavedSlot.of(sequence) for sequence in self._running if sequence.slot == slot]
         if not running and slot not in self._ended:
             raise OptionError(f"slot {slot} holds no request's text: none came, it was erased, or an evaluation took its place")

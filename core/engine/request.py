@@ -1,4 +1,4 @@
-"""What a caller asks for: prompt, sampling and limits of one request, checked."""
+"""A caller's request: its prompt, sampling and limits, checked."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ _N_TRIED = 128  # if it forbids too many of them, so many are; then all that it 
 
 
 class Mask(Protocol):
-    """What a constraint is to a sampler."""
+    """A constraint, as a sampler sees it."""
 
     name: str
 
@@ -198,7 +198,7 @@ class Sampler:
         return int(ids[np.searchsorted(sums, uniform * sums[-1], side="right")])
 
     def distribution(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the token that follows `history` is drawn from.
+        """The distribution of the token that follows `history`.
 
         Args:
             logits: Of a pass.
@@ -297,8 +297,8 @@ class Sampler:
             places = [0, equals[ids[equals].argmin()]]
             ids[places], values[places] = ids[places[::-1]], values[places[::-1]]
         if self._constraint is not None and allowed is not None and not (len(ids) and values[0] > -np.inf):
-            told = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
-            raise PluginError(f"{told}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
+            message = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
+            raise PluginError(f"{message}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
         return ids, values
 
     def _all(self, logits: Pass, row: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -345,8 +345,8 @@ class Sampler:
                 left = np.full(self._n_vocab, -np.inf, np.float32)
                 left[ids] = values
             except BaseException as error:  # SystemExit, too: it is not meant for the engine's thread
-                told = f"{describe(error)}; it is to return ids and logits, (m,) each"
-                raise OptionError(f"logits_processors[{i}] failed: {told}") from error
+                message = f"{describe(error)}; it is to return ids and logits, (m,) each"
+                raise OptionError(f"logits_processors[{i}] failed: {message}") from error
             if not np.isfinite(left.max()):
                 raise OptionError(f"logits_processors[{i}] leaves no token with a finite logit, or one with NaN or inf")
         return ArrayPass(left[None])

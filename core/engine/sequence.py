@@ -180,7 +180,7 @@ class Sequence(DraftedSequence):
         return None if len(nodes) == len(tokens) else nodes
 
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
-        """What the round emits: as much of the draft as the target accepts, and the target's own token after it.
+        """The tokens of the round: as much of the draft as the target accepts, and the target's own token after it.
 
         That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
 
@@ -251,8 +251,8 @@ class Sequence(DraftedSequence):
         for token in accepted.tokens:
             if token < 0:
                 odd = f"the model's logits after {self._n} tokens are not finite numbers"
-                told = f"{odd}; its weights are probably damaged, fetch the file again"
-                self.fail(self.sampler.error or ModelFileError(told))
+                message = f"{odd}; its weights are probably damaged, fetch the file again"
+                self.fail(self.sampler.error or ModelFileError(message))
                 break
             self._buffer[self._n] = token
             self._n += 1
@@ -295,15 +295,15 @@ class Sequence(DraftedSequence):
             return [()] * len(tokens)
         if self.request.post_sampling_probs:
             return [self._drawn(token, self.n_emitted - len(tokens) + i) for i, token in enumerate(tokens)]
-        told: list[tuple[Any, ...]] = []
+        found: list[tuple[Any, ...]] = []
         best = logits.top_k(np.array(rows, np.int32), self.request.logprobs)
         for token, row, ids, values in zip(tokens, rows, *best, strict=True):
             normalizer = logits.log_normalizer(row)
             logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
             top = zip(ids.tolist(), values.tolist(), strict=True)
             alternatives = tuple(TokenLogprob(each, x - normalizer, self.bytes_of(each)) for each, x in top)
-            told.append((logprob, self.bytes_of(token), alternatives))
-        return told
+            found.append((logprob, self.bytes_of(token), alternatives))
+        return found
 
     def _drawn(self, token: int, index: int) -> tuple[Any, ...]:
         """The same of what a token was drawn from, which holds it at least."""
@@ -314,7 +314,7 @@ class Sequence(DraftedSequence):
         return logprobs.get(token, -np.inf), self.bytes_of(token), tuple(best[: self.request.logprobs])
 
     def bytes_of(self, token: int) -> bytes | None:
-        """What a token stands for by itself; None without a tokenizer."""
+        """The bytes of a token by itself; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.piece(token)
 
     def fail(self, error: Exception) -> None:
@@ -331,7 +331,7 @@ class Sequence(DraftedSequence):
         self.channel.finish(outcome)
 
     def result(self) -> Result:
-        """What the request came to."""
+        """The result of the request."""
         return Result(
             tokens=tuple(piece.token for piece in self.pieces),
             text="".join(piece.text for piece in self.pieces),

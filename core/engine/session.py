@@ -1,4 +1,4 @@
-"""What the engine offers its drafters: second models, shared state, facts about the target, and its first layers."""
+"""The engine's offers to its drafters: second models, shared state, facts about the target, and its first layers."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SavedSlot:
 
     @classmethod
     def of(cls, sequence: Sequence) -> SavedSlot:
-        """What a request's slot holds, without its states."""
+        """The contents of a request's slot, without its states."""
         return cls(sequence.history.tolist(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
 
 
@@ -93,7 +93,7 @@ class SlotFiles:
         return n_erased
 
     def _read(self, path: Path) -> SavedSlot:
-        """What a file holds, which is whole and of this model."""
+        """The contents of a file, which is whole and of this model."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -106,8 +106,8 @@ class SlotFiles:
             raise ModelFileError(f"{path}: is a saved slot of version {version}, expected {_VERSION}; save it again")
         if checksum != _checksum(body):
             raise ModelFileError(f"{path}: is a damaged slot, its checksum is wrong; remove it, and process its text again")
-        told, tokens, held = split_parts(body)
-        facts = json.loads(told)
+        header, tokens, held = split_parts(body)
+        facts = json.loads(header)
         if facts["weights"] != self._owner["weights"]:
             there = facts["model"]
             raise ModelFileError(

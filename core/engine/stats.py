@@ -1,4 +1,4 @@
-"""What requests and the engine did, in figures: `RequestCounter` comes to a `Summary`, `EngineCounter` to `EngineStats`."""
+"""Figures of requests and of the engine: `RequestCounter` comes to a `Summary`, `EngineCounter` to `EngineStats`."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ class RequestCounter(DraftingCounter):
         self._progressed()
 
     def _progressed(self) -> None:
-        """Tell whoever wants to know how far the prompt is."""
-        if (told := self._request.on_prompt) is not None:
+        """Report how far the prompt is, if the request asks for that."""
+        if (on_prompt := self._request.on_prompt) is not None:
             n, seconds = len(self._request.prompt), perf_counter() - self._opened_at
-            guarded(told, PromptProgress(n, self.n_reused, self.n_reused + self._n_processed, seconds))
+            guarded(on_prompt, PromptProgress(n, self.n_reused, self.n_reused + self._n_processed, seconds))
 
     def prefilled(self) -> None:
         """The prompt, or a text that was cut, is processed and its token emitted: its last pass is a round."""
@@ -133,11 +133,11 @@ class RequestCounter(DraftingCounter):
         self._last_token_at = perf_counter()
 
     def drafting(self) -> Drafted:
-        """What was drafted so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
+        """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
         return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, len(self._draft_lengths)
 
     def summary(self) -> Summary:
-        """What it comes to so far."""
+        """The summary so far."""
         return Summary(
             id=self._request.id,
             slot=self._slot,
@@ -223,7 +223,7 @@ class Counts:
 
 @frozen
 class EngineStats:
-    """What `Engine.stats` gives."""
+    """The result of `Engine.stats`."""
 
     slots: tuple[SlotStats, ...]
     n_waiting: int  # requests without a slot
@@ -279,7 +279,7 @@ class EngineCounter:
         self._seen = self._counts.copy(), tuple(running)
 
     def stats(self, n_waiting: int, evaluating: Collection[int], plain_s: float | None) -> EngineStats:
-        """What was published last. Any thread may ask."""
+        """The figures that were published last. Any thread may ask."""
         counts, running = self._seen
         slots = [SlotStats(slot, "evaluating" if slot in evaluating else "idle") for slot in range(self._n_slots)]
         for slot, request, n_held, n_emitted, (drafter, n_drafted, n_accepted, lengths, n_rounds) in running:

@@ -15,7 +15,7 @@ Distribution = tuple[np.ndarray, np.ndarray]
 
 @frozen
 class Accepted:
-    """What a round emits: the accepted draft tokens and one of the target's own after them.
+    """The tokens that a round emits: the accepted draft tokens and one of the target's own after them.
 
     `path` says where in the draft the accepted ones stand; for a chain, at its beginning.
     """

@@ -86,7 +86,7 @@ class Worker:
             )
 
     def stats(self) -> EngineStats:
-        """What the engine is doing and has done. Nothing is waited for."""
+        """The engine's slots, queue and counts. It waits for nothing."""
         thread = self._engine_thread
         return self._loop.stats(thread.inbox.qsize() + max(thread.n_evaluations - self._n_slots, 0))
 
@@ -248,7 +248,7 @@ class _EngineThread:
             raise
 
     def _arrived(self) -> Iterator[Sequence | _Evaluation]:
-        """What is in the inbox."""
+        """The contents of the inbox."""
         with suppress(queue.Empty):
             while True:
                 if (work := self.inbox.get_nowait()) is not None:

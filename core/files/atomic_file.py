@@ -168,7 +168,7 @@ def sweep(folder: Path) -> None:
 
 
 def no_room(folder: Path, n_bytes: int | None) -> str:
-    """What to say where the disk is full: what was needed, if that is known, what is free, and where."""
+    """The message for a full disk: the bytes needed, if they are known, the bytes free, and the place."""
     there = next(path for path in (folder, *folder.parents) if path.exists())  # it could not be made, perhaps
     free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
     found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"

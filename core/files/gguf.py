@@ -32,7 +32,7 @@ _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 
 class _Missing(Enum):
-    """What stands for "no default" where None is a possible one."""
+    """A mark for "no default" where None is a possible one."""
 
     REQUIRED = "required"
 

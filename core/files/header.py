@@ -83,7 +83,7 @@ class _Row:
 
 @frozen
 class Header:
-    """What stands before the tensor data."""
+    """The part of a file before the tensor data."""
 
     version: int
     metadata: dict[str, object]

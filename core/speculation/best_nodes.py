@@ -28,7 +28,7 @@ class PassCurve:
 
 @frozen(eq=False)
 class Best:
-    """What is chosen of the trees."""
+    """The nodes chosen from the trees."""
 
     nodes: list[list[int]]  # by slot, rising
     expected: list[float]  # tokens, by slot

@@ -26,7 +26,7 @@ _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.23, 0.25, 0.35, 0.45, 0.55, 0.65, 0.
 TYPICAL = 0
 """The ground of all tokens together; of those that follow one token, that of the first alone."""
 _CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
-_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself told
+_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself gave
 
 _STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
 _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, before any was seen
@@ -67,7 +67,7 @@ class Chances:
             is_costly: Whether it is a model that drafts, or what takes as long.
             is_certain: See `Drafter.is_certain`.
         """
-        self._is_told_apart = not (is_costly or is_certain)
+        self._has_runs = not (is_costly or is_certain)
         self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP
         self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, None)
 
@@ -109,7 +109,7 @@ class Chances:
             return (draft.evidence + np.int32(_EVIDENCE)).tolist()
         if draft.confidence is not None:
             return (np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE).tolist()
-        if not self._is_told_apart:
+        if not self._has_runs:
             return [TYPICAL] * len(draft)
         if draft.parents is None:
             return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]

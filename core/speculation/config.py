@@ -1,4 +1,4 @@
-"""Who drafts and how far: chosen when the engine is loaded, bounded by each request."""
+"""The drafters and the limits of drafts: chosen when the engine is loaded, bounded by each request."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
 
 
 def speculative_params(params: dict[str, Any]) -> Any:
-    """What a request's parameters say of speculation, taken out of them: for `Speculation.override`.
+    """The parameters of a request for `Speculation.override`, taken out of all of them.
 
     Beside `speculative` that is, as llama.cpp's server spells it, `speculative.n_max` and so on.
 
@@ -340,13 +340,13 @@ class Speculation:
         return ";".join(str(member) for member in self.members if member.serves is None) or "none"
 
     def effective(self) -> dict[str, Any]:
-        """What is in force, for statistics: also what only the engine's options set."""
+        """The settings in force, for statistics: also those that only the engine's options set."""
         members = [member for member in self.members if member.serves is None]
-        told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
+        found: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
         if members:
-            told |= {"is_fixed": self.is_fixed, "verify": self.verify, "timeout_s": self.timeout_s}
-            told |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
-        return told | {member.name: attrs.asdict(member.options) for member in members if options_of(type(member.options))}
+            found |= {"is_fixed": self.is_fixed, "verify": self.verify, "timeout_s": self.timeout_s}
+            found |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
+        return found | {member.name: attrs.asdict(member.options) for member in members if options_of(type(member.options))}
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What passes and drafters cost on this machine and model: measured, and corrected by all that follow."""
+"""The costs of passes and drafters on this machine and model: measured, and corrected by all later ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PassCosts:
         self._hopeful: list[float] = []
 
     def seconds(self, n: int, depth: float) -> float:
-        """What a pass of n tokens takes, each after `depth` others on average."""
+        """The seconds of a pass of n tokens, each after `depth` others on average."""
         return self.curve(n, depth)[n]
 
     def curve(self, n: int, depth: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""What speculation sees of a running request: the engine's sequences are such, and nothing else of them is known here."""
+"""The view that speculation has of a running request: the engine's sequences are such, and no more of them is known here."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ class DrafterGuard:
             if is_through:
                 return seconds
             yield
-        told = f"takes more than {_SPARE_STEPS + n} steps for a text of {n} tokens; where it waits for something, let it block"
-        self.fail("begin", PluginError(told))
+        text = f"takes more than {_SPARE_STEPS + n} steps for a text of {n} tokens; where it waits for something, let it block"
+        self.fail("begin", PluginError(text))
         return seconds
 
     def _begin(self, options: Any) -> Iterator[object] | None:
@@ -115,7 +115,7 @@ class DrafterGuard:
         return self.seconds
 
     def ask(self, limit: int, pace: Pace | None = None, guess: np.ndarray = _NO_GUESS) -> Ask:
-        """What it is asked for a draft of at most `limit` tokens with."""
+        """The ask for a draft of at most `limit` tokens."""
         return Ask(self.drafter, self.history, limit, guess, pace)
 
     def draft(self, ask: Ask) -> Draft:
@@ -135,16 +135,16 @@ class DrafterGuard:
         return may_ask and bool(self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)))
 
     def teacher_forced(self, n: int) -> np.ndarray | None:
-        """What it would have drafted for the last n tokens, (n,) integers; None where it can never say."""
+        """The tokens that it would have drafted for the last n, (n,) integers; None if it never knows."""
         tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
         self.sequence.counter.took(self.name, self.seconds, "draft_s")
         return tokens
 
     def _teacher_forced(self, n: int) -> np.ndarray | None:
-        told: Any = self.drafter.teacher_forced(self.history, n)
-        if not isinstance(told, np.ndarray | None):
-            raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
-        tokens = None if told is None else np.array(told)
+        found: Any = self.drafter.teacher_forced(self.history, n)
+        if not isinstance(found, np.ndarray | None):
+            raise PluginError(f"returned a {type(found).__name__}, expected an array or None")
+        tokens = None if found is None else np.array(found)
         if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
             raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
         return tokens
@@ -190,7 +190,7 @@ class DrafterGuard:
         return copy
 
     def _call(self, method: str, call: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
-        """What a call returns; `otherwise` where it fails, or the drafter is left out for taking too long."""
+        """The result of a call; `otherwise` if it fails, or the drafter is left out because it took too long."""
         start = perf_counter()
         try:
             result = call(*arguments)
@@ -218,7 +218,7 @@ class DrafterGuard:
 
 
 def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
-    """What a drafter drafts for several slots, together where it can."""
+    """The drafts of a drafter for several slots, made together where it can."""
     drafts: dict[int, Draft] = {}
     if together := [i for i, each in enumerate(guards) if not each.is_asked_alone]:
         found = _together([guards[i] for i in together], [asks[i] for i in together])
@@ -253,7 +253,7 @@ def _answers(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
 
 
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
-    """What does not fit in a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
+    """The fault of a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
     tokens, parents, confidence = draft.tokens.tolist(), draft.parents, draft.confidence
     n = len(tokens)
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:

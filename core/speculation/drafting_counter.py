@@ -1,4 +1,4 @@
-"""What the drafters of a request did, in figures: `DraftingCounter` comes to a `DrafterStats` for each."""
+"""Figures of the drafters of a request: `DraftingCounter` comes to a `DrafterStats` for each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DraftingCounter:
         """A drafter was at the text for so long until now."""
         self._counts[drafter]["begin_s"] += seconds
 
-    def failed(self, drafter: str, told: str) -> None:
-        """A drafter failed, as `told` says, and is left out of the rest of the request."""
-        self._counts[drafter]["failed"] = told
+    def failed(self, drafter: str, error: str) -> None:
+        """A drafter failed, as `error` says, and is left out of the rest of the request."""
+        self._counts[drafter]["failed"] = error
 
     def has_failed(self, drafter: str) -> bool:
         """Whether a drafter did."""
@@ -67,7 +67,7 @@ class DraftingCounter:
         self._counts[drafter][of] += seconds
 
     def drafters(self) -> dict[str, DrafterStats]:
-        """What it comes to so far, by drafter."""
+        """The figures so far, by drafter."""
         return {
             drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
             for drafter, counts in self._counts.items()

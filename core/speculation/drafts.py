@@ -67,7 +67,7 @@ class LossBudget:
 
 @define(eq=False)
 class DrafterProfile:
-    """What an engine knows of one of its drafters, from all slots and requests."""
+    """An engine's knowledge of one of its drafters, from all slots and requests."""
 
     name: str
     is_costly: bool = False  # its length is settled before it is asked, because drafting takes time
@@ -112,7 +112,7 @@ class RequestDrafter:
         return not (self.profile.is_costly or self.profile.is_certain or self.guard.is_asked_alone)
 
     def observe_gain(self, n_tokens: float) -> None:
-        """What it alone proposed in a round gave so many tokens, or took the time of as many."""
+        """Tokens that it alone proposed in a round gave so many tokens, or took the time of as many."""
         self.gain += _LEARN_GAIN * (n_tokens - self.gain)
         self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
@@ -193,7 +193,7 @@ class CostlyAsk:
 
 @frozen(eq=False)
 class Proposal:
-    """What one drafter proposes."""
+    """The proposal of one drafter."""
 
     draft: Draft  # after the history
     nodes: Items[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
@@ -221,7 +221,7 @@ class Proposal:
 
 @define(eq=False)
 class SlotProposals:
-    """What the drafters of a slot propose for a round."""
+    """The proposals of a slot's drafters for a round."""
 
     sequence: DraftedSequence
     drafters: RequestDrafters
@@ -282,7 +282,7 @@ class SlotProposals:
 
 @frozen(eq=False)
 class Choice:
-    """What is verified of a slot's proposals."""
+    """The part of a slot's proposals that is verified."""
 
     proposals: SlotProposals
     draft: Draft = Factory(Draft)  # k tokens
@@ -302,7 +302,7 @@ class Choice:
 
 @frozen(eq=False)
 class Outcome:
-    """What the target made of a choice."""
+    """The target's answer to a choice."""
 
     path: Items[int]  # the tokens of the draft that were accepted, rising
     n_emitted: int

@@ -106,7 +106,7 @@ class DraftPlanner:
             profile.interval = _PROBE_FIRST
 
     def new_budget(self) -> LossBudget:
-        """What the drafters that cost nothing may lose in a request that begins."""
+        """The loss budget of the drafters that cost nothing, in a request that begins."""
         return LossBudget(_LOOKUPS_LOSE * self.plain_s, _LOOKUPS_SHARE, _MOST_SAVED * self.plain_s)
 
     # Before a round
@@ -156,7 +156,7 @@ class DraftPlanner:
         return list(asked.values())
 
     def _lengths(self, slot: SlotProposals, drafter: RequestDrafter, rest: _Rest) -> list[tuple[int, float, float, float]]:
-        """What a costly drafter promises by a draft's length: that, the tokens expected, seconds of drafting, and rate."""
+        """The promises of a costly drafter by a draft's length: that, the tokens expected, seconds of drafting, and rate."""
         profile = drafter.profile
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
             return []

@@ -138,7 +138,7 @@ def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: 
 
 
 def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
-    """What is wrong with a plan."""
+    """The fault of a plan."""
     for name, shape in plan.shapes().items():
         try:
             file.tensor(name, shape)

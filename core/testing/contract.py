@@ -1,4 +1,4 @@
-"""What a plugin promises, and the error that says which promise it broke."""
+"""The promises of a plugin, and the error that says which one it broke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds between the figures of a request, whatever drafted."""
+"""Equations between the figures of a request, with any drafter."""
 
 from __future__ import annotations
 

@@ -122,8 +122,8 @@ class ChatTemplate:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
         except Failure as error:
             if self._can_write():
-                told = "a plain question works, so check messages, tools and chat_template_kwargs"
-                raise OptionError(f"the model's chat template {error}; {told}") from error
+                message = "a plain question works, so check messages, tools and chat_template_kwargs"
+                raise OptionError(f"the model's chat template {error}; {message}") from error
             raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
 
     def _rendered(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
@@ -211,7 +211,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
 
 
 def _names(tools: object, kwargs: object) -> dict[str, Any]:
-    """What a template knows beside the messages."""
+    """The names that a template knows beside the messages."""
     if tools is not None and not _are_objects(tools):
         raise OptionError(f"tools is {reprlib.repr(tools)}, expected a list of descriptions of tools, each an object")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):

@@ -45,7 +45,7 @@ class LiteralTexts:
 
     @cached_property
     def _parts(self) -> tuple[frozenset[str], frozenset[str]]:
-        """What they may begin with, and what they may end with."""
+        """The strings that they may begin with, and those that they may end with."""
         cuts = [(text, n) for text in self._specials for n in range(1, len(text))]
         return frozenset(text[:n] for text, n in cuts), frozenset(text[n:] for text, n in cuts)
 

@@ -23,11 +23,11 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from augury.text.sandbox imp
 
 
 class Refusal(Exception):  # noqa: N818 -- not a fault: the template's answer to these messages
-    """What a template reports by calling `raise_exception`."""
+    """An error that a template reports by calling `raise_exception`."""
 
 
 class Failure(Exception):  # noqa: N818 -- as Refusal
-    """What is wrong with a template, to be read after its name."""
+    """A fault of a template, to be read after its name."""
 
 
 class Renderer:

@@ -34,7 +34,7 @@ _MAX_MESSAGE = 500  # characters of an error's message, which a template may mak
 
 
 class _Refusal(Exception):  # noqa: N818 -- not a fault: the template's answer to these messages
-    """What a template reports by calling `raise_exception`."""
+    """An error that a template reports by calling `raise_exception`."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

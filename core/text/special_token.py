@@ -1,4 +1,4 @@
-"""What the special tokens of a vocabulary are for, told by key where the file says so, otherwise by text.
+"""The roles of a vocabulary's special tokens, by key where the file has one, otherwise by text.
 
 Keys and texts are those of llama.cpp (src/llama-vocab.cpp), since files are converted with it in mind.
 """
@@ -17,7 +17,7 @@ __all__ = ["TokenType", "assign_roles"]
 
 
 class TokenType(IntEnum):
-    """What a token is, as `tokenizer.ggml.token_type` says it (the GGUF specification's numbers)."""
+    """The type of a token, as in `tokenizer.ggml.token_type` (the GGUF specification's numbers)."""
 
     UNDEFINED = 0
     NORMAL = 1

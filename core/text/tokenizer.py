@@ -238,7 +238,7 @@ class Tokenizer:
         return self._types[token] == TokenType.NORMAL
 
     def _partition(self, *types: TokenType) -> Partition:
-        """What cuts text at the tokens of these types."""
+        """The pattern that cuts text at the tokens of these types."""
         vocabulary = self._vocabulary
         return Partition(
             [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],

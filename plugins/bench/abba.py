@@ -65,7 +65,7 @@ class PairedTiming:
 
 @frozen
 class Answer:
-    """What a program made of a prompt, and how fast."""
+    """A program's answer to a prompt, and its speed."""
 
     tokens: tuple[int, ...]
     prompt_per_second: float

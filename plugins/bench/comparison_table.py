@@ -31,7 +31,7 @@ def comparison_lines(found: Mapping[tuple[str, str], Sequence[PairStats]]) -> li
 
 
 def stall_lines(found: Iterable[PairStats]) -> list[str]:
-    """What to know where plain runs stalled: a line, or nothing."""
+    """A line about plain runs that stalled, if any did."""
     stats = PairStats.pool(found)
     if not stats.n_repeated and not stats.n_stalled:
         return []

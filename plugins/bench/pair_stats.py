@@ -1,4 +1,4 @@
-"""What paired runs came to: speeds, their ratio, and acceptance; of any pairs, and of one drafter by category."""
+"""Statistics of paired runs: speeds, their ratio, and acceptance; of any pairs, and of one drafter by category."""
 
 from __future__ import annotations
 

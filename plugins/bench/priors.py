@@ -1,4 +1,4 @@
-"""What proposals were worth by their grounds, pooled over saved results: what chances should begin with.
+"""The worth of proposals by their grounds, pooled over saved results: chances should begin with it.
 
 `python -m augury.plugins.bench.priors FILE...`, each written by `augury bench --json`, prints a Markdown table. For each
 drafter and ground it has the number of tokens that were tried, how many were right, the share, and the chance that tokens begin
@@ -28,7 +28,7 @@ _EVERYONE = "any"
 
 @frozen
 class GroundCounts:
-    """What tokens on one ground came to."""
+    """The fate of the tokens on one ground."""
 
     drafter: str  # "any" where a ground is not a drafter's own
     ground: str

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["FOUND"]
 
 FOUND = pytest.StashKey[dict[tuple[str, str], list["PairStats"]]]()
-"""What was measured so far, by drafter with its state, and by category."""
+"""The measurements so far, by drafter with its state, and by category."""
 
 _COMPARISONS = "test_drafters.py"
 _LEFT_OUT = pytest.StashKey[bool]()  # for want of a drafter

@@ -68,7 +68,7 @@ class Tally:
 
 @frozen
 class Reliability:
-    """What trials came to.
+    """The results of trials.
 
     Attributes:
         steps: By drafter, and of all together first: a tally for each tenth of chances.

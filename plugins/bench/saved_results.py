@@ -27,7 +27,7 @@ _ABSENT = "-"
 _FORMS = {"acceptance": "{:.0%}", "speed-up": "{:.2f}x"}  # others are speeds
 
 Key = tuple[str, ...]
-"""What a row is about: drafter and category, or kind of pass, tokens and depth."""
+"""The subject of a row: drafter and category, or kind of pass, tokens and depth."""
 
 
 @frozen

@@ -33,7 +33,7 @@ class TimedRequest:
 
 @frozen
 class Load:
-    """What some clients saw together."""
+    """The answers that some clients got together."""
 
     seconds: float
     requests: tuple[TimedRequest, ...]  # in the order in which they were to be asked

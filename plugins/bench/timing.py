@@ -24,7 +24,7 @@ MeasurementKind = Literal["curve", "prefill", "decode"]
 
 @frozen
 class Measurement:
-    """What is timed: `n` tokens after `depth` tokens that the slot holds already.
+    """A measurement of `n` tokens after `depth` tokens that the slot holds already.
 
     curve: one pass over n tokens with the logits of all n, and the best token of each, as verifying a draft takes.
     prefill: n tokens of a prompt, with the logits of the last.

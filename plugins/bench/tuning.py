@@ -100,7 +100,7 @@ class Tuning:
         return self._medians(candidate, lambda pair: pair.prompt.category)
 
     def stats(self, candidate: Candidate) -> PairStats:
-        """What its pairs came to."""
+        """The statistics of its pairs."""
         return PairStats.of(self.pairs[candidate])
 
     def as_json(self, candidate: Candidate) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Grammar(Guided):
 
 
 def _spelled(escape: re.Match[str]) -> str:
-    """What an escape of GBNF stands for, which the translation does not know."""
+    """The character of an escape of GBNF, which the translation does not know."""
     if (digits := escape[1] or escape[2]) is None:
         return escape[0]
     code = int(digits, 16)

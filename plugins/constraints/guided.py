@@ -44,14 +44,14 @@ class Guided(Constraint):
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
-            told = f"constraint {self.name} needs the package llguidance ({error})"
-            raise PluginError(f"{told}; install it: pip install 'augury[constraints]'") from None
+            message = f"constraint {self.name} needs the package llguidance ({error})"
+            raise PluginError(f"{message}; install it: pip install 'augury[constraints]'") from None
         tokens = session.shared(("llguidance", session.n_vocab), lambda: _Tokens(tokenizer, session.n_vocab))
         self._forces: bool = tokens.can_spell
         grammar = self.grammar() if self._forces else _unforced(self.grammar())
         self._matcher = LLMatcher(tokens.known, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if self._matcher.is_error():
-            raise OptionError(f"{self.name}: {self.explained(self._told())}")
+            raise OptionError(f"{self.name}: {self.explained(self._error())}")
         self._bits = np.zeros(session.n_vocab // 32 + 1, np.int32)  # of the vocabulary and the end of the text
         self._ends = [token for token in session.end_tokens if token < session.n_vocab]
         self._due = self._forced_now()
@@ -79,11 +79,11 @@ class Guided(Constraint):
         return text
 
     def explained(self, error: str) -> str:
-        """What is wrong with the grammar, perhaps with more than the library said."""
+        """The fault of the grammar, perhaps with more than the library said."""
         return error
 
     def allowed(self) -> np.ndarray:
-        """What may follow; while tokens are due, the next of them alone."""
+        """The tokens that may follow; while some are due, the next of them alone."""
         n = self.session.n_vocab
         if self._due:
             mask = np.zeros(n, bool)
@@ -109,7 +109,7 @@ class Guided(Constraint):
         return self._matcher.is_stopped()
 
     def forced(self, limit: int) -> Sequence[int]:
-        """What is due."""
+        """The tokens that are due."""
         return self._due[:limit]
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
@@ -127,11 +127,11 @@ class Guided(Constraint):
 
     def _check(self) -> None:
         if self._matcher.is_error():  # beyond the library's limits
-            raise UnsupportedError(self._told())
+            raise UnsupportedError(self._error())
 
-    def _told(self) -> str:
-        told = self._matcher.get_error().partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()
-        return _DEAD_END if told.startswith("NoExtension") else told
+    def _error(self) -> str:
+        error = self._matcher.get_error().partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()
+        return _DEAD_END if error.startswith("NoExtension") else error
 
 
 def _unforced(grammar: str) -> str:

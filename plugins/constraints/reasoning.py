@@ -91,7 +91,7 @@ class ReasoningBudget(Constraint):
         return self._grammar is not None and self._grammar.is_complete
 
     def forced(self, limit: int) -> Sequence[int]:
-        """What is due, or what the grammar forces."""
+        """The tokens that are due, or that the grammar forces."""
         return self._due[:limit] if self._due or self._grammar is None else self._grammar.forced(limit)
 
     def n_allowed(self, tokens: Sequence[int]) -> int:

@@ -262,8 +262,8 @@ class Checkpoints(Contiguous):
         budget = self.options.mem_budget * _MIB
         if n_bytes > budget:
             self._n_copies = 0
-            told = {"n_bytes": n_bytes, "mem_budget": self.options.mem_budget}
-            self._log.warning("no checkpoints are kept along texts: one is larger than mem_budget, in MiB", **told)
+            facts = {"n_bytes": n_bytes, "mem_budget": self.options.mem_budget}
+            self._log.warning("no checkpoints are kept along texts: one is larger than mem_budget, in MiB", **facts)
             return False
         while len(self._at[slot].copies) >= self._n_copies:
             self._evict([slot], n, "ctx_checkpoints")

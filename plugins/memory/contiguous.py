@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SlotText:
-    """What one slot holds: `tokens[:n]`, of which `accepted` have yet to be taken in, or to come to their places."""
+    """The text of one slot: `tokens[:n]`, of which `accepted` have yet to be taken in, or to come to their places."""
 
     def __init__(self, n_ctx: int) -> None:
         self.tokens = np.empty(n_ctx, np.int32)

@@ -47,7 +47,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """What the model thought; the signature is that of another server, or empty."""
+    """The model's reasoning; the signature is that of another server, or empty."""
 
     type: Literal["thinking"]
     thinking: str
@@ -64,7 +64,7 @@ class ToolUseBlock(Block):
 
 
 class ToolResultBlock(Block):
-    """What a tool has answered."""
+    """The answer of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -112,7 +112,7 @@ class Tool(Block):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = Field(None, description="arguments fit the schema in any case")
-    eager_input_streaming: Literal[True] | None = Field(None, description="arguments are always told as they are written")
+    eager_input_streaming: Literal[True] | None = Field(None, description="arguments always come as they are written")
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
@@ -145,7 +145,7 @@ class Thinking(Fields):
 
 
 class OutputFormat(Fields):
-    """What an answer must fit."""
+    """The form of the answer."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -226,8 +226,8 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
     if answer.content or not (answer.reasoning or answer.calls):
         content.append({"type": "text", "text": answer.content})
     content += [_tool_use(call.name, _arguments(call.arguments)) for call in answer.calls]
-    told = _end(result, server, stops, has_calls=bool(answer.calls))
-    return begun | {"content": content} | told | {"usage": _usage(result), "timings": timings(result.stats)}
+    end = _end(result, server, stops, has_calls=bool(answer.calls))
+    return begun | {"content": content} | end | {"usage": _usage(result), "timings": timings(result.stats)}
 
 
 @router.post("/v1/messages/count_tokens")
@@ -255,8 +255,8 @@ async def _events(
         if isinstance(piece, Result):
             for each in blocks.end():
                 yield each
-            told = _end(piece, server, stops, has_calls=blocks.has_calls)
-            yield _event("message_delta", delta=told, usage=_usage(piece), timings=timings(piece.stats))
+            end = _end(piece, server, stops, has_calls=blocks.has_calls)
+            yield _event("message_delta", delta=end, usage=_usage(piece), timings=timings(piece.stats))
             yield _event("message_stop")
 
 

@@ -66,7 +66,7 @@ def make_app(server: Server) -> FastAPI:
         docs_url=None,  # pages that would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses={status: {"description": told, "content": _ERROR} for status, told in _ERRORS.items()},
+        responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
     app.state.server, app.state.sleep = server, None
     for router in _ROUTERS:
@@ -150,15 +150,15 @@ class _Gate:
     def _client_refusal(self, request: Request) -> RequestError | None:
         """Why a client without a key, or a web page, may not ask this."""
         if self._keys and not self._is_known(request):
-            told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
-            return RequestError(401, told, code="invalid_api_key")
+            message = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
+            return RequestError(401, message, code="invalid_api_key")
         if not (self._keys or self._names_this_machine(request)):
-            told = f"the request is for host {request.headers['host']!r}, which is not known as a name of this machine"
+            message = f"the request is for host {request.headers['host']!r}, which is not known as a name of this machine"
             more = "use localhost or an address, or start the server with an API key, or with --cors-origins http://HOST"
-            return RequestError(403, f"{told}; {more}", code="host_not_allowed")
+            return RequestError(403, f"{message}; {more}", code="host_not_allowed")
         if not self._is_welcome(request):
-            told = "a web page of another origin asks for a change, and --cors-origins does not name that origin"
-            return RequestError(403, told, code="origin_not_allowed")
+            message = "a web page of another origin asks for a change, and --cors-origins does not name that origin"
+            return RequestError(403, message, code="origin_not_allowed")
         return None
 
     def _names_this_machine(self, request: Request) -> bool:
@@ -194,12 +194,12 @@ class _Gate:
 def _head_refusal(request: Request) -> RequestError | None:
     """Why the head of a request is read no further."""
     if (n_bytes := len(request.url.path) + sum(len(name) + len(value) for name, value in request.headers.raw)) > _MAX_HEAD:
-        told = f"the head of the request has {n_bytes} bytes, expected {_MAX_HEAD} at most"
-        return RequestError(431, told, closes=True)
+        message = f"the head of the request has {n_bytes} bytes, expected {_MAX_HEAD} at most"
+        return RequestError(431, message, closes=True)
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         # programs in between may take either for the body's end, and what follows for a request (RFC 9112, 6.1)
-        told = "the request has both Content-Length and Transfer-Encoding, expected one of them"
-        return RequestError(400, told, closes=True)
+        message = "the request has both Content-Length and Transfer-Encoding, expected one of them"
+        return RequestError(400, message, closes=True)
     return None
 
 
@@ -229,16 +229,16 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     where = [str(part) for part in first["loc"] if part not in ("body", "str", "int") and "[" not in str(part)]
     param = ".".join(where)
     if first["type"] == "extra_forbidden":
-        told = f"there is no field {param!r} here; leave it out"
+        message = f"there is no field {param!r} here; leave it out"
     elif first["type"] == "json_invalid":
-        param, told = "", f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+        param, message = "", f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}"
     elif first["type"] == "value_error":  # of a check of our own
-        told = str(first["ctx"]["error"])
+        message = str(first["ctx"]["error"])
     elif not param:
-        told = "the body is not a JSON object; send one, with Content-Type: application/json"
+        message = "the body is not a JSON object; send one, with Content-Type: application/json"
     else:
-        told = f"{param}: {first['msg']}"
-    return _answer(RequestError(400, told, param=param or None), request.url.path)
+        message = f"{param}: {first['msg']}"
+    return _answer(RequestError(400, message, param=param or None), request.url.path)
 
 
 async def _on_fault(request: Request, error: Any) -> Response:

@@ -78,7 +78,7 @@ class AnswerReader:
         self._is_reasoning = False
 
     def read(self, piece: Token | Result) -> list[Delta]:
-        """What a token adds, or the end of the answer."""
+        """The deltas of a token, or of the answer's end."""
         if isinstance(piece, Result):
             return self._parser.flush()
         found = self._parser.push(self._plan.text(piece))

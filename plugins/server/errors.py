@@ -1,4 +1,4 @@
-"""What goes wrong with a request, and how each family of clients is told."""
+"""Errors of requests, in the form of each family of clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestError(HTTPException):
 
 
 def as_request_error(error: AuguryError | HTTPException) -> RequestError:
-    """What an error of the engine, or of the web framework, is to a client."""
+    """An error of the engine, or of the web framework, as a client sees it."""
     match error:
         case HTTPException():
             return error if isinstance(error, RequestError) else RequestError(error.status_code, str(error.detail))

@@ -26,7 +26,7 @@ from augury.plugins.server.server import Server
 __all__ = ["STREAMED", "event", "stream"]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What the OpenAPI document says of routes that may answer by server-sent events."""
+"""The responses, in the OpenAPI document, of routes that may answer by server-sent events."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _PING = format_sse_event(comment="ping")
@@ -119,7 +119,7 @@ async def stream(
     generation = await Generation.begin(server, asked, has_progress=has_progress)
     interval_s = server.options.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
 
-    async def told() -> AsyncIterator[bytes]:
+    async def encoded() -> AsyncIterator[bytes]:
         try:
             async for each in events(generation.pieces(until)):
                 yield each
@@ -129,4 +129,4 @@ async def stream(
             with suppress(RuntimeError):  # no loop any more
                 generation.cancel()
 
-    return _EventStream(generation, told(), ping, interval_s)
+    return _EventStream(generation, encoded(), ping, interval_s)

@@ -1,4 +1,4 @@
-"""What requests of every family may say: sampling, limits, speculation; checked before the engine sees it."""
+"""Fields of requests of every family: sampling, limits, speculation; checked before the engine sees them."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         """These arguments, and those that the request gives."""
         given = self.engine_params()
         if taken := params.keys() & given.keys():
-            told = f"{min(taken)} cannot be honoured beside the form that tools or response_format ask for; leave one out"
-            raise RequestError(400, told, param=min(taken))
+            message = f"{min(taken)} cannot be honoured beside the form that tools or response_format ask for; leave one out"
+            raise RequestError(400, message, param=min(taken))
         return params | given
 
 
@@ -191,5 +191,5 @@ def _is_off(check: Callable[[Any], bool], value: Any) -> bool:
 
 
 def draft_origin(token: Token) -> list[dict[str, Any]]:
-    """Who drafted a token, and on the first token of a round how many were drafted in it."""
+    """The drafter of a token, and on the first token of a round how many were drafted in it."""
     return [{"text": token.text, "token": token.token, "drafter": token.drafter, "n_drafted": token.n_drafted}]

@@ -123,7 +123,7 @@ class Generation:
                     task.cancel()
 
     def _kept(self, until: Until | None, i: int, token: Token) -> Token | None:
-        """What belongs to an answer of its next token, which may end it; None of those after that."""
+        """The part of its next token that belongs to an answer, which it may end; None of those after that."""
         if until is None:
             return token
         if i in self._ended:
@@ -171,7 +171,7 @@ class Generation:
 
 
 async def do_nothing() -> None:
-    """What happens before `Generation.pieces` waits where nobody asks for anything."""
+    """Do nothing before `Generation.pieces` waits, which is the default."""
 
 
 async def _disconnect(http: Request) -> None:
@@ -254,7 +254,7 @@ async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int)
 
 
 async def _unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What work comes to; it is cancelled where the client leaves or the time is up."""
+    """The result of work; it is cancelled if the client leaves or the time is up."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -267,5 +267,5 @@ async def _unless_left(server: Server, http: Request, work: Coroutine[Any, Any, 
 
 
 def _too_long(timeout_s: float) -> RequestError:
-    told = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
-    return RequestError(504, told, code="timeout")
+    message = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
+    return RequestError(504, message, code="timeout")

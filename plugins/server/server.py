@@ -1,4 +1,4 @@
-"""What one server is: its options, its engine as soon as that is loaded, and how far loading has come."""
+"""One server: its options, its engine as soon as that is loaded, and how far loading has come."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BODY_S = 60.0
 
 @frozen
 class ServerOptions:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     names: Sequence[str] = ("augury",)  # of the model; the first is what answers name
     api_keys: Sequence[str] = ()  # none: everyone is served
@@ -78,7 +78,7 @@ class LoadingProgress(ProgressDisplay):
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What was told last."""
+        """The progress that was reported last."""
         task, done, total = self._seen
         return {"task": task, "done": done, "total": total}
 

@@ -48,5 +48,5 @@ class Sleep:
                 try:
                     await to_thread.run_sync(self._server.sleep)
                 except Exception as error:  # noqa: BLE001 - of a plugin; what it leaves behind, the next request does without
-                    told = f"{type(error).__name__}: {error}"
-                    get_logger("augury.server").error("the model could not be unloaded cleanly", error=told)
+                    message = f"{type(error).__name__}: {error}"
+                    get_logger("augury.server").error("the model could not be unloaded cleanly", error=message)

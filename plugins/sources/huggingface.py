@@ -85,7 +85,7 @@ class HuggingFaceSource(Source):
 
 
 def _in_time(ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises within `_ANSWER_S`: a lookup of names that fails has no time limit of its own."""
+    """The result of `ask` within `_ANSWER_S`: a lookup of names that fails has no time limit of its own."""
     answer: Future[T] = Future()
 
     def run() -> None:

@@ -73,7 +73,7 @@ def are_passes_wanted(args: argparse.Namespace) -> bool:
 
 
 def _measurements_of(args: argparse.Namespace) -> list[Measurement]:
-    """What the command line asks for, in the order of its figures.
+    """The measurements that the command line asks for, in the order of its figures.
 
     Raises:
         OptionError: There is nothing to measure, or a text or a count makes no sense here.

@@ -132,9 +132,9 @@ def _same(loads: Mapping[str, Sequence[Load]]) -> float:
 def _lines(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
     rows = [["clients", "server", "requests/s", "tokens/s", *(f"{name} ms" for name in _FIGURES), "ratio", "95 % interval"]]
     for n, loads in found.items():
-        told = _as_json(n, loads)
+        figures = _as_json(n, loads)
         for side in _SIDES:
-            each = told[side]
+            each = figures[side]
             cells = [str(n), side, f"{each['requests_per_s']:.2f}", f"{each['tokens_per_s']:.1f}"]
             cells += [f"{each[_key(name)]:.1f}" for name in _FIGURES]
             low, high = each.get("interval", (0, 0))
@@ -153,10 +153,10 @@ def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
         )
     ]
     same = statistics.mean(_same(loads) for loads in found.values())
-    told = (
+    note = (
         f"texts with and without speculation {'differ' if differ else 'are the same'}; {same:.0%} are those of the other server"
     )
-    return ["", "ratio: our requests per second over theirs, the median of turns beside each other", told]
+    return ["", "ratio: our requests per second over theirs, the median of turns beside each other", note]
 
 
 @contextmanager

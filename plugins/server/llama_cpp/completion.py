@@ -54,20 +54,20 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
     # texts of biases are encoded, which may take too long for the event loop
     asked = await to_thread.run_sync(body.answers, server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
     settings = generation_settings(server, asked[0]) | {"stream": body.stream, "timings_per_token": body.timings_per_token}
-    told = partial(_final, body, server, settings)
+    final = partial(_final, body, server, settings)
     has_limits = body.n_indent > 0 or body.t_max_predict_ms > 0
     until = _LineLimits(body.n_indent, body.t_max_predict_ms) if has_limits else None
     if body.stream:
         n_prompts = [len(each["prompt"]) for each in asked for _ in range(each["n"])]
-        return await stream(server, http, body, asked, partial(_events, body, n_prompts, told), until=until)
+        return await stream(server, http, body, asked, partial(_events, body, n_prompts, final), until=until)
     results = await generate(server, http, asked, until)
-    found = [told(index, result) for index, result in enumerate(results)]
+    found = [final(index, result) for index, result in enumerate(results)]
     whole = found if is_list else found[0]
     return long_answer(pieces_of(whole)) if body.n_probs else whole
 
 
 def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any]:
-    """What is in force for arguments of `Engine.submit`, in llama.cpp's names."""
+    """The settings in force for arguments of `Engine.submit`, in llama.cpp's names."""
     params = {**server.options.params, **params}
     names = [field.name for field in attrs.fields(SamplingParams) if field.name not in ("seed_offset", "mirostat_mu")]
     sampling = attrs.asdict(SamplingParams(**{name: value for name, value in params.items() if name in names}))
@@ -114,7 +114,7 @@ def stop_type(result: Result, tokenizer: Tokenizer | None, stops: Sequence[str])
 
 
 def _final(body: CompletionFields, server: Server, settings: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
-    """A whole answer; at the end of a stream what had not been told."""
+    """A whole answer; at the end of a stream the rest of it."""
     stats, is_read = result.stats, not body.stream and body.n_predict != 0
     kind, word = stop_type(result, server.engine.tokenizer, body.stops)
     found: dict[str, Any] = {
@@ -140,11 +140,11 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
     return found if not body.response_fields else _chosen(found, body.response_fields)
 
 
-async def _events(body: CompletionFields, n_prompts: list[int], told: Any, pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(body: CompletionFields, n_prompts: list[int], final: Any, pieces: Pieces) -> AsyncIterator[bytes]:
     counts = [StreamTimings() for _ in n_prompts]
     async for index, piece in pieces:
         if isinstance(piece, Result):
-            yield event(told(index, piece))
+            yield event(final(index, piece))
             continue
         count = counts[index]
         count.add(piece)

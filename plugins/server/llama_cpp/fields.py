@@ -18,7 +18,7 @@ _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length
 
 
 class CompletionFields(EngineFields):
-    """What a completion can be asked for, beside its prompt."""
+    """The fields of a completion beside its prompt."""
 
     temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy, as in llama.cpp")
     model: str | None = Field(None, description="any: the server has one model")
@@ -65,7 +65,7 @@ class CompletionFields(EngineFields):
 
 
 def biases(given: list[Any] | dict[str, Any], tokenizer: Tokenizer | None) -> dict[int, float]:
-    """What is added to tokens' logits: a text stands for each of its tokens, false forbids them.
+    """Numbers added to tokens' logits: a text stands for each of its tokens, false forbids them.
 
     Raises:
         OptionError: There is a text, but no tokenizer, or a bias is true.

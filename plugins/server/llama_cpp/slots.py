@@ -37,7 +37,8 @@ def slots(server: Serving, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
     if fail_on_no_slot and all(slot.state != "idle" for slot in found):
         raise RequestError(503, "no slot is free", retry_after=1)
     return [
-        _told(slot, server.engine.config["n_ctx"], is_speculative=server.engine.config["spec_type"] != "none") for slot in found
+        _as_json(slot, server.engine.config["n_ctx"], is_speculative=server.engine.config["spec_type"] != "none")
+        for slot in found
     ]
 
 
@@ -71,10 +72,10 @@ def _act(id_slot: int, action: str, folder: Path, server: Server, body: SlotFile
         raise RequestError(400, f"{name}: {error.strerror}") from error
     ms = (perf_counter() - start) * 1e3
     n_held = len(saved.tokens) - 1  # the last one was sampled, and not computed
-    told = {"id_slot": id_slot, "filename": name}
+    facts = {"id_slot": id_slot, "filename": name}
     if action == "save":
-        return told | {"n_saved": n_held, "n_written": n_bytes, "timings": {"save_ms": ms}}
-    return told | {"n_restored": n_held, "n_read": n_bytes, "timings": {"restore_ms": ms}}
+        return facts | {"n_saved": n_held, "n_written": n_bytes, "timings": {"save_ms": ms}}
+    return facts | {"n_restored": n_held, "n_read": n_bytes, "timings": {"restore_ms": ms}}
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -95,7 +96,7 @@ def _path(folder: Path, name: str) -> Path:
     return path
 
 
-def _told(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, Any]:
+def _as_json(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, Any]:
     return {
         "id": slot.slot,
         "n_ctx": n_ctx,

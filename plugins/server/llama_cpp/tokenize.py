@@ -45,10 +45,10 @@ def tokenize(body: TokenizeRequest, server: Serving) -> Response:
     """Give the tokens of a text."""
     tokenizer = needed(server.engine.tokenizer)
     tokens = mixed_tokens(body.content, tokenizer, add_special=body.add_special, parse_special=body.parse_special)
-    return long_answer(_told(tokens, tokenizer if body.with_pieces else None))
+    return long_answer(_as_json(tokens, tokenizer if body.with_pieces else None))
 
 
-def _told(tokens: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
+def _as_json(tokens: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
     """The answer's JSON, a thousand tokens at a time, with their pieces where there is a tokenizer."""
     yield '{"tokens":['
     for start in range(0, len(tokens), 1000):

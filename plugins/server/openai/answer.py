@@ -1,4 +1,4 @@
-"""What answers of OpenAI's endpoints have in common."""
+"""The common parts of the answers of OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FINGERPRINT = f"augury-{metadata.version('augury')}"
 
 
 class StreamOptions(Fields):
-    """What a stream tells beside its pieces."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")

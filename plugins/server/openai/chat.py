@@ -93,7 +93,7 @@ class ResponseFormat(Fields):
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="of a json_object, as llama.cpp has it")
 
     def schema_of_answer(self) -> dict[str, Any] | None:
-        """What the answer must fit."""
+        """The form of the answer."""
         if self.type == "json_schema" and self.json_schema is None:
             raise RequestError(400, "response_format lacks json_schema", param="response_format.json_schema")
         if self.json_schema is not None:
@@ -141,8 +141,8 @@ class ChatRequest(OpenAIFields):
         is_continued = self.messages[-1].role == "assistant"
         for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
             if getattr(self, name) not in {None, meant}:
-                told = "is continued because it is" if is_continued else "cannot be continued because it is not"
-                raise ValueError(f"{name} is {not meant}, but the last message {told} the assistant's; leave {name} out")
+                state = "is continued because it is" if is_continued else "cannot be continued because it is not"
+                raise ValueError(f"{name} is {not meant}, but the last message {state} the assistant's; leave {name} out")
         return self
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
@@ -259,9 +259,9 @@ async def _events(
         more = {} if isinstance(piece, Result) else _more(body, server, piece)
         if first or (more and not found):
             found[:1] = [first | (found[0] if found else {})]
-        told = {"timings": counts[index].timings()} if body.timings_per_token and isinstance(piece, Token) else {}
+        times = {"timings": counts[index].timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for number, delta in enumerate(found):
-            yield event(chunk(index, delta, **(more if number == 0 else {})) | told)
+            yield event(chunk(index, delta, **(more if number == 0 else {})) | times)
         if isinstance(piece, Result):
             results[index] = piece
             reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].is_cut)
@@ -284,7 +284,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 def _more(body: ChatRequest, server: Server, token: Token) -> dict[str, Any]:
-    """What a request asked to be told of every token."""
+    """The figures of a token that the request asked for."""
     found: dict[str, Any] = {}
     if body.logprobs and not is_end(server, token):
         found["logprobs"] = {"content": [_logprob(token)]}

@@ -57,8 +57,8 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     if body.n_scored is None and body.max_tokens == 0:
         raise RequestError(400, "max_tokens is 0, which needs prompt_logprobs, or echo with logprobs", param="max_tokens")
     if body.n_scored is not None and body.stream:
-        told = "the prompt's log-probabilities (prompt_logprobs, or echo with logprobs) cannot be streamed; leave out stream"
-        raise RequestError(400, told, param="stream")
+        message = "the prompt's log-probabilities (prompt_logprobs, or echo with logprobs) cannot be streamed; leave out stream"
+        raise RequestError(400, message, param="stream")
     check_texts(body.prompts)
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
@@ -168,7 +168,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
                 found["timings"] = counts[index].timings()
             if body.logprobs is not None:
                 choice["logprobs"] = {
-                    name: list(told) for name, told in _logprobs((piece,), [offsets[index]], body.logprobs).items()
+                    name: list(values) for name, values in _logprobs((piece,), [offsets[index]], body.logprobs).items()
                 }
                 offsets[index] += len(piece.text)
             if body.return_draft_origin:

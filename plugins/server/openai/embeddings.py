@@ -43,8 +43,8 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
     n_embd = server.engine.info.n_embd
     pooling = body.pooling or server.options.pooling or server.engine.info.pooling
     if pooling == "none":
-        told = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
-        raise RequestError(400, f"{told}; set pooling to mean, last or cls, or use /embedding", param="pooling")
+        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
+        raise RequestError(400, f"{message}; set pooling to mean, last or cls, or use /embedding", param="pooling")
     if body.dimensions not in {None, n_embd}:
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)

@@ -26,8 +26,8 @@ def models(server: Serving) -> dict[str, Any]:
 def model(server: Serving, name: str) -> dict[str, Any]:
     """Describe the model."""
     if name not in server.options.names:
-        told = f"there is no model {name!r}; this server has {', '.join(server.options.names)}"
-        raise RequestError(404, told, param="model", code="model_not_found")
+        message = f"there is no model {name!r}; this server has {', '.join(server.options.names)}"
+        raise RequestError(404, message, param="model", code="model_not_found")
     return _model(server, name)
 
 

@@ -59,8 +59,8 @@ class Output:
             self.items[-1]["content"].append(part)
             yield self._event("response.content_part.added", content_index=0, part=dict(part))
         self.items[-1]["content"][0]["text"] += text
-        told: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        yield self._event(f"response.{part_type}.delta", content_index=0, delta=text, **told)
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        yield self._event(f"response.{part_type}.delta", content_index=0, delta=text, **extra)
 
     def end(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """Complete the last item, if there is one that is not."""
@@ -71,8 +71,8 @@ class Output:
             yield self._event("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         else:
             (part,) = item["content"]
-            told: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
-            yield self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **told)
+            extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            yield self._event(f"response.{part['type']}.done", content_index=0, text=part["text"], **extra)
             yield self._event("response.content_part.done", content_index=0, part=part)
         item["status"] = status
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}

@@ -79,7 +79,7 @@ class ReasoningOptions(Fields):
 
 
 class StreamOptions(Fields):
-    """What a stream tells beside its events."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
 
@@ -128,7 +128,7 @@ class ResponsesRequest(EngineFields):
         )
 
     def schema_of_answer(self) -> dict[str, Any] | None:
-        """What the answer must fit."""
+        """The form of the answer."""
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
@@ -239,27 +239,27 @@ def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: 
 
 async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
     output, reader, count = Output(), AnswerReader(plan), StreamTimings()
-    n_told = 0
+    n_sent = 0
 
-    def told(each: dict[str, Any]) -> bytes:
-        nonlocal n_told
-        n_told += 1
-        return event({"type": each["type"], "sequence_number": n_told - 1, **each}, each["type"])
+    def numbered(each: dict[str, Any]) -> bytes:
+        nonlocal n_sent
+        n_sent += 1
+        return event({"type": each["type"], "sequence_number": n_sent - 1, **each}, each["type"])
 
     for kind in ("response.created", "response.in_progress"):
-        yield told({"type": kind, "response": begun})
+        yield numbered({"type": kind, "response": begun})
     async for _, piece in pieces:
         if not isinstance(piece, Result):
             count.add(piece)
         if isinstance(piece, PromptProgress):
             if body.return_progress:
                 progress = {"response": begun, "prompt_progress": prompt_progress(piece)}
-                yield told({"type": "response.in_progress", **progress})
+                yield numbered({"type": "response.in_progress", **progress})
             continue
         more = {"timings": count.timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for delta in reader.read(piece):
             for each in output.add(delta):
-                yield told(each | more)
+                yield numbered(each | more)
         if isinstance(piece, Result):
             for each in _ended(begun, output, reader, piece):
-                yield told(each)
+                yield numbered(each)

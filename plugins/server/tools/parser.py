@@ -58,7 +58,7 @@ class ParsedAnswer:
 
 
 def collect(deltas: Iterable[Delta]) -> ParsedAnswer:
-    """What deltas come to.
+    """The whole answer that deltas come to.
 
     >>> collect([Delta(content="a"), Delta(call=0, name="f"), Delta(call=0, arguments="{}")]).calls
     [Call(name='f', arguments='{}')]

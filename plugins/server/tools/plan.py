@@ -39,7 +39,7 @@ Message = Mapping[str, Any]
 
 @frozen
 class ChatPlan:
-    """What one request adds to a prompt, and how its answer is read.
+    """A request's additions to a prompt, and how its answer is read.
 
     Attributes:
         params: Arguments of `Engine.submit`: `messages`, `tools` and what constrains the answer.
@@ -56,7 +56,7 @@ class ChatPlan:
         return AnswerParser(self._format.tools, self._tags, self._names, is_reasoning=self._is_reasoning)
 
     def text(self, token: Token) -> str:
-        """What a token says to the parser: its text; of a control token that the format is written with its name."""
+        """A token's text for the parser; of a control token that the format is written with its name."""
         return token.text or self._format.control.get(token.token, "")
 
 
@@ -121,7 +121,7 @@ class ChatFormat:
         if self.tools is GENERIC:
             params["messages"] = [_as_text(message) for message in params["messages"]]
             if names:
-                params["messages"] = _told(described, params["messages"])
+                params["messages"] = _with_tools(described, params["messages"])
         elif names:
             params["tools"] = list(tools or ())
         tags = self.tags if self.may_reason else None
@@ -212,7 +212,7 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _told(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for a template that knows no tools: a system message describes them."""
     text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described))
     if messages[0]["role"] == "system":
