@@ -241,7 +241,10 @@ class Lowering:
             left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
             connection = layer.connection(block)
             streams.read(connection)
-            emitter.emit(writing)
+            if is_read or n + 1 < len(blocks):
+                emitter.emit(writing)
+            else:
+                emitter.emit_kept(writing)
             streams.write(connection)
             if n >= layer.n_abreast and block.is_parallel:  # others do not see what it adds
                 apart += writing.take_pending()

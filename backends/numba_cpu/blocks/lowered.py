@@ -51,6 +51,8 @@ class LoweredEmitter(Emitter):
         self._layout = Layout(operations, kept, n_first)
         emitters = list(self._emitters_of(operations, kept))
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
+        keeping = [i for i, each in enumerate(self._emitters, 1) if each.operation.cached() or each.operation.kept()]
+        self._n_keeping = max(keeping, default=0)
 
     def tables(self) -> Mapping[Hashable, int]:
         """See `Emitter.tables`."""
@@ -101,10 +103,17 @@ class LoweredEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
+        self._emit(tape, self._emitters)
+
+    def emit_kept(self, tape: Tape) -> None:
+        """See `Emitter.emit_kept`."""
+        self._emit(tape, self._emitters[: self._n_keeping])
+
+    def _emit(self, tape: Tape, emitters: Sequence[OperationEmitter]) -> None:
         if (embedded := tape.space.embedded) is not None:
             tape.kept[self._read_embedding] = embedded
         written, read = set[Value](), set[Value]()  # since the last barrier, by records that have none
-        for emitter, following in zip(self._emitters, [*self._emitters[1:], None], strict=True):
+        for emitter, following in zip(emitters, [*emitters[1:], None], strict=True):
             emitter.emit(tape)
             if emitter.needs_no_barrier:
                 tape.waits = False
