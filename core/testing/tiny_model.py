@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "N_CTX_TRAIN",
     "N_EMBD",
+    "N_LAYERS",
     "N_VOCAB",
     "PERIOD",
     "LlamaSizes",
@@ -37,6 +38,7 @@ _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
 N_VOCAB = 256 + _TOKENS_BESIDE_BYTES
 N_CTX_TRAIN = 4096
 N_EMBD = 64
+N_LAYERS = 3
 PERIOD = 12  # length of a circle of tokens
 _FOCUS = 3.0  # of a head's attention on the token itself
 _BLOCK_SIZE = 6  # tokens that a block head sees at once
@@ -92,7 +94,15 @@ class LlamaSizes:
 
 
 _SIZES = LlamaSizes(
-    n_vocab=N_VOCAB, n_embd=N_EMBD, n_ff=96, n_heads=2, n_kv_heads=1, head_dim=32, n_rot=32, n_layers=3, n_ctx=N_CTX_TRAIN
+    n_vocab=N_VOCAB,
+    n_embd=N_EMBD,
+    n_ff=96,
+    n_heads=2,
+    n_kv_heads=1,
+    head_dim=32,
+    n_rot=32,
+    n_layers=N_LAYERS,
+    n_ctx=N_CTX_TRAIN,
 )
 
 

@@ -3,82 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
-from attrs import frozen
 
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
-from augury.files.gguf import ModelFile
-from augury.interfaces import Backend, Model, Progress
-from augury.loader import make_backend, plan_of
+from augury.interfaces import Model
 from augury.passes import Pass
-from augury.registry import Registry
 from augury.testing.backend import contract
+from augury.testing.backend.subject import N_CTX, BackendSubject
 from augury.testing.contract import Check, Contract, hypothesis_settings
-from augury.testing.tiny_model import N_VOCAB, write_tiny_model
-from augury.types import ModelOptions
+from augury.testing.tiny_model import N_LAYERS, N_VOCAB
 
-__all__ = ["BACKEND_CHECKS", "BackendSubject"]
+__all__ = ["BACKEND_CHECKS"]
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
-_N_CTX = 160
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
 _SLACK = 1 << 20  # bytes of Python objects beside what the table counts
-
-
-@frozen(eq=False)
-class BackendSubject:
-    """A backend with options."""
-
-    backend: type[Backend]
-    options: Any
-    registry: Registry
-    tolerance: float
-    n_examples: int
-
-    def load(self, weight_type: str = "F32", *, is_reference: bool = False, output_norm: float = 1.0, **given: Any) -> Model:
-        """A tiny model on it, or on the reference backend."""
-        device = make_backend(self.registry, "reference") if is_reference else self.backend(self.options)
-        options = ModelOptions(**{"n_slots": 2, "n_ctx": _N_CTX, "threads": 2, **given})
-        with tempfile.TemporaryDirectory(prefix="augury-tiny-") as folder:
-            path = Path(folder) / "tiny.gguf"
-            write_tiny_model(path, weight_type=weight_type, output_norm=output_norm)
-            file = ModelFile.open(path)
-            try:
-                plan = plan_of(file, self.registry)
-                spec = device.state_spec(plan, options)
-                model = device.load(file, plan, options, Progress())
-            finally:
-                file.close()
-        if spec != model.state_spec:
-            model.close()
-            raise contract.SPEC.broken(self.backend.name, f"{spec} before, {model.state_spec} after it was loaded")
-        model.forward = partial(self._forward, model.forward)  # type: ignore[method-assign]
-        return model
-
-    def _forward(self, forward: Callable[[Batch], Pass], batch: Batch) -> Pass:
-        passed: Any = forward(batch)
-        if not isinstance(passed, Pass):
-            raise contract.HANDLE.broken(self.backend.name, f"forward returned a {type(passed).__name__}")
-        return passed
-
-    def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, told: str) -> None:
-        """See that logits are the same to the bit.
-
-        Raises:
-            ContractError: They are not.
-        """
-        if found.shape != expected.shape or not np.array_equal(found, expected):
-            raise promise.broken(self.backend.name, f"other logits {told}")
 
 
 def near_reference(subject: BackendSubject) -> None:
@@ -92,10 +38,7 @@ def near_reference(subject: BackendSubject) -> None:
                 found, right = whole if n_layers is None else model.forward(batch).rows(), oracle.forward(batch).rows()
                 if found.dtype != np.float32 or found.shape != right.shape:
                     raise contract.LOGITS.broken(subject.backend.name, f"{found.shape} {found.dtype}")
-                error = float(np.mean((found.astype(np.float64) - right) ** 2) / np.mean(right.astype(np.float64) ** 2))
-                if not error <= subject.tolerance:
-                    told = f"{weight_type}, {n_layers or 'all'} layers: error {error:.2g}, tolerance {subject.tolerance:.2g}"
-                    raise contract.LOGITS.broken(subject.backend.name, told)
+                subject.near(contract.LOGITS, found, right, f"{weight_type}, {n_layers or 'all'} layers")
             found, whole = model.forward(Batch.chain(tokens[:24], layers=(0, model.info.n_layers))).rows(), whole[:24]
             subject.same(contract.LAYERS, found, whole, "with `layers` of all")
 
@@ -145,17 +88,47 @@ def stages(subject: BackendSubject) -> None:
         passed, right = (each.forward(Batch.chain(tokens, features=names)) for each in (model, oracle))
         logits, told = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
         for name, values in told.items():
-            error = float(np.mean((values - right.features(name)) ** 2) / np.mean(right.features(name) ** 2))
-            if values.shape != (len(tokens), model.features[name]) or not error <= subject.tolerance:
-                raise contract.FEATURES.broken(
-                    subject.backend.name, f"{name}: error {error:.2g}, tolerance {subject.tolerance:.2g}"
-                )
+            if values.shape != (len(tokens), model.features[name]):
+                raise contract.FEATURES.broken(subject.backend.name, f"{name} of shape {values.shape}")
+            subject.near(contract.FEATURES, values, right.features(name), name)
             joint = _joined([Batch.chain(_tokens(more, seed=3), slot=1), Batch.chain(tokens)])
             found = model.forward(attrs.evolve(joint, features=(name,))).features(name)[more:]
             subject.same(contract.FEATURES, found, values, f"{name} beside another slot")
         for cut in range(1, model.info.n_layers if "layer.0" in names else 1):
             batch = Batch.chain(tokens, layers=(cut, model.info.n_layers), hidden=told[f"layer.{cut - 1}"])
             subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
+
+
+def nextn(subject: BackendSubject) -> None:
+    """A layer that predicts further tokens is the reference's, and what it drafts leaves no trace."""
+    if not subject.backend.computes_nextn:
+        return
+    tokens, n, cut, given = _tokens(24), N_LAYERS, 15, ("output",)
+    with (
+        _closing(subject.load("Q8_0", has_nextn=True)) as model,
+        _closing(subject.load("Q8_0", has_nextn=True, is_reference=True)) as oracle,
+    ):
+        if model.info.nextn_features != given:
+            raise contract.NEXTN.broken(subject.backend.name, f"given {model.info.nextn_features}, expected {given}")
+        told = oracle.forward(Batch.chain(tokens, features=given)).features("output")
+        hidden = np.concatenate([np.zeros_like(told[:1]), told])
+
+        def batch_of(tokens: np.ndarray, start: int = 0, **others: Any) -> Batch:
+            rows = np.ascontiguousarray(hidden[start : start + len(tokens)])
+            return Batch.chain(tokens, start=start, layers=(n, n + 1), hidden=rows, features=given, **others)
+
+        passed, right = (each.forward(batch_of(tokens)) for each in (model, oracle))
+        whole = passed.rows().copy()
+        subject.near(contract.NEXTN, whole, right.rows(), "logits")
+        subject.near(contract.NEXTN, passed.features("output"), right.features("output"), "what is given on")
+        plain = model.forward(Batch.chain(tokens)).rows().copy()
+        model.forward(batch_of(tokens, slot=1))
+        model.forward(batch_of(_tokens(6, seed=3), cut))  # a draft
+        last = model.forward(Batch.chain(tokens[-1:], start=len(tokens) - 1)).rows()
+        subject.same(contract.NEXTN, last, plain[-1:], "of the model after a draft of such a layer")
+        wanted = np.arange(40, dtype=np.int32)
+        found = model.forward(batch_of(tokens[cut:], cut, vocabulary=wanted)).rows()[:, wanted]
+        subject.same(contract.NEXTN, found, whole[cut:, wanted], "of some tokens, after a draft")
 
 
 def undo(subject: BackendSubject) -> None:
@@ -219,7 +192,7 @@ def chains(subject: BackendSubject) -> None:
         right = [model.forward(batch).rows().copy() for batch in (first, *following)]
         subject.same(contract.CHAINS, rows, np.concatenate(right[:-1]), "of a chain of four passes")
         subject.same(contract.CHAINS, after, right[-1], "after a chain")
-        beyond = Batch.chain([1], start=_N_CTX - 1)
+        beyond = Batch.chain([1], start=N_CTX - 1)
         _raises(subject, contract.CHAINS, CapacityError, "a chain beyond a slot", lambda: model.forward_chain(beyond, 2))
 
 
@@ -310,7 +283,7 @@ def outside(subject: BackendSubject) -> None:
     with _closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()
         for batch, error in (
-            (Batch.chain([1], start=_N_CTX), CapacityError),
+            (Batch.chain([1], start=N_CTX), CapacityError),
             (Batch.chain([1], start=-1), CapacityError),
             (Batch.chain([1], slot=2), CapacityError),
             (Batch.chain([N_VOCAB]), OptionError),
@@ -388,6 +361,7 @@ BACKEND_CHECKS = (
     Check("gives the reference's logits", near_reference),
     Check("computes a token the same way in any company", row_invariance),
     Check("computes its layers in parts, and tells of them", stages),
+    Check("computes a layer that predicts further tokens", nextn),
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
     Check("computes what it chooses itself as what it is given", chains),

@@ -9,7 +9,8 @@ from augury.errors import UnsupportedError
 from augury.interfaces import Backend
 from augury.options import build
 from augury.registry import Registry
-from augury.testing.backend.checks import BACKEND_CHECKS, BackendSubject
+from augury.testing.backend.checks import BACKEND_CHECKS
+from augury.testing.backend.subject import BackendSubject
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.toys import registry_with_toys
 
