@@ -77,6 +77,9 @@ class _Flags:
     slots: bool = option(True, help="answer /slots, which shows what each slot does")
     no_slots: bool = option(False, help="do not answer /slots")
     slot_save_path: str | None = option(None, help="folder that slots may be saved to")
+    collect: str | None = option(
+        None, help="folder that keeps the tokens of the newest requests and answers, 64 MiB, for augury learn -f"
+    )
     props: bool = option(False, help="allow properties to be changed at /props")
     metrics: bool = option(False, help="count for Prometheus, at /metrics")
     sleep_idle_seconds: int = option(
@@ -148,6 +151,10 @@ def _run(args: argparse.Namespace) -> int:
 
         server.metrics = Metrics()
         args.registry.hooks.register(server.metrics)
+    if flags.collect is not None:
+        from augury.plugins.server.collection import Collection
+
+        server.collection = Collection(_folder("--collect", flags.collect))
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in _words(flags.host):  # any free port is one for all of them
@@ -186,17 +193,14 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         raise OptionError(
             "--host names no address, expected some separated by commas; 0.0.0.0 and :: are all of this machine's"
         )
-    key_file, cert_file, slot_path, keys_file = (
-        None if name is None else Path(name)
-        for name in (flags.ssl_key_file, flags.ssl_cert_file, flags.slot_save_path, flags.api_key_file)
+    key_file, cert_file, keys_file = (
+        None if name is None else Path(name) for name in (flags.ssl_key_file, flags.ssl_cert_file, flags.api_key_file)
     )
     if (key_file is None) != (cert_file is None):
         raise OptionError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
     for file in filter(None, (key_file, cert_file)):
         if not os.access(file, os.R_OK):
             raise OptionError(f"{file} cannot be read")
-    if slot_path is not None and not slot_path.is_dir():
-        raise OptionError(f"--slot-save-path is {slot_path}, expected a folder that exists")
     for origin in _words(flags.cors_origins):
         if not (origin in ("*", "localhost") or _is_origin(origin)):
             raise OptionError(f"--cors-origins names {origin!r}, expected *, localhost or origins such as https://chat.example")
@@ -221,12 +225,18 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         pooling=flags.pooling,
         shows_slots=flags.slots and not flags.no_slots,
         takes_props=flags.props,
-        slot_save_path=slot_path and slot_path.resolve(),
+        slot_save_path=None if flags.slot_save_path is None else _folder("--slot-save-path", flags.slot_save_path),
         sleep_idle_s=flags.sleep_idle_seconds if flags.sleep_idle_seconds > 0 else None,
         has_page=not flags.no_ui,
         ssl_key_file=key_file,
         ssl_cert_file=cert_file,
     )
+
+
+def _folder(flag: str, name: str) -> Path:
+    if not Path(name).is_dir():
+        raise OptionError(f"{flag} is {name}, expected a folder that exists")
+    return Path(name).resolve()
 
 
 def _thinking(flags: _Flags) -> dict[str, Any]:

@@ -23,7 +23,6 @@ IGNORED = (
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
-    "store",
     "user",
 )
 """Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
@@ -117,6 +116,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     choice: str | list[str] | None = None
     constraint: str | dict[str, Any] | None = None
     speculative: bool | dict[str, Any] | None = Field(None, description="false, or options by drafter; see Drafters")
+    store: bool | None = Field(None, description="false: --collect does not keep the request")
     id_slot: int = Field(-1, ge=-1, description="the slot to wait for; -1: any")
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")
     return_progress: bool = Field(default=False, description="tell in a stream how far the prompt is processed")

@@ -24,6 +24,7 @@ from augury.types import Result, Token
 
 if TYPE_CHECKING:
     from augury import Running
+    from augury.plugins.server.collection import Collection
 
 __all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate", "score"]
 
@@ -41,7 +42,9 @@ class Generation:
         before_wait: Awaited by `pieces` whenever there is none to give yet.
     """
 
-    def __init__(self, runnings: Sequence[Running], timeout_s: float, found: asyncio.Queue[Any] | None) -> None:
+    def __init__(
+        self, runnings: Sequence[Running], timeout_s: float, found: asyncio.Queue[Any] | None, collection: Collection | None
+    ) -> None:
         self.before_wait: Callable[[], Awaitable[None]] = do_nothing
         self._runnings = runnings
         self._timeout_s = timeout_s
@@ -49,6 +52,7 @@ class Generation:
         self._deadline = self._loop.time() + timeout_s
         self._is_expired = False
         self._found = found  # where prompts report; None: they do not
+        self._collection = collection  # keeps whole answers; None: they are not kept
         self._read = defaultdict[int, list[Token]](list)  # by answer, where tokens may end it
         self._ended: set[int] = set()  # answers that a token ended
 
@@ -59,19 +63,24 @@ class Generation:
         Args:
             server: Whose engine is to answer.
             asked: Arguments of `Engine.submit`, with `n` for several answers; what they lack is as the server's flags say.
+                `store` is False where none of the answers may be collected.
             has_progress: Whether there are pieces that tell how far prompts are processed, each of its first answer.
 
         Raises:
             AuguryError: As `Engine.submit` does; then none of them runs.
         """
         params = [{**server.options.params, **each} for each in asked]
+        may_store = all([each.pop("store", True) for each in params])  # noqa: C419 - of all
+        collection = server.collection if may_store else None
+        for each in params if collection is not None else ():
+            each["echo"] = True  # tells the prompt's tokens
         found, n = asyncio.Queue[Any](), 0
         for each in params if has_progress else ():
             each["on_prompt"] = partial(_report, asyncio.get_running_loop(), found, n)
             n += each.get("n", 1)
         # encoding a long prompt, and rendering a template, take too long for the event loop
         runnings = await to_thread.run_sync(partial(_submit, server.engine.submit, params))
-        return cls(runnings, server.options.timeout_s, found if has_progress else None)
+        return cls(runnings, server.options.timeout_s, found if has_progress else None, collection)
 
     async def results(self, http: Request, until: Until | None = None) -> list[Result]:
         """Wait for all of them, or for the tokens with which they are to end.
@@ -158,12 +167,14 @@ class Generation:
         if i in self._ended:
             pieces, text = tuple(self._read[i]), "".join(token.text for token in self._read[i])
             tokens = tuple(token.token for token in pieces)
-            return attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
-        if result.finish_reason != "cancelled":
-            return result
-        if self._is_expired:
+            result = attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
+        elif self._is_expired and result.finish_reason == "cancelled":
             raise _too_long(self._timeout_s)
-        raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
+        elif result.finish_reason == "cancelled":
+            raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
+        if self._collection is not None:
+            self._loop.run_in_executor(None, self._collection.add, [*(result.prompt or ()), *result.tokens])
+        return result
 
     async def _cancel_on_disconnect(self, http: Request) -> None:
         await _disconnect(http)

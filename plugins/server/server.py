@@ -18,6 +18,7 @@ from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
     from augury import Engine
+    from augury.plugins.server.collection import Collection
     from augury.plugins.server.metrics import Metrics
 
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
@@ -91,6 +92,7 @@ class Server:
     load: Callable[[LoadingProgress], Engine]
     progress: LoadingProgress = Factory(LoadingProgress)
     metrics: Metrics | None = None  # None: nobody counts
+    collection: Collection | None = None  # None: no request is kept
     url: str = ""
     failure: AuguryError | None = None  # why there will be no engine
     on_failure: Callable[[], object] = lambda: None

@@ -1,0 +1,89 @@
+"""`augury serve --collect`: answered requests are kept, within bounds, as texts that `augury learn` reads."""
+
+import itertools
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from commands import here, run
+from servers import serving
+
+from augury.plugins.learn.corpus import read_texts
+from augury.plugins.server import collection
+from augury.plugins.server.collection import Collection
+
+
+def kept(folder, name="requests.jsonl"):
+    return [json.loads(line)["tokens"] for line in (folder / name).read_text().splitlines()]
+
+
+def test_whole_answers_are_kept_unless_their_requests_say_no(tmp_path):
+    asked = {"n_predict": 6, "return_tokens": True, "temperature": 1.0, "seed": 7}
+    with serving(*here(), "-c", 4096, "-np", 2, "--collect", tmp_path) as server:
+
+        def complete(**fields):
+            answer = server.client.post("/completion", json=asked | fields)
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        expected = [[1, 2, *complete(prompt=[1, 2]).json()["tokens"]]]
+        expected += [[3, 4, *each["tokens"]] for each in complete(prompt=[3, 4], n_cmpl=2).json()]
+        events = complete(prompt=[5, 6], stream=True).text.splitlines()
+        streamed = [json.loads(line.removeprefix("data: "))["tokens"] for line in events if '"tokens"' in line]
+        expected.append([5, 6, *itertools.chain(*streamed)])
+        complete(prompt=[7, 8], store=False)
+        assert server.client.post("/completion", json=asked | {"prompt": [7, 99999]}).status_code == 400
+        endless = {"prompt": [7, 9], "n_predict": 4000, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", "/completion", json=asked | endless):
+            pass  # a client that leaves
+        body = {"prompt": [9, 8], "max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+        answer = server.client.post("/v1/completions", json=body)
+        assert answer.json()["choices"][0]["text"] == ""  # the prompt is kept, not told
+        assert server.end() == 0
+    found = kept(tmp_path)
+    assert sorted(found)[:-1] == sorted(expected)
+    assert max(found)[:2] == [9, 8]
+    assert len(max(found)) == 6
+    assert [list(text.tokens) for text in read_texts([tmp_path])] == found
+
+
+def test_no_more_is_kept_than_is_said_and_the_owner_alone_may_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(collection, "_N_BYTES", 1000)
+    requests = [[i] * 20 for i in range(100, 150)]
+    for request in requests:
+        Collection(tmp_path).add(request)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["requests-before.jsonl", "requests.jsonl"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert 500 < sum(file.stat().st_size for file in files) <= 1000
+    newest = [*kept(tmp_path, "requests-before.jsonl"), *kept(tmp_path)]
+    assert newest == requests[-len(newest) :]
+
+
+def test_several_threads_and_servers_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(collection, "_N_BYTES", 20000)
+    requests = [[i] * 9 for i in range(300)]
+    folders = [Collection(tmp_path) for _ in range(3)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda i: folders[i % 3].add(requests[i]), range(300)))
+    assert sorted([*kept(tmp_path, "requests-before.jsonl"), *kept(tmp_path)]) == requests
+
+
+def test_a_disk_that_refuses_costs_the_request_and_no_other(tmp_path, monkeypatch, caplog):
+    kept_here, write = Collection(tmp_path), collection.os.open
+    kept_here.add([1, 2])
+    monkeypatch.setattr(collection.os, "open", lambda path, *more: write("/dev/full" if more[1:] else path, *more))
+    kept_here.add([3, 4])
+    monkeypatch.undo()
+    kept_here.add([5, 6])
+    assert kept(tmp_path) == [[1, 2], [5, 6]]
+    assert "a request could not be kept" in caplog.text
+    assert "3" not in caplog.messages[0]
+
+
+@pytest.mark.parametrize("flag", ["--collect", "--slot-save-path"])
+def test_the_folder_must_exist(capsys, tmp_path, flag):
+    code, _, err = run(capsys, "serve", *here(), "--port", 0, flag, tmp_path / "none")
+    assert code == 2
+    assert f"{flag} is {tmp_path}/none, expected a folder that exists" in err
