@@ -8,6 +8,7 @@ import pytest
 from cpu_backends import cpu_backends
 
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import gguf_file
 from augury.testing import toys
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
@@ -16,7 +17,7 @@ from augury.testing.drafter.engines import WAYS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
-from augury.testing.tiny_model import gguf_file, write_tiny_tokenizer
+from augury.testing.tiny_model import write_tiny_tokenizer
 from augury.testing.toys import TINY_DFLASH, TINY_DRAFT, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 REGISTRY = registry_with_toys()

@@ -75,6 +75,11 @@ class AtomicFile:
         with suppress(OSError):  # of buffered bytes of a file that is not wanted
             self.file.close()
 
+    @property
+    def part(self) -> Path:
+        """The file's name until it is published, for a library that opens files itself."""
+        return self._part
+
     def scratch(self) -> Path:
         """A new folder beside the file for what else is needed on the way; it goes when the part goes."""
         folder = _scratch_of(self._part)

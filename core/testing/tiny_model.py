@@ -6,15 +6,15 @@ So its text repeats itself as real text does, with surprises where the layers ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
+
+from augury.files.gguf_writer import LlamaSizes, add_weights, gguf_file
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -25,8 +25,6 @@ __all__ = [
     "N_LAYERS",
     "N_VOCAB",
     "PERIOD",
-    "LlamaSizes",
-    "gguf_file",
     "write_tiny_block_head",
     "write_tiny_head",
     "write_tiny_model",
@@ -46,53 +44,6 @@ _LOUDNESS = 1e4  # of what a block head's attention adds, beside the masks that 
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
 
-@frozen
-class LlamaSizes:
-    """Of a llama model that is to be written."""
-
-    n_vocab: int
-    n_embd: int
-    n_ff: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    n_rot: int
-    n_layers: int
-    n_ctx: int
-
-    def describe(self, writer: GGUFWriter) -> None:
-        """Write them as metadata."""
-        writer.add_block_count(self.n_layers)
-        writer.add_context_length(self.n_ctx)
-        writer.add_embedding_length(self.n_embd)
-        writer.add_feed_forward_length(self.n_ff)
-        writer.add_head_count(self.n_heads)
-        writer.add_head_count_kv(self.n_kv_heads)
-        writer.add_key_length(self.head_dim)
-        writer.add_value_length(self.head_dim)
-        writer.add_rope_dimension_count(self.n_rot)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_vocab_size(self.n_vocab)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors; the embedding is the output, too."""
-        n_queries, n_keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        of_layer = {
-            "attn_norm": (self.n_embd,),
-            "attn_q": (n_queries, self.n_embd),
-            "attn_k": (n_keys, self.n_embd),
-            "attn_v": (n_keys, self.n_embd),
-            "attn_output": (self.n_embd, n_queries),
-            "ffn_norm": (self.n_embd,),
-            "ffn_gate": (self.n_ff, self.n_embd),
-            "ffn_up": (self.n_ff, self.n_embd),
-            "ffn_down": (self.n_embd, self.n_ff),
-        }
-        layers = {f"blk.{i}.{name}.weight": shape for i in range(self.n_layers) for name, shape in of_layer.items()}
-        return {"token_embd.weight": (self.n_vocab, self.n_embd), "output_norm.weight": (self.n_embd,)} | layers
-
-
 _SIZES = LlamaSizes(
     n_vocab=N_VOCAB,
     n_embd=N_EMBD,
@@ -104,19 +55,6 @@ _SIZES = LlamaSizes(
     n_layers=N_LAYERS,
     n_ctx=N_CTX_TRAIN,
 )
-
-
-@contextmanager
-def gguf_file(path: Path, architecture: str = "llama") -> Iterator[GGUFWriter]:
-    """A writer of a model file, which is written when the block ends."""
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, architecture)
-    yield writer
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def write_tiny_model(
@@ -145,10 +83,6 @@ def write_tiny_model(
         keys: Further metadata.
         has_nextn: Whether a layer more predicts further tokens. It is often right, because the output is the model's.
     """
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    kind = GGMLQuantizationType[weight_type]
     with gguf_file(path, architecture) as writer:
         sizes = evolve(_SIZES, n_layers=_SIZES.n_layers + has_nextn)
         sizes.describe(writer)
@@ -161,11 +95,7 @@ def write_tiny_model(
         norm = {"output_norm.weight": np.full(N_EMBD, output_norm, np.float32)}
         others = {name: values.astype(np.float32) for name, values in tensors.items()}
         nextn = _nextn(f"blk.{_SIZES.n_layers}.nextn") if has_nextn else {}
-        for name, values in (_weights(seed, sizes) | norm | nextn | others).items():
-            if values.ndim == 1:
-                writer.add_tensor(name, values)
-            else:
-                writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        add_weights(writer, _weights(seed, sizes) | norm | nextn | others, weight_type)
 
 
 def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = _SIZES.head_dim, n_layers: int = 1) -> None:
@@ -181,7 +111,7 @@ def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = 
     """
     n_heads = n_embd // head_dim
     heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
-    sizes = attrs.evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
+    sizes = evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
     own, nothing = np.eye(n_embd, dtype=np.float32), np.zeros((n_embd, n_embd), np.float32)
     looking = np.float32(_FOCUS / head_dim**0.25) * own
     with gguf_file(path, "eagle3") as writer:
@@ -189,16 +119,11 @@ def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = 
         writer.add_array("eagle3.target_layers", [min(i, n_layers) for i in (1, 2, 3)])
         writer.add_uint32("eagle3.target_hidden_size", n_embd)
         writer.add_bool("eagle3.norm_before_residual", val=True)
-        writer.add_tensor("fc.weight", np.hstack([own, own, own]))
-        for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-            writer.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
-        writer.add_tensor("blk.0.attn_norm_2.weight", np.zeros(n_embd, np.float32))
+        weights = _empty_layer(sizes) | {"fc.weight": np.hstack([own, own, own]), "blk.0.attn_output.weight": own}
+        weights["blk.0.attn_norm_2.weight"] = np.zeros(n_embd, np.float32)
         for name, values in {"attn_q": looking, "attn_k": looking, "attn_v": own}.items():
-            writer.add_tensor(f"blk.0.{name}.weight", np.hstack([values, nothing]))
-        writer.add_tensor("blk.0.attn_output.weight", own)
-        for name, shape in sizes.shapes.items():
-            if ".ffn_" in name and len(shape) > 1:
-                writer.add_tensor(name, np.zeros(shape, np.float32))
+            weights[f"blk.0.{name}.weight"] = np.hstack([values, nothing])
+        add_weights(writer, weights)
 
 
 def write_tiny_block_head(
@@ -218,30 +143,22 @@ def write_tiny_block_head(
     n_vocab, n_embd = embedding.shape
     n_heads = n_embd // head_dim
     heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
-    sizes = attrs.evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
+    sizes = evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
     own, mask = np.eye(n_embd, dtype=np.float32), embedding[-1] / np.linalg.norm(embedding[-1])
     with gguf_file(path, "dflash") as writer:
         sizes.describe(writer)
         writer.add_array("dflash.target_layers", [1])
         writer.add_uint32("dflash.block_size", _BLOCK_SIZE)
         writer.add_mask_token_id(n_vocab - 1)
-        writer.add_tensor("fc.weight", np.zeros((n_embd, n_embd), np.float32))
-        for name in ("enc.output_norm", "output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-            writer.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
-        for name in ("blk.0.attn_q_norm", "blk.0.attn_k_norm"):
-            writer.add_tensor(f"{name}.weight", np.ones(head_dim, np.float32))
-        values, outputs = own - np.outer(mask, mask), np.float32(_LOUDNESS) * own
-        for name, each in {"attn_q": 0 * own, "attn_k": own, "attn_v": values, "attn_output": outputs}.items():
-            writer.add_tensor(f"blk.0.{name}.weight", each.astype(np.float32))
-        for name, shape in sizes.shapes.items():
-            if ".ffn_" in name and len(shape) > 1:
-                writer.add_tensor(name, np.zeros(shape, np.float32))
+        weights = _empty_layer(sizes) | {"fc.weight": 0 * own, "enc.output_norm.weight": np.ones(n_embd)}
+        weights |= {f"blk.0.attn_{name}_norm.weight": np.ones(head_dim) for name in "qk"}
+        weights |= {"blk.0.attn_k.weight": own, "blk.0.attn_v.weight": own - np.outer(mask, mask)}
+        weights["blk.0.attn_output.weight"] = _LOUDNESS * own
         if output is not None:
             lengths = np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))
-            writer.add_tensor("markov_w1.weight", (embedding / lengths).astype(np.float32))
-            writer.add_tensor("markov_w2.weight", (2 * output).astype(np.float32))
-            writer.add_tensor("conf_proj.weight", np.zeros((1, 2 * n_embd), np.float32))
-            writer.add_tensor("conf_proj.bias", np.ones(1, np.float32))
+            weights |= {"markov_w1.weight": embedding / lengths, "markov_w2.weight": 2 * output}
+            weights |= {"conf_proj.weight": np.zeros((1, 2 * n_embd)), "conf_proj.bias": np.ones(1)}
+        add_weights(writer, {name: values.astype(np.float32) for name, values in weights.items()})
 
 
 def write_tiny_tokenizer(writer: GGUFWriter) -> None:
@@ -262,6 +179,12 @@ def _alphabet() -> list[str]:
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _empty_layer(sizes: LlamaSizes) -> dict[str, np.ndarray]:
+    """Tensors of a head of one layer, of which only norms let anything through; it lacks an embedding."""
+    shapes = {name: shape for name, shape in sizes.shapes.items() if name != "token_embd.weight"}
+    return {name: np.full(shape, len(shape) == 1, np.float32) for name, shape in shapes.items()}
 
 
 def _nextn(at: str) -> dict[str, np.ndarray]:

@@ -97,19 +97,21 @@ def _run(args: argparse.Namespace) -> int:
         path = resolve(args.model, args.registry, progress)
     with ModelFile.open(path, overrides_of(args)) as file:
         plan = _plan_of(file, args.registry)
-        sizes = HeadSizes.for_target(plan, str(args.model))
-        n_drafted = min(args.draft_vocabulary, plan.n_vocab)
-        _check_memory(sizes, n_drafted)
+        sizes = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary)
+        _check_memory(sizes)
         folder = args.output.with_name(f"{args.output.name}.learn")
-        n_weights, n_kept = sizes.n_weights(n_drafted), args.disk * 10**9
+        n_kept = args.disk * 10**9
         if not folder.exists():
             n_answer = (params["max_tokens"] or -1) if args.prompts else 0
             n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
-            check_disk(args.output.resolve().parent, n_bytes + 4 * n_weights * 8)  # two checkpoints at once, and the best twice
-        setup = {"model": file.digest, "texts": digest(prompts), "sampling": params if args.prompts else None}
-        setup |= {
-            "draft_vocabulary": n_drafted,
+            n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
+            check_disk(args.output.resolve().parent, n_bytes)
+        setup = {
+            "model": file.digest,
+            "texts": digest(prompts),
+            "sampling": params if args.prompts else None,
+            "draft_vocabulary": sizes.n_drafted,
             "seed": params["seed"],
             "epochs": args.epochs,
             "disk": args.disk,
@@ -118,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
         recorded = Recorded(folder, sizes, setup)
         pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
-        tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, n_drafted)
+        tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, sizes.n_drafted)
         _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
     _report(args, params, pieces[:n_held_out])
     recorded.remove()
@@ -143,7 +145,7 @@ def _plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
     return architecture.plans(file)["main"]
 
 
-def _check_memory(sizes: HeadSizes, n_drafted: int) -> None:
+def _check_memory(sizes: HeadSizes) -> None:
     """See that the training fits.
 
     Raises:
@@ -152,8 +154,8 @@ def _check_memory(sizes: HeadSizes, n_drafted: int) -> None:
     from augury.plugins.learn.fitting import N_BATCH, N_WINDOW
     from augury.plugins.learn.training import N_STEPS
 
-    of_weights = 6 * sizes.n_weights(n_drafted) + n_drafted * sizes.n_embd  # Adam's before and after, and the target's rows
-    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_WINDOW * n_drafted)  # logits, and what becomes of them
+    of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the target's rows
+    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_WINDOW * sizes.n_drafted)  # logits, and what becomes of them
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
@@ -179,7 +181,8 @@ def _record(
             for number, each in zip(numbers, told, strict=True):
                 recorded.add_features(number, each)
     n, n_all = (sum(map(len, each)) for each in (pieces, texts))
-    say(f"{len(pieces)} pieces of text, {n} tokens" + (f"; {n_all - n} are left out (--disk, short ends)" if n < n_all else ""))
+    left_out = f"; {n_all - n} are left out (--disk, short ends)" if n < n_all else ""
+    say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
     return pieces
 
 

@@ -16,47 +16,36 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import UnsupportedError
-from augury.files.atomic_file import AtomicFile
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import LlamaSizes, add_weights, gguf_file
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
 
-__all__ = ["EPSILON", "HeadSizes", "TargetTensors", "Weights", "draft_vocabulary", "first_weights", "write_head"]
+__all__ = ["HeadSizes", "TargetTensors", "Weights", "draft_vocabulary", "first_weights", "write_head"]
 
 Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 
-EPSILON = 1e-6  # of the norms
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
 _N_GROUPED = 4  # heads of queries to one of keys, where their number allows that
 _FF_BLOCK = 32  # weights of a block of Q8_0, of which a row has whole ones
 
 
 @frozen
-class HeadSizes:
-    """How large a head is, and what it reads.
+class HeadSizes(LlamaSizes):
+    """How large a head is, and what it reads; width, vocabulary and context are the target's.
 
     Attributes:
-        n_embd: E, the target's.
-        head_dim: D.
-        n_heads: H of queries.
-        n_kv_heads: G.
-        n_ff: Width of the feed-forward.
         layers: The numbers of the target's layers whose inputs it reads.
-        n_ctx: Positions that the target was trained for.
+        n_drafted: V_d, how many tokens it drafts.
     """
 
-    n_embd: int
-    head_dim: int
-    n_heads: int
-    n_kv_heads: int
-    n_ff: int
     layers: tuple[int, ...]
-    n_ctx: int
+    n_drafted: int
 
     @classmethod
-    def for_target(cls, plan: ModelPlan, name: str) -> HeadSizes:
+    def for_target(cls, plan: ModelPlan, name: str, n_drafted: int) -> HeadSizes:
         """The sizes of a head for a target: an early, a middle and a late layer, as EAGLE-3 reads them.
 
         Raises:
@@ -70,36 +59,41 @@ class HeadSizes:
         n_kv_heads = n_heads // _N_GROUPED if n_heads % _N_GROUPED == 0 else n_heads
         layers = (2, n // 2, n - 3) if n > 5 else (1 % n, n // 2, n - 1)
         n_ff = -(-3 * n_embd // _FF_BLOCK) * _FF_BLOCK
-        return cls(n_embd, head_dim, n_heads, n_kv_heads, n_ff, layers, plan.n_ctx_train)
+        return cls(
+            *(plan.n_vocab, n_embd, n_ff, n_heads, n_kv_heads),
+            head_dim=head_dim,
+            n_rot=head_dim,
+            n_layers=1,
+            n_ctx=plan.n_ctx_train,
+            layers=layers,
+            n_drafted=min(n_drafted, plan.n_vocab),
+        )
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of what it reads."""
         return tuple(f"layer.{number - 1}" if number else "embedding" for number in self.layers)
 
-    def shapes(self, n_vocab: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors with an output of so many tokens."""
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors: attention reads a token and a feature beside each other."""
         e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        return {
+        found = super().shapes
+        del found["token_embd.weight"]
+        return found | {
             "fc.weight": (e, len(self.layers) * e),
             "enc.output_norm.weight": (len(self.layers) * e,),
-            "blk.0.attn_norm.weight": (e,),
             "blk.0.attn_norm_2.weight": (e,),
             "blk.0.attn_q.weight": (q, 2 * e),
             "blk.0.attn_k.weight": (kv, 2 * e),
             "blk.0.attn_v.weight": (kv, 2 * e),
-            "blk.0.attn_output.weight": (e, q),
-            "blk.0.ffn_norm.weight": (e,),
-            "blk.0.ffn_gate.weight": (self.n_ff, e),
-            "blk.0.ffn_up.weight": (self.n_ff, e),
-            "blk.0.ffn_down.weight": (e, self.n_ff),
-            "output_norm.weight": (e,),
-            "output.weight": (n_vocab, e),
+            "output.weight": (self.n_drafted, e),
         }
 
-    def n_weights(self, n_vocab: int) -> int:
+    @property
+    def n_weights(self) -> int:
         """How many numbers are trained."""
-        return sum(int(np.prod(shape)) for shape in self.shapes(n_vocab).values())
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
 
 class TargetTensors:
@@ -153,7 +147,7 @@ def first_weights(sizes: HeadSizes, target: TargetTensors, tokens: np.ndarray, s
         seed: Of what is random.
     """
     rng, weights = np.random.default_rng(seed), Weights()
-    for name, shape in sizes.shapes(len(tokens)).items():
+    for name, shape in sizes.shapes.items():
         if len(shape) == 1:
             weights[name] = np.ones(shape, np.float32)
         else:
@@ -176,24 +170,10 @@ def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarr
         tokens: (V_d,) int32 that it drafts.
         weights: Its tensors.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from gguf.quants import quantize
-
-    with AtomicFile(path.resolve()) as out:
-        part = out.scratch() / path.name
-        writer = GGUFWriter(part, "eagle3")
+    with gguf_file(path, "eagle3", is_durable=True) as writer:
         writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
-        writer.add_block_count(1)
-        writer.add_context_length(sizes.n_ctx)
-        writer.add_embedding_length(sizes.n_embd)
-        writer.add_feed_forward_length(sizes.n_ff)
-        writer.add_head_count(sizes.n_heads)
-        writer.add_head_count_kv(sizes.n_kv_heads)
-        writer.add_key_length(sizes.head_dim)
-        writer.add_value_length(sizes.head_dim)
-        writer.add_rope_dimension_count(sizes.head_dim)
+        sizes.describe(writer)
         writer.add_rope_freq_base(10000.0)
-        writer.add_layer_norm_rms_eps(EPSILON)
         writer.add_array("eagle3.target_layers", list(sizes.layers))
         writer.add_uint32("eagle3.target_hidden_size", sizes.n_embd)
         writer.add_bool("eagle3.norm_before_residual", val=True)
@@ -202,18 +182,7 @@ def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarr
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
                 _repeat(writer, key, value)
         writer.add_tensor("d2t", tokens.astype(np.int64))
-        for name, values in weights.items():
-            kind = GGMLQuantizationType.Q8_0 if values.ndim > 1 and values.shape[1] % _FF_BLOCK == 0 else None
-            kind = kind or (GGMLQuantizationType.F16 if values.ndim > 1 else GGMLQuantizationType.F32)
-            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        with part.open("rb") as written:
-            while block := written.read(1 << 24):
-                out.file.write(block)
-        out.publish(is_durable=True)
+        add_weights(writer, weights, "Q8_0")
 
 
 def _repeat(writer: Any, key: str, value: object) -> None:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from attrs import frozen
 
-from augury.plugins.learn.head import EPSILON, HeadSizes, Weights
+from augury.files.gguf_writer import EPSILON
+from augury.plugins.learn.head import HeadSizes, Weights
 
 __all__ = ["N_STEPS", "Batch", "Trainer"]
 

@@ -5,9 +5,9 @@ import pytest
 from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Draft, Drafter, Engine, ModelFileError, OptionError, PluginError, UnsupportedError, hookimpl
+from augury.files.gguf_writer import gguf_file
 from augury.loader import plan_of
 from augury.registry import Registry
-from augury.testing.tiny_model import gguf_file
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 
 GREEDY = {"temperature": 0.0}

@@ -9,9 +9,9 @@ from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.backends.numba_cpu.kernels.amx import TILES
 from augury.backends.numba_cpu.kernels.isa import available_isas, choose_isa
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import LlamaSizes, gguf_file
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
-from augury.testing.tiny_model import LlamaSizes, gguf_file
 from augury.types import ModelOptions
 
 F32, Q4_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0

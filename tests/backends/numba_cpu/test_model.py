@@ -17,11 +17,11 @@ from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import LlamaSizes, gguf_file
 from augury.interfaces import Progress
 from augury.plugins.architectures.gemma import Gemma3
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.architectures.qwen import Qwen2, Qwen3
-from augury.testing.tiny_model import LlamaSizes, gguf_file
 from augury.types import ModelOptions
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}

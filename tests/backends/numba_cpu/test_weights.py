@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from oracles import weights
 
+from augury.files.gguf_writer import LlamaSizes, gguf_file
 from augury.files.tensor_type import TensorType
-from augury.testing.tiny_model import LlamaSizes, gguf_file
 
 E, F, LAYERS, VOCABULARY = 2048, 5632, 3, 8192
 # A first model of the same types brings in what every process needs once: the compiled kernels.

@@ -8,8 +8,8 @@ import pytest
 
 from augury.cli import inspect
 from augury.errors import ModelFileError
+from augury.files.gguf_writer import gguf_file
 from augury.registry import Registry
-from augury.testing.tiny_model import gguf_file
 
 TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
 

@@ -10,7 +10,7 @@ from damage import mutate_header
 
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.testing.tiny_model import gguf_file
+from augury.files.gguf_writer import gguf_file
 
 HEADS = sorted((Path(__file__).parents[2] / "data" / "models").glob("*.head"))[:3]
 N_CASES = 350  # of each base file

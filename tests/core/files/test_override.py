@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 
 from augury.errors import OptionError
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import gguf_file
 from augury.files.override import Untyped, parse_overrides
-from augury.testing.tiny_model import gguf_file
 
 OWN = {"x.text": "old", "x.count": 7, "x.scale": 0.5, "x.flag": True}
 scalars = (

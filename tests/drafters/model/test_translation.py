@@ -10,7 +10,7 @@ from oracles.models import tiny_model
 
 from augury import Engine
 from augury.drafters.model.translation import Translation
-from augury.testing.tiny_model import gguf_file
+from augury.files.gguf_writer import gguf_file
 
 TEXT = (
     2

@@ -76,7 +76,7 @@ def test_a_learnt_head_is_often_right_where_an_untrained_one_is_not_and_changes_
     assert not (tmp_path / "head.gguf.learn").exists()
     with ModelFile.open(model / "model.gguf") as file, ModelFile.open(tmp_path / "head.gguf") as head:
         plan, tokens = plan_of(file, REGISTRY), head.integers("d2t", (N_DRAFTED,), 264)
-        sizes, target = HeadSizes.for_target(plan, "it"), TargetTensors(file, plan)
+        sizes, target = HeadSizes.for_target(plan, "it", N_DRAFTED), TargetTensors(file, plan)
         write_head(tmp_path / "untrained.gguf", sizes, file, tokens, first_weights(sizes, target, tokens, 1))
         of_tokenizer = {key for key in file.metadata if key.startswith("tokenizer.")}
         assert of_tokenizer <= head.metadata.keys()
@@ -134,7 +134,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
         text = [3, 7, *engine.generate([3, 7], max_tokens=40, temperature=0.0, ignore_eos=True).tokens]
     file = tiny_file(target_of(name))
     plan = plan_of(file, REGISTRY)
-    sizes, target = HeadSizes.for_target(plan, name), TargetTensors(file, plan)
+    sizes, target = HeadSizes.for_target(plan, name, plan.n_vocab), TargetTensors(file, plan)
     tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
 
     def trainer(weights):
