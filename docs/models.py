@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from textwrap import fill
 
 import attrs
 
@@ -18,6 +19,7 @@ from augury.registry import Registry
 from augury.types import ModelOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.drafts import DATA as DRAFTS, NEXTN
 from oracles.models import ORACLES, architecture_of, file_for_plans
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -74,10 +76,14 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. Layers that predict further tokens
-(`nextn_predict_layers`) are used by `draft-mtp` in files of `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`,
-`glm-dsa`, `glm4moe`, `hy_v3`, `llama`, `mimo2`, `mistral4`, `qwen35`, `qwen35moe`, `qwen3next` and `step35`, on
-backends `numba-cpu` and `reference`. Elsewhere they are not used, and files with them run like files without. A file that asks
+Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-mtp`, on backends `numba-cpu` and `reference`,
+in files of these architectures, token for token as llama.cpp does:
+{nextn}.
+
+Files of `dots3note`, `exaone-moe` and `glm5-next` may have such layers, too, but llama.cpp loads them without using them. They
+run here like files without. `gemma4-assistant`, which drafts for Gemma 4 from the keys and values of that model, does not run.
+
+One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. A file that asks
 for something that its architecture does not know is refused, and the error names the metadata key: attention to later tokens
 (`attention.causal`), `glm5-next` without the last block's tokens (`attention.indexer.kpool_select_tail`), `bailingmoe3` without
 a floor of decays (`kda.safe_gate`).
@@ -112,7 +118,9 @@ def page(registry: Registry) -> str:
     on_gpus = ON_GPUS.format(but=BUT.format(rows=refused) if unknown else ".")
     head = HEAD.format(n=len(rows) - 2)
     tables = (head, rows), (on_gpus + LEFT_OUT, lacking)
-    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + NOT_EXACTLY
+    nextn = sorted({architecture_of(name, DRAFTS) for name in NEXTN})
+    told = NOT_EXACTLY.format(nextn=fill(", ".join(f"`{name}`" for name in nextn), 128))
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + told
 
 
 def _missing_on_gpus(plan: ModelPlan, registry: Registry) -> str | None:

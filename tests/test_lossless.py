@@ -215,6 +215,10 @@ NEXTN_CASES = [
     for j, how in enumerate([(1, 1, 6), (1, 2, 2), (4, 2, 6)])
     for k, way in enumerate(WAYS)
     if backend != "reference" or (i + j + k) % 5 == 0
+] + [
+    (name, "numba-cpu", "auto", 2, 1, 4, way)
+    for name in ("mtp-bailingmoe3", "mtp-nemotron_h_moe", "mtp-qwen4exp", "mtp-step35")
+    for way in ("greedy", "sampled")
 ]
 
 

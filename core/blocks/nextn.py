@@ -20,7 +20,7 @@ class NextnInput(Block):
     """The residual streams begin as projection(token_norm(x), hidden_norm(h)), both norms side by side.
 
     x is the token's embedding, h the row of `Batch.hidden`, of the token before it. Where h has a row (E,) for each stream,
-    each begins as its own; one row is the beginning of all.
+    each begins as its own, and the norm may have weights for each; one row is the beginning of all.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
     """
@@ -33,6 +33,6 @@ class NextnInput(Block):
     def lower(self, build: Builder) -> None:
         """See `Block.lower`."""
         x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
-        rows = build.read_hidden(self.n_hidden).split(*[size] * (self.n_hidden // size))
-        joined = [build.join(x, build.normalize(row, self.hidden_norm)) for row in rows]
+        hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
+        joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]
         build.begin_streams(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))

@@ -168,6 +168,7 @@ class Decoder(Tensors):
         output: Output | None = None,
         nextn: Callable[[int], Layer] | None = None,
         nextn_hidden: Literal["output", "layer"] = "output",
+        nextn_output: Callable[[int, Output], Output] = lambda _, output: output,
         **embedding: Any,
     ) -> ModelPlan:
         """The model of these layers, from the embedding to the output.
@@ -177,6 +178,7 @@ class Decoder(Tensors):
             output: The last block; None: that of `output()`.
             nextn: Makes a layer that predicts further tokens, by its number; None: the family does without them.
             nextn_hidden: The feature that these layers read, see `NextnLayer`.
+            nextn_output: Makes the output of such a layer, by its number, of the model's with a norm and weights of its own.
             **embedding: Further fields of `Embedding`, such as `scale`.
         """
         first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
@@ -184,29 +186,36 @@ class Decoder(Tensors):
         plan = ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
         if nextn is None or f"blk.{self.n_layers}.nextn.eh_proj.weight" not in self.file.tensors:
             return plan
-        n_hidden = self.n_embd if nextn_hidden == "output" else plan.n_hidden
-        further = (self._nextn(i, nextn(i), nextn_hidden, n_hidden, last) for i in range(self.n_layers, self.n_stored))
-        return attrs.evolve(plan, nextn=tuple(further))
+        numbers = range(self.n_layers, self.n_stored)
+        return attrs.evolve(plan, nextn=tuple(self._nextn(i, nextn(i), nextn_hidden, nextn_output, plan) for i in numbers))
 
     def _nextn(
-        self, number: int, layer: Layer, hidden: Literal["output", "layer"], n_hidden: int, output: Output
+        self,
+        number: int,
+        layer: Layer,
+        hidden: Literal["output", "layer"],
+        output_of: Callable[[int, Output], Output],
+        plan: ModelPlan,
     ) -> NextnLayer:
         """A layer that predicts further tokens; the model's embedding and output serve where it has none of its own."""
         at, tensors, n_embd, n_vocab = f"blk.{number}.nextn", self.file.tensors, self.n_embd, self.n_vocab
         rows = f"{at}.embed_tokens.weight" if f"{at}.embed_tokens.weight" in tensors else f"{self.embedding}.weight"
         self.file.tensor(rows, (n_vocab, n_embd))
-        if f"{at}.shared_head_norm.weight" in tensors:
-            output = attrs.evolve(output, norm=self.norm(f"{at}.shared_head_norm"))
+        output, by_stream = plan.output, (plan.embedding.n_streams, n_embd)
+        for name in (f"blk.{number}.layer_output_norm", f"{at}.shared_head_norm"):  # the latter where a file has both
+            if f"{name}.weight" in tensors:
+                output = attrs.evolve(output, norm=self.norm(name))
         if f"{at}.shared_head_head.weight" in tensors and output.weight is not None:
             own = self.linear(f"{at}.shared_head_head", n_embd, n_vocab, has_bias=False, factor=output.weight.scale)
             output = attrs.evolve(output, weight=own)
+        is_by_stream = self.file.tensor(f"{at}.hnorm.weight").shape == by_stream
         begin = NextnInput(
             token_norm=self.norm(f"{at}.enorm"),
-            hidden_norm=self.norm(f"{at}.hnorm"),
+            hidden_norm=self.norm(f"{at}.hnorm", shape=by_stream if is_by_stream else None),
             projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
-            n_hidden=n_hidden,
+            n_hidden=n_embd if hidden == "output" else plan.n_hidden,
         )
-        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, layer, output, hidden)
+        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, layer, output_of(number, output), hidden)
 
     def attention(
         self,

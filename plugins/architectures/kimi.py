@@ -39,6 +39,7 @@ class KimiLinear(Architecture):
     name = "kimi-linear"
     decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")
+    has_nextn: ClassVar[bool] = False  # whether layers that predict further tokens are used
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -47,7 +48,11 @@ class KimiLinear(Architecture):
         if not decoder.n_heads[0]:
             decoder.keys.fail("attention.head_count", 0, "the heads of all layers with delta attention in the first layer")
         layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
-        return {"main": decoder.plan(layers)}
+
+        def nextn(layer: int) -> Layer:
+            return Layer(cls.attention(decoder, layer), cls.feed_forward(decoder, layer))
+
+        return {"main": decoder.plan(layers, nextn=nextn if cls.has_nextn else None)}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int) -> Layer:
@@ -114,6 +119,7 @@ class BailingMoe3(KimiLinear):
     name = "bailingmoe3"
     decay_names = ("ssm_f_a",)
     gate_names = ("ssm_g_a",)
+    has_nextn = True
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:

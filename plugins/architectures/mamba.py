@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan
+from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -86,13 +86,13 @@ class NemotronH(Architecture):
     """Layers of one block each: a feed-forward without a gate, attention without positions, or Mamba-2."""
 
     name = "nemotron_h"
+    has_nextn: ClassVar[bool] = False  # whether layers that predict further tokens are used
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(
-            file, least=0, may_have_experts=True, least_eps=Keys(file).number("attention.layer_norm_epsilon", 0.0)
-        )
+        eps = Keys(file).number("attention.layer_norm_epsilon", 0.0)
+        decoder = Decoder(file, least=0, may_have_experts=True, least_eps=eps)
         scale = decoder.keys.number("attention.scale", 0.0) or None
         layers = []
         for layer in range(decoder.n_layers):
@@ -102,14 +102,25 @@ class NemotronH(Architecture):
                 layers.append(Layer(decoder.attention(layer, None, scale=scale)))
             else:
                 layers.append(Layer(mamba2(decoder, layer)))
-        return {"main": decoder.plan(layers)}
+
+        def nextn(layer: int) -> Layer:
+            attention = decoder.attention(layer, None, scale=scale)
+            return Layer(attention, cls.feed_forward(decoder, layer, norm="post_attention_norm"))
+
+        def nextn_output(layer: int, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
+            norm = output.norm
+            return output if norm is None else attrs.evolve(output, norm=attrs.evolve(norm, kind=NormKind.LAYER, eps=eps))
+
+        names = {f"blk.{decoder.n_layers}.{each}.weight" for each in ("attn_q", "attn_qkv")}
+        has_nextn = cls.has_nextn and not names.isdisjoint(file.tensors)  # files without are of llama.cpp's tests
+        return {"main": decoder.plan(layers, nextn=nextn if has_nextn else None, nextn_output=nextn_output)}
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(cls, decoder: Decoder, layer: int, norm: str = "attn_norm") -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer; where it has a router, a mixture of experts, which may work on fewer values."""
         at, keys = f"blk.{layer}", decoder.keys
         if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm="attn_norm")
+            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm=norm)
         n_latent = keys.count("moe_latent_size", 0, least=0) or decoder.n_embd
         sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
         latent: dict[str, Any] = {}
@@ -123,7 +134,7 @@ class NemotronH(Architecture):
             gating=Gating.SIGMOID,
             activation=Activation.RELU_SQUARED,
             has_gate=False,
-            norm="attn_norm",
+            norm=norm,
             has_weights_scale=True,
             n_latent=n_latent,
             **latent,
@@ -131,9 +142,10 @@ class NemotronH(Architecture):
 
 
 class NemotronHMoe(NemotronH):
-    """The same by another name."""
+    """The same by another name; a layer that predicts further tokens has attention and experts, and a layer norm at its end."""
 
     name = "nemotron_h_moe"
+    has_nextn = True
 
 
 @hookimpl

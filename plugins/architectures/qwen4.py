@@ -10,6 +10,7 @@ from augury.blocks import (
     AllStreams,
     Attention,
     Convolution,
+    GatedDeltaNet,
     GatedHyperConnection,
     Gating,
     Layer,
@@ -17,6 +18,7 @@ from augury.blocks import (
     ModelPlan,
     NgramMemory,
     Norm,
+    Output,
     PoolIndexer,
     Pooling,
     Residual,
@@ -52,14 +54,30 @@ class Qwen4(Qwen35):
             if layer in memories:
                 layers.append(Layer(cls.memory(decoder, layer), residual=Residual(AllStreams())))
             delta_net = attrs.evolve(cls.delta_net(decoder, layer, None), has_sigmoid=True) if is_recurrent else None
-            mixer = delta_net or cls.attention(decoder, layer, rope)
-            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
-            names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
-            layers.append(Layer(mixer, experts, residual=Residual(*(cls.connection(decoder, name) for name in names))))
-        end = cls.connection(decoder, "output_hc", writes=False)
-        output = attrs.evolve(decoder.output(norm=None), residual=end)
-        n = keys.count("hyper_connection.count", least=2)
-        return {"main": decoder.plan(layers, output=output, n_streams=n)}
+            layers.append(cls.layer(decoder, layer, delta_net or cls.attention(decoder, layer, rope)))
+
+        def nextn(layer: int) -> Layer:
+            return cls.layer(decoder, layer, cls.attention(decoder, layer, rope))
+
+        def read_by(name: str, output: Output) -> Output:
+            return attrs.evolve(output, residual=cls.connection(decoder, name, writes=False))
+
+        plan = decoder.plan(
+            layers,
+            output=read_by("output_hc", decoder.output(norm=None)),
+            nextn=nextn,
+            nextn_hidden="layer",
+            nextn_output=lambda layer, output: read_by(f"blk.{layer}.nextn.hc_head", output),
+            n_streams=keys.count("hyper_connection.count", least=2),
+        )
+        return {"main": plan}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, mixer: GatedDeltaNet | Attention) -> Layer:
+        """A layer, from 0, with this mixer."""
+        experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
+        names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
+        return Layer(mixer, experts, residual=Residual(*(cls.connection(decoder, name) for name in names)))
 
     @classmethod
     def connection(cls, decoder: Decoder, name: str, *, writes: bool = True) -> GatedHyperConnection:
@@ -80,9 +98,9 @@ class Qwen4(Qwen35):
         keys, attention = decoder.keys, gated_attention(decoder, layer, rope, None)
         plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in ("q", "k", "v", "gate")}
         attention = attrs.evolve(attention, **plain)  # llama.cpp takes no note of biases that a file may have
-        ratios = decoder.file.get(keys.full("attention.compress_ratios"), list[int], [0] * decoder.n_layers)
-        if len(ratios) < decoder.n_layers:
-            keys.fail("attention.compress_ratios", ratios, f"{decoder.n_layers}, one per layer")
+        ratios = decoder.file.get(keys.full("attention.compress_ratios"), list[int], [0] * decoder.n_stored)
+        if len(ratios) < (n := max(layer + 1, decoder.n_layers)):
+            keys.fail("attention.compress_ratios", ratios, f"{n}, one per layer")
         if not (size := ratios[layer]):
             return attention
         n_chosen, at, n_embd = keys.count("attention.indexer.top_k"), f"blk.{layer}.indexer", decoder.n_embd

@@ -94,7 +94,7 @@ def agreeing(name: str) -> Path:
                     changed = np.eye(*entry.shape, dtype=np.float32)  # what it is given of the token
                 elif each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
                     changed = np.ones(entry.shape, np.float32)
-                elif each.endswith("nextn.shared_head_norm.weight"):
+                elif each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
                     changed = values("output_norm.weight").copy()
                 if changed is not None:
                     mapped[entry.start : entry.start + changed.nbytes] = changed.tobytes()

@@ -75,10 +75,10 @@ def tiny_file(name: str) -> ModelFile:
     return ModelFile.open(tiny_model(name))
 
 
-def architecture_of(name: str) -> str:
-    """What the header of a model of `ORACLES` says, without writing its file."""
+def architecture_of(name: str, data: Path = DATA) -> str:
+    """What the header of a model of `ORACLES` says, or of one of other data, without writing its file."""
     key = b"general.architecture"
-    _, _, rest = (DATA / f"{name}.head").read_bytes().partition(key)
+    _, _, rest = (data / f"{name}.head").read_bytes().partition(key)
     return rest[12 : 12 + int.from_bytes(rest[4:12], "little")].decode()  # a type of four bytes, a length of eight
 
 

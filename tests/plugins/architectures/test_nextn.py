@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 from oracles.drafts import NEXTN, draft_file, runs
-from oracles.models import altered, nmse, tiny_file
+from oracles.models import altered, nmse
 
 from augury import Registry
 from augury.batch import Batch
@@ -35,15 +35,15 @@ def load(backend, name, *, plan=None, **options):
 
 def hidden_states(model, text, slot=0):
     """What is given for each token: what the model made of the one before."""
-    (name,) = model.info.nextn_features
+    name = model.info.nextn_features[0]
     found = model.forward(Batch.chain(text, slot=slot, rows=NO_ROWS, features=(name,))).features(name)
     return np.concatenate([np.zeros_like(found[:1]), found])
 
 
-def nextn(model, tokens, start, hidden, *, slot=0, rows=None):
-    """A pass through the layer that predicts further tokens: its logits, and what it gives on."""
-    n = model.info.n_layers
-    given_on = "output" if model.info.nextn_features == ("output",) else f"layer.{n}"
+def nextn(model, tokens, start, hidden, *, slot=0, rows=None, layer=0):
+    """A pass through a layer that predicts further tokens: its logits, and what it gives on."""
+    n = model.info.n_layers + layer
+    given_on = "output" if model.info.nextn_features[layer] == "output" else f"layer.{n}"
     batch = Batch.chain(
         tokens, start=start, slot=slot, rows=rows, layers=(n, n + 1), hidden=np.ascontiguousarray(hidden), features=(given_on,)
     )
@@ -52,15 +52,20 @@ def nextn(model, tokens, start, hidden, *, slot=0, rows=None):
 
 
 def drafted(model, run):
-    """The drafts of each round, and the logits of the last token."""
-    hidden, n_done = hidden_states(model, run.text), 0
+    """The drafts of each round, and the logits of the last token; of several layers each drafts one."""
+    hidden, n_layers = hidden_states(model, run.text), len(model.info.nextn_features)
+    n_done = [0] * n_layers
     for last in run.last.tolist():
-        n = last + 1
-        logits, given = nextn(model, run.text[n_done:n], n_done, hidden[n_done:n], rows=np.array([last - n_done], np.int32))
-        tokens, n_done = [int(logits[-1].argmax())], n
-        for i in range(1, run.k):
-            logits, given = nextn(model, tokens[-1:], last + i, given[-1:])
+        tokens, made, n = [], hidden[:0], last + 1
+        for i in range(run.k):
+            if i and n_layers == 1:
+                logits, given = nextn(model, tokens[-1:], last + i, made[-1:])
+            else:
+                start, n_done[i] = n_done[i], n
+                fed, states = np.int32([*run.text[start:n], *tokens]), np.concatenate([hidden[start:n], made])
+                logits, given = nextn(model, fed, start, states, rows=np.int32([len(fed) - 1]), layer=i)
             tokens.append(int(logits[-1].argmax()))
+            made = np.concatenate([made, given[-1:]])
         yield tokens, logits[-1]
 
 
@@ -186,51 +191,3 @@ def test_layers_that_are_not_complete_are_left_out():
     file = ModelFile.open(draft_file("mtp-qwen35"))
     assert not plan_of(altered(file, without=("blk.2.nextn.eh_proj.weight",)), REGISTRY).nextn
     assert len(plan_of(file, REGISTRY).nextn) == 1
-
-
-# Architectures without files of llama.cpp's to compare with: the layers are those of the model, by the same functions
-
-WITHOUT_ORACLE = {"step35-moe": "layer", "mimo2-moe": "layer"}
-
-
-def with_nextn(file, n_nextn):
-    """A model whose last layer comes again, so often, as one that predicts further tokens."""
-    n, n_embd = (int(file.metadata[f"{file.architecture}.{key}"]) for key in ("block_count", "embedding_length"))
-    rng, arrays = np.random.default_rng(1), {}
-    for i in range(n, n + n_nextn):
-        for name, tensor in file.tensors.items():
-            if name.startswith(f"blk.{n - 1}."):
-                arrays[name.replace(f"blk.{n - 1}.", f"blk.{i}.")] = tensor.data.view(np.float32).reshape(tensor.shape)
-        arrays[f"blk.{i}.nextn.eh_proj.weight"] = rng.standard_normal((n_embd, 2 * n_embd)) / n_embd**0.5
-        arrays |= {f"blk.{i}.nextn.{name}.weight": 1 + rng.standard_normal(n_embd) / 5 for name in ("enorm", "hnorm")}
-    counts = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
-    keys = {f"{file.architecture}.block_count": n + n_nextn, f"{file.architecture}.nextn_predict_layers": n_nextn}
-    for key in (f"{file.architecture}.{name}" for name in counts):
-        if np.ndim(file.metadata[key]):
-            keys[key] = np.append(file.metadata[key], [file.metadata[key][-1]] * n_nextn)
-    return altered(file, metadata=keys, arrays=arrays)
-
-
-@pytest.mark.parametrize("name", WITHOUT_ORACLE)
-def test_several_layers_of_other_architectures_are_computed_alike(name):
-    file, text, found = with_nextn(tiny_file(name), 2), runs("mtp-qwen35")[0].text[:12], []
-    plan = plan_of(file, REGISTRY)
-    n = len(plan.layers)
-    for backend in BACKENDS:
-        kind = REGISTRY.backends[backend]
-        options = ModelOptions(n_ctx=64, cache_type_k="f32", cache_type_v="f32", threads=1)
-        model = kind(kind.options_class()).load(file, plan, options, Progress())
-        assert model.info.nextn_features == (
-            (f"layer.{n - 1}", f"layer.{n}") if WITHOUT_ORACLE[name] == "layer" else ("output",) * 2
-        )
-        first = model.info.nextn_features[0]
-        hidden = model.forward(Batch.chain(text, features=(first,))).features(first).copy()
-        rows = []
-        for layer in (n, n + 1):
-            given = f"layer.{layer}" if WITHOUT_ORACLE[name] == "layer" else "output"
-            passed = model.forward(Batch.chain(text, layers=(layer, layer + 1), hidden=hidden, features=(given,)))
-            rows.append(passed.rows().copy())
-            hidden = passed.features(given).copy()
-        found.append(np.concatenate(rows))
-    assert nmse(found[1], found[0]) < 1e-9
-    assert str(plan.without_nextn()) == str(plan_of(tiny_file(name), REGISTRY))
