@@ -18,6 +18,7 @@ from augury.engine.nextn_states import NextnStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
+from augury.files.nextn_file import is_nextn_alone, n_nextn_of, with_nextn
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -142,6 +143,23 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     return plan
 
 
+def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, named: Backend, device: Backend) -> str:
+    """Why there are no layers that predict further tokens, and what to do; empty where there are."""
+    what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
+    name = f"blk.{n}.nextn.eh_proj.weight"
+    if not plan.nextn and name not in file.tensors:
+        found = f"its metadata states {n_nextn} {what}, but tensor {name!r} is missing" if n_nextn else f"it has no {what}"
+        return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave draft-mtp out"
+    if not plan.nextn:
+        return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
+    if device.computes_nextn:
+        return ""
+    if named.computes_nextn:
+        return f"{what} are computed on one device alone, not on {device.title}; leave draft-mtp out, or the placement (-ngl)"
+    able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_nextn))
+    return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"
+
+
 class Shared:
     """Objects that the sessions of one engine share, made once and closed with the engine."""
 
@@ -196,11 +214,17 @@ class Loader:
         """Those that are loaded, the target first."""
         return [context.model for context in self.contexts]
 
-    def open(self, reference: str | Path) -> ModelFile:
-        """The file that `reference` means, open until `close_files`: reading a large header twice would be felt."""
+    def open(self, reference: str | Path, draft: str | Path | None = None) -> ModelFile:
+        """The file that `reference` means, open until `close_files`: reading a large header twice would be felt.
+
+        If the file `draft` has layers of the model that predict further tokens, and no others, they are the model's from then
+        on.
+        """
         if str(reference) not in self._files:
             path = resolve(reference, self.registry, self._progress)
             self._files[str(reference)] = ModelFile.open(path, self._override_kv.get(str(reference)))
+        if draft is not None and is_nextn_alone(more := self.open(draft)):
+            self._files[str(reference)] = with_nextn(self._files[str(reference)], more)
         return self._files[str(reference)]
 
     def load(
@@ -249,12 +273,13 @@ class Loader:
                 )
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             device = place(self.registry, named, file, plan, wanted)
-            plan = whole if wants_nextn and device.computes_nextn else plan
+            lack = _lack_of_nextn(self.registry, file, whole, named, device)
+            plan = whole if wants_nextn and not lack else plan
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
             kind, nextn = CheckedContext if purpose == "draft" else EngineContext, NextnStates(model) if plan.nextn else None
-            self.contexts.append(kind(model, make_manager(model.state_spec, nextn or model), nextn))
+            self.contexts.append(kind(model, make_manager(model.state_spec, nextn or model), nextn, lack))
             self.backends.append(device)
             return self.contexts[-1]
 

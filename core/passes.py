@@ -298,6 +298,7 @@ class Target(ABC):
     nextn_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
     whose file has such layers loads them for drafters with `uses_nextn`."""
+    lack_of_nextn: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
 
     @abstractmethod

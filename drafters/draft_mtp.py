@@ -49,10 +49,7 @@ class DraftMtp(FeatureDrafter):
         super().__init__(options, session)
         target, info = session.target, session.model
         if not target.nextn_features:
-            raise UnsupportedError(
-                f"draft-mtp: {info.name} has no layers that predict further tokens, or they are not computed by its backend or "
-                "in its placement; leave draft-mtp out, or try --backend numba-cpu without -ngl"
-            )
+            raise UnsupportedError(f"draft-mtp: {target.lack_of_nextn}")
         self.features = (target.nextn_features[0],)
 
         def make() -> NextnRunner:

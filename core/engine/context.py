@@ -28,13 +28,15 @@ class EngineContext(Context):
         model: Whose passes.
         memory: Of its slots.
         nextn: How far its layers that predict further tokens have come; None where it has none.
+        lack_of_nextn: Why it has none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
-    def __init__(self, model: Model, memory: MemoryManager, nextn: NextnStates | None = None) -> None:
+    def __init__(self, model: Model, memory: MemoryManager, nextn: NextnStates | None = None, lack_of_nextn: str = "") -> None:
         self.model = model
         self.memory = memory
         self.nextn = nextn
+        self.lack_of_nextn = lack_of_nextn
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
@@ -265,6 +267,7 @@ class EngineTarget(Target):
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
         self.nextn_features = context.info.nextn_features
+        self.lack_of_nextn = context.lack_of_nextn
         self.features = context.model.features
         self._context = context
 

@@ -140,7 +140,8 @@ class Engine(Evaluations):
             memory_options: Options by memory manager, beside those in `memory`; a warning says which have no effect.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
-            draft_model: A second, small model; with `auto` it is one of the drafters to choose from.
+            draft_model: A second, small model; with `auto` it is one of the drafters to choose from. Or a file of the model's
+                layers that predict further tokens, for `draft-mtp`.
             spec_options: Options by drafter name, beside those in `spec_type`.
             draft_max: Tokens per draft at most.
             draft_min: Shorter drafts are thrown away.
@@ -185,7 +186,7 @@ class Engine(Evaluations):
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
-            file = loader.open(model)
+            file = loader.open(model, None if draft_model is None else str(draft_model))
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)

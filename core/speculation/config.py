@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
+from augury.files.nextn_file import is_nextn_alone
 from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs
 from augury.registry import Registry
@@ -72,18 +73,25 @@ def choose_drafters(
         spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
         has_nextn: Whether the target has layers that predict further tokens, for `auto`, which comes to the preferred drafter
             with these as well.
-        open_model: Opens the draft model's file, whose kind decides for `auto` which drafter is preferred.
+        open_model: Opens the draft model's file, whose kind decides for `auto` which drafter is preferred. One of layers that
+            predict further tokens, and of nothing else, counts as the target's.
 
     Raises:
         PluginError: There is no such drafter.
         OptionError: An option is unknown, out of range, or goes to a drafter that is not in use; a drafter occurs twice.
     """
     chain: dict[str, tuple[type[Drafter], dict[str, Any]]] = {}
-    kinds = (
-        None,
-        *[_A_MODEL] * (draft_model is not None),
-        *[_NEXTN] * (has_nextn and any(drafter.uses_nextn for drafter in registry.drafters.values())),
-    )
+
+    def is_of_target() -> bool:
+        return draft_model is not None and open_model is not None and is_nextn_alone(open_model(draft_model))
+
+    def kinds() -> Iterator[str | None]:
+        is_lent = is_of_target()
+        yield None
+        if draft_model is not None and not is_lent:
+            yield _A_MODEL
+        if (has_nextn or is_lent) and any(drafter.uses_nextn for drafter in registry.drafters.values()):
+            yield _NEXTN
 
     def preferred(need: str | None) -> str:
         if need == _A_MODEL and draft_model is not None and open_model is not None:
@@ -92,7 +100,7 @@ def choose_drafters(
                 return meant[0]
         return registry.choice("drafter", None, partial(_unsuitable, need=need))
 
-    for spec in _specs(spec_type, map(preferred, kinds)):
+    for spec in _specs(spec_type, map(preferred, kinds())):
         drafter: type[Drafter] = registry.find("drafter", spec.name)
         if drafter.name in chain:
             raise OptionError(f"--spec-type names {drafter.name} twice; a chain has each drafter once")
@@ -109,13 +117,15 @@ def choose_drafters(
                 f"leave them out, or name {name} in --spec-type"
             )
     takers = (_give_model(registry, drafter, values, str(draft_model)) for drafter, values in chain.values())
-    if draft_model is not None and not any(takers):
-        who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
-        raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
-    return [
+    is_taken = draft_model is None or any(takers)
+    chosen = [
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}"), drafter.aliases))
         for name, (drafter, values) in chain.items()
     ]
+    if not (is_taken or (uses_nextn(registry, chosen) and is_of_target())):
+        who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
+        raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
+    return chosen
 
 
 def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], Member]]) -> list[tuple[type[Drafter], Member]]:

@@ -7,20 +7,22 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from oracles.drafts import NEXTN, agreeing, draft_file, runs
-from oracles.models import altered, nmse, tiny_model
+from oracles.drafts import NEXTN, agreeing, draft_file, parted, runs
+from oracles.models import altered, nmse, tiny_file, tiny_model
 
 from augury import Engine, Registry
+from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.drafters.draft_mtp import DraftMtp, augury_drafters
 from augury.drafters.model.draft_runner import DraftRequest
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.drafters.model.nextn_runner import NextnRunner
 from augury.engine.context import EngineTarget
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
+from augury.options import NoOptions
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 from augury.types import Draft, ModelOptions
 
@@ -348,10 +350,62 @@ def test_layers_take_memory_only_where_they_are_used():
     assert n_bytes["recurrent-checkpoint(draft-mtp)"] == n_bytes["mtp"]
 
 
-@pytest.mark.parametrize(("path", "backend"), [(tiny_model("llama-dense"), "reference")])
-def test_a_target_without_such_layers_is_refused(path, backend):
-    with pytest.raises(UnsupportedError, match="no layers that predict further tokens"):
-        Engine.load(path, n_ctx=64, threads=1, backend=backend, spec_type="draft-mtp", registry=REGISTRY)
+def test_a_target_without_such_layers_is_refused():
+    with pytest.raises(UnsupportedError, match=r"draft-mtp: .*it has no layers that predict further tokens; give the file of"):
+        Engine.load(tiny_model("llama-dense"), n_ctx=64, threads=1, spec_type="draft-mtp", registry=REGISTRY)
+
+
+class Plain(Reference):
+    name = "plain"
+    computes_nextn = False
+
+
+def of_another_family(_):
+    file = tiny_file("exaone-moe-moe")
+    n = file.metadata["exaone-moe.block_count"]
+    by_layer = {key: np.append(each, each[-1:]) for key, each in file.metadata.items() if np.shape(each) == (n,)}
+    counts = {"exaone-moe.block_count": n + 1, "exaone-moe.nextn_predict_layers": 1}
+    return altered(file, metadata=by_layer | counts, arrays={f"blk.{n}.nextn.eh_proj.weight": np.zeros((2, 4))})
+
+
+def test_it_is_said_why_a_target_has_no_such_layers(monkeypatch):
+    def lack(change=lambda file: file, backend=None):
+        loader, path = Loader(REGISTRY, backend or Reference(NoOptions()), Progress()), draft_file("mtp-qwen35")
+        loader._files[str(path)] = change(ModelFile.open(path))
+        context = loader.load(path, ModelOptions(1, 64, 1), purpose="target", wants_nextn=True)
+        assert not context.info.nextn_features
+        return context.lack_of_nextn
+
+    missing = "blk.2.nextn.eh_proj.weight"
+    found = lack(lambda file: altered(file, without=(missing,)))
+    assert f"its metadata states 1 layers that predict further tokens, but tensor {missing!r} is missing; give the" in found
+    assert "not supported in architecture 'exaone-moe'; leave draft-mtp out" in lack(of_another_family)
+    assert "not computed by backend plain, expected numba-cpu or reference; use that" in lack(backend=Plain(NoOptions()))
+    monkeypatch.setattr("augury.loader.place", lambda *_: Plain(NoOptions()))
+    assert "computed on one device alone, not on plain; leave draft-mtp out, or the placement (-ngl)" in lack()
+
+
+@pytest.mark.parametrize("name", ["mtp-qwen35", "mtp-step35"])
+def test_layers_in_a_file_of_their_own_draft_as_those_in_the_model_s(name):
+    model, layers = parted(agreeing(name))
+    found = []
+    for path, more in ((agreeing(name), {}), (model, {"draft_model": layers})):
+        how = {"n_ctx": 192, "threads": 1, "backend": "numba-cpu", "spec_fixed": True, "draft_max": 3, "registry": REGISTRY}
+        with Engine.load(path, spec_type="draft-mtp", **how, **more) as engine:
+            found.append(drafted(engine.generate(PROMPT, max_tokens=24, **GREEDY)))
+    assert found[0] == found[1]
+    assert any(found[0][0])
+
+
+def test_a_file_of_such_layers_is_used_by_auto_and_by_nothing_else():
+    (model, layers), how = parted(draft_file("mtp-qwen35")), {"n_ctx": 64, "backend": "reference", "registry": REGISTRY}
+    with Engine.load(model, draft_model=layers, **how) as engine:
+        assert engine.config["spec_type"] == "suffix;recycle;draft-mtp"
+    with pytest.raises(OptionError, match="a draft model is given, but suffix uses none"):
+        Engine.load(model, draft_model=layers, spec_type="suffix", **how)
+    other = tiny_model("qwen3-dense")
+    with pytest.raises(ModelFileError, match=r"for 2 layers of architecture 'qwen35', but .* has 2 of 'qwen3'; give the file"):
+        Engine.load(other, draft_model=layers, **how)
 
 
 def test_passes_that_do_not_fit_are_refused():

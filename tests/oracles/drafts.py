@@ -18,12 +18,15 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+from gguf import GGUFValueType
 from oracles import models
 
 from augury import Registry
+from augury.files.gguf import ModelFile
 from augury.files.header import read_header
+from augury.files.nextn_file import n_nextn_of
 from augury.loader import plan_of
-from augury.testing.tiny_model import write_tiny_block_head, write_tiny_head
+from augury.testing.tiny_model import gguf_file, write_tiny_block_head, write_tiny_head
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
@@ -100,6 +103,43 @@ def agreeing(name: str) -> Path:
                     mapped[entry.start : entry.start + changed.nbytes] = changed.tobytes()
         part.replace(path)
     return path
+
+
+@functools.cache
+def parted(path: Path) -> tuple[Path, Path]:
+    """Two files of a model of `NEXTN`: without its layers that predict further tokens, and of these alone."""
+    with ModelFile.open(path) as file:
+        n, n_nextn = n_nextn_of(file)
+        numbers = {name: int(name.split(".")[1]) if name.startswith("blk.") else None for name in file.tensors}
+        of_model = {name for name, number in numbers.items() if number is None or number < n}
+        alone = {name for name, number in numbers.items() if number is None or number >= n}
+        own = {"block_count": n, "nextn_predict_layers": 0}
+        own |= {key: value[:n] for key, value in file.metadata.items() if np.shape(value) == (n + n_nextn,)}
+        own = {key if "." in key else f"{file.architecture}.{key}": value for key, value in own.items()}
+        return tuple(
+            models.written(f"{path.stem}-{kind}", functools.partial(_write, file, names, changes))
+            for kind, names, changes in (("model", of_model, own), ("nextn", alone, {}))
+        )
+
+
+def _write(file: ModelFile, names: set[str], changes: dict[str, object], path: Path) -> None:
+    """Write some tensors, float32, of a file, and its metadata with changes."""
+    with gguf_file(path, file.architecture) as writer:
+        for key, value in {**file.metadata, **changes}.items():
+            if key != "general.architecture" and np.size(value):
+                writer.add_key_value(key, *_typed(value))
+        for name in names:
+            tensor = file.tensors[name]
+            writer.add_tensor(name, tensor.data.view(np.float32).reshape(tensor.shape))
+
+
+def _typed(value: object) -> tuple[object, ...]:
+    """A value as a writer takes it, with its type."""
+    kinds = {bool: "BOOL", int: "INT64", float: "FLOAT32", str: "STRING"}
+    if isinstance(value, list | np.ndarray):
+        items = [*value] if isinstance(value, list) else value.tolist()
+        return items, GGUFValueType.ARRAY, GGUFValueType[kinds[type(items[0])]]
+    return value, GGUFValueType[kinds[type(value)]]
 
 
 @functools.cache

@@ -1,0 +1,74 @@
+"""Files that hold the layers of a model that predict further tokens, apart from the model's others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from augury.errors import ModelFileError
+from augury.files.gguf import ModelFile
+
+__all__ = ["is_nextn_alone", "n_nextn_of", "with_nextn"]
+
+_OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def n_nextn_of(file: ModelFile) -> tuple[int, int]:
+    """How many layers a file states, without those that predict further tokens, and how many of these."""
+    n_stored, n_nextn = (file.get(f"{file.architecture}.{key}", int, 0) for key in ("block_count", "nextn_predict_layers"))
+    return n_stored - n_nextn, n_nextn
+
+
+def is_nextn_alone(file: ModelFile) -> bool:
+    """Whether a file has layers that predict further tokens, and no others of the model.
+
+    Source: llama.cpp, whose converter writes such files with `--mtp`.
+    """
+    first, n_nextn = n_nextn_of(file)
+    return n_nextn > 0 and all(number >= first for number in _numbers(file.tensors))
+
+
+def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
+    """A model with the layers that predict further tokens of a file that has them alone, in place of its own.
+
+    They share the model's embedding and output. What the file has of these besides is left where it is.
+
+    Raises:
+        ModelFileError: The layers are those of a model of another architecture, or with another number of layers.
+    """
+    (n, _), (first, n_nextn) = n_nextn_of(file), n_nextn_of(more)
+    if (more.architecture, first) != (file.architecture, n):
+        raise ModelFileError(
+            f"{more.path}: its layers predict further tokens for {first} layers of architecture {more.architecture!r}, but "
+            f"{file.path} has {n} of {file.architecture!r}; give the file that was made of the same model"
+        )
+    of_model = {name: tensor for name, tensor in file.tensors.items() if max(_numbers([name]), default=0) < n}
+    added = {name: tensor for name, tensor in more.tensors.items() if _numbers([name])}
+    keys = {f"{file.architecture}.block_count": n + n_nextn, f"{file.architecture}.nextn_predict_layers": n_nextn}
+    return ModelFile(
+        file.path,
+        (*file.paths, *more.paths),
+        file.n_bytes + sum(tensor.n_bytes for tensor in added.values()),
+        {**file.metadata, **_by_layer(file, more, n, n + n_nextn), **keys},
+        of_model | added,
+        (*file.identity, *more.identity),
+        file.head + more.head,
+    )
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    """The numbers of the layers that tensors belong to."""
+    return [int(found[1]) for found in map(_OF_A_LAYER.match, names) if found is not None]
+
+
+def _by_layer(file: ModelFile, more: ModelFile, n: int, n_stored: int) -> dict[str, np.ndarray]:
+    """What `more` states layer by layer, with the model's own values for its layers."""
+    stated = {}
+    for key, values in more.metadata.items():
+        own = file.metadata.get(key)
+        if not (isinstance(values, np.ndarray) and values.shape == (n_stored,)) or own is None or isinstance(own, str | list):
+            continue
+        stated[key] = np.append(own[:n] if isinstance(own, np.ndarray) else np.full(n, own), values[n:])
+    return stated
