@@ -21,9 +21,6 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 BACKENDS = ("reference", "numba-cpu")
 LIMIT = 1e-9
-# Its delta nets yield values as small as the epsilon of the norm after them, so the last places of their sums count. llama.cpp
-# adds up otherwise in batches of a few tokens, from which hidden states come after the first round, than in a prompt
-LIMITS = {"mtp-qwen3next": 3e-7}
 NO_ROWS = np.empty(0, np.int32)
 
 
@@ -76,8 +73,7 @@ def test_drafts_and_logits_are_those_of_llama_cpp(backend, name):
     for run in runs(name):
         found, logits = zip(*drafted(model, run), strict=True)
         assert list(found) == run.drafts.tolist()
-        assert max(map(nmse, logits, run.logits)) < LIMITS.get(name, LIMIT)
-        assert nmse(logits[0], run.logits[0]) < LIMIT
+        assert max(map(nmse, logits, run.logits)) < LIMIT
     model.close()
 
 
