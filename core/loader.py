@@ -132,6 +132,11 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
         raise ModelFileError(
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
         )
+    if is_nextn_alone(file):
+        raise ModelFileError(
+            f"{file.path}: it has layers that predict further tokens and none of the model's others; give it as the draft "
+            "model (-md, draft_model) of the model that it was made of"
+        )
     plans = architecture.plans(file)
     if name not in plans:
         raise OptionError(f"{file.path}: its architecture {file.architecture!r} has no plan {name!r}, only {', '.join(plans)}")

@@ -403,6 +403,8 @@ def test_a_file_of_such_layers_is_used_by_auto_and_by_nothing_else():
         assert engine.config["spec_type"] == "suffix;recycle;draft-mtp"
     with pytest.raises(OptionError, match="a draft model is given, but suffix uses none"):
         Engine.load(model, draft_model=layers, spec_type="suffix", **how)
+    with pytest.raises(ModelFileError, match=r"none of the model's others; give it as the draft model \(-md"):
+        Engine.load(layers, **how)
     other = tiny_model("qwen3-dense")
     with pytest.raises(ModelFileError, match=r"for 2 layers of architecture 'qwen35', but .* has 2 of 'qwen3'; give the file"):
         Engine.load(other, draft_model=layers, **how)
