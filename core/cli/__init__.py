@@ -9,10 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from augury.cli.drafter_flags import drafter_of_layers, drafter_of_model, drafter_options, names_in_use, warn_of_synthetic
+    from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use, takes_draft_model, warn_of_synthetic
     from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
     from augury.cli.log_output import configure_logging
-    from augury.cli.model_flags import add_model_flags, load_engine, loaded_model, override_words, overrides_of, placement_words
+    from augury.cli.model_flags import (
+        add_model_flags,
+        drafter_of_nextn,
+        load_engine,
+        loaded_model,
+        override_words,
+        overrides_of,
+        placement_words,
+    )
     from augury.cli.option_flags import add_option_flag, flag_of
     from augury.cli.parser import FlagsAction, are_counts, converted, count, counts
     from augury.cli.progress import ProgressDisplay
@@ -39,8 +47,8 @@ __all__ = [
     "converted",
     "count",
     "counts",
-    "drafter_of_layers",
     "drafter_of_model",
+    "drafter_of_nextn",
     "drafter_options",
     "flag_of",
     "fold",
@@ -57,14 +65,18 @@ __all__ = [
     "read_text",
     "request_params",
     "say",
+    "takes_draft_model",
     "warn_of_synthetic",
 ]
 
 _MODULES = {
-    "drafter_flags": ("drafter_of_layers", "drafter_of_model", "drafter_options", "names_in_use", "warn_of_synthetic"),
+    "drafter_flags": ("drafter_of_model", "drafter_options", "names_in_use", "takes_draft_model", "warn_of_synthetic"),
     "foreign_flags": ("FOREIGN_FLAGS_IN_SERVE",),
     "log_output": ("configure_logging",),
-    "model_flags": ("add_model_flags", "load_engine", "loaded_model", "override_words", "overrides_of", "placement_words"),
+    "model_flags": (
+        *("add_model_flags", "drafter_of_nextn", "load_engine", "loaded_model"),
+        *("override_words", "overrides_of", "placement_words"),
+    ),
     "option_flags": ("add_option_flag", "flag_of"),
     "parser": ("FlagsAction", "are_counts", "converted", "count", "counts"),
     "progress": ("ProgressDisplay",),

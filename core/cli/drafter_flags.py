@@ -24,12 +24,12 @@ __all__ = [
     "add_drafter_flags",
     "add_memory_flags",
     "add_speculation_flags",
-    "drafter_of_layers",
     "drafter_of_model",
     "drafter_options",
     "memory_options",
     "names_in_use",
     "split_draft_limits",
+    "takes_draft_model",
     "warn_of_synthetic",
 ]
 
@@ -194,16 +194,18 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
         return None
 
 
-def drafter_of_layers(registry: Registry, model: str, progress: Progress) -> str | None:
-    """The drafter that the engine chooses for a model's own layers that predict further tokens, or None without such layers."""
-    from augury.loader import plan_of
+def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | None) -> bool:
+    """Whether one of some drafters takes a draft model.
 
-    try:
-        if not plan_of(ModelFile.open(resolve(model, registry, progress)), registry).nextn:
-            return None
-        return choose_drafters(registry, "auto", has_nextn=True)[-1][1].name
-    except AuguryError:
-        return None
+    Args:
+        names: Of the drafters.
+        registry: Of drafters.
+        owner: The drafter that the file is for, see `drafter_of_model`; it may be for the target's own layers.
+    """
+    kinds = [registry.drafters[name] for name in names]
+    if owner is not None and registry.drafters[owner].uses_nextn:
+        return any(kind.uses_nextn for kind in kinds)
+    return any("model" in options_of(kind.options_class) for kind in kinds)
 
 
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:

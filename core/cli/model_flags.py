@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import (
@@ -16,6 +16,7 @@ from augury.cli.drafter_flags import (
     memory_options,
     names_in_use,
     split_draft_limits,
+    takes_draft_model,
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
@@ -23,10 +24,11 @@ from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import Placement
-from augury.errors import OptionError
+from augury.errors import AuguryError, OptionError
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Model, Progress
-from augury.options import options_of
 from augury.registry import Registry
 from augury.types import CACHE_TYPES, ModelOptions
 
@@ -186,7 +188,7 @@ def load_engine(
         names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
         raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
-        if draft_model and not any("model" in options_of(args.registry.drafters[name].options_class) for name in in_use):
+        if draft_model and not takes_draft_model(in_use, args.registry, None):
             in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
         engine = Engine.load(
             args.model,
@@ -219,6 +221,20 @@ def load_engine(
         show_configuration(engine)
         say(f"loaded in {engine.load_s:.2f} s")
     return engine
+
+
+def drafter_of_nextn(args: argparse.Namespace) -> str | None:
+    """The drafter of layers that predict further tokens, or None if the model's file has none that are computed here."""
+    from augury.loader import make_backend, plan_of
+
+    drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_nextn]
+    if not drafters or placement_words(args):
+        return None
+    with suppress(AuguryError):  # the engine says what is wrong
+        if make_backend(args.registry, args.backend).computes_nextn:
+            with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
+                return drafters[0] if plan_of(file, args.registry).nextn else None
+    return None
 
 
 def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:

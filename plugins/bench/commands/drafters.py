@@ -9,11 +9,20 @@ from itertools import chain, count, repeat
 from typing import Any
 
 from augury import Engine
-from augury.cli import ProgressDisplay, drafter_options, load_engine, names_in_use, request_params, say
+from augury.cli import (
+    ProgressDisplay,
+    drafter_of_model,
+    drafter_options,
+    load_engine,
+    names_in_use,
+    request_params,
+    say,
+    takes_draft_model,
+)
 from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
-from augury.options import options_of, parse_specs
+from augury.options import parse_specs
 from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
@@ -72,10 +81,11 @@ def exit_code(found: Iterable[PairStats]) -> int:
 def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
     """The drafters to compare, each with the draft model if it takes one."""
     found: list[tuple[list[str], str | None]] = []
+    owner = drafter_of_model(args.registry, args.model_draft, Progress()) if args.model_draft else None
     for texts in (args.spec_type or ["auto"], *([text] for text in args.against)):
         names = names_in_use(texts, args.registry)
         is_auto = any(spec.name == "auto" for text in texts for spec in parse_specs(text))
-        takes_model = is_auto or any("model" in options_of(args.registry.find("drafter", name).options_class) for name in names)
+        takes_model = is_auto or takes_draft_model(names, args.registry, owner)
         found.append((texts, args.model_draft if takes_model else None))
     if args.model_draft is not None and not any(model for _, model in found):
         raise OptionError(

@@ -16,18 +16,19 @@ from augury.cli import (
     add_sampling_flags,
     align_rows,
     counts,
-    drafter_of_layers,
     drafter_of_model,
+    drafter_of_nextn,
     drafter_options,
     names_in_use,
     print_json,
     print_lines,
     request_params,
     say,
+    takes_draft_model,
 )
 from augury.errors import OptionError
 from augury.interfaces import Progress
-from augury.options import Spec, options_of, parse_specs
+from augury.options import Spec, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
@@ -38,7 +39,7 @@ from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to
 __all__ = ["add_parser", "option_words"]
 
 _CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
-_CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model or the model's own layers are for
+_CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model is for, or the model's further layers
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -111,17 +112,18 @@ def _check(args: argparse.Namespace) -> None:
 
 def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]:
     """The candidates, the simplest first, of installed drafters alone; model files may be downloaded."""
-    drafters = [drafter_of_layers(args.registry, args.model, progress)]
-    if args.model_draft:
-        drafters.append(drafter_of_model(args.registry, args.model_draft, progress) or drafter_of_model(args.registry))
-    with_model = [text.format(drafter) for drafter in drafters if drafter is not None for text in _CHAINS_WITH_MODEL]
-    texts = [text for text in (*_CHAINS, *with_model) if _are_installed(text, args.registry)]
+    texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
+    owner = args.model_draft and (
+        drafter_of_model(args.registry, args.model_draft, progress) or drafter_of_model(args.registry)
+    )
+    with_model = [text.format(each) for each in (owner, drafter_of_nextn(args)) if each for text in _CHAINS_WITH_MODEL]
+    texts += [text for text in with_model if _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
     for text in (*texts, *args.against):
         names = names_in_use([text], args.registry)
-        takes_model = any("model" in options_of(args.registry.drafters[name].options_class) for name in names)
+        takes_model = takes_draft_model(names, args.registry, owner)
         given = drafter_options(own, names)
         specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
         found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 from commands import here, run
-from oracles.drafts import copying_head, draft_file
+from oracles.drafts import copying_head, draft_file, parted
 from oracles.models import tiny_model
 from pairs import pair
 
@@ -100,10 +100,16 @@ def test_the_file_says_which_drafter_a_draft_model_is_for(tune, engines):
     assert tried[4:6] == [("draft-eagle3", head), ("suffix;recycle;draft-eagle3", head)]
 
 
-def test_layers_of_the_model_that_predict_further_tokens_are_tried(tune, engines):
-    tune("-m", draft_file("mtp-qwen35"), "--draft-max", "4", "--spec-fixed")
-    tried = list(dict.fromkeys((spec_type, model) for spec_type, _, model in engines[1]))
-    assert tried[4:6] == [("draft-mtp", None), ("suffix;recycle;draft-mtp", None)]
+def test_layers_for_further_tokens_are_tried_wherever_they_are(tune, engines):
+    model, layers = parted(draft_file("mtp-qwen35"))
+    for words, given in (
+        (["-m", draft_file("mtp-qwen35")], None),
+        (["-m", model, "-md", layers], str(layers)),
+    ):
+        engines[1].clear()
+        tune(*words, "--draft-max", "4", "--spec-fixed")
+        tried = list(dict.fromkeys((spec_type, path) for spec_type, _, path in engines[1]))
+        assert tried[4:6] == [("draft-mtp", given), ("suffix;recycle;draft-mtp", given)]
 
 
 def test_options_of_drafters_are_named_in_the_line(tune, engines):
