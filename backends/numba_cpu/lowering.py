@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from augury.backends.numba_cpu import kernel_pass, tape
-from augury.backends.numba_cpu.blocks import EMITTERS
-from augury.backends.numba_cpu.blocks.lowered import LoweredEmitter
+from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.cache import to_move
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
@@ -26,23 +25,13 @@ from augury.types import StateSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.numba_cpu.blocks.emitter import Emitter
     from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.residual import TapeStreams
     from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block, Layer, ModelPlan
+    from augury.blocks import Block, Layer, ModelPlan, Output
     from augury.types import ModelOptions
-
-
-@frozen(eq=False)
-class _NextnEmitters:
-    """The ends of a layer that predicts further tokens."""
-
-    embedding: Emitter
-    input: Emitter
-    output: Emitter
 
 
 class Lowering:
@@ -61,35 +50,31 @@ class Lowering:
         self.options = options
         self._sources: list[Sequence[Cache]] = []  # the caches of mixers, layer by layer
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
-        self._layers: list[list[Emitter]] = []
+        self._layers: list[list[BlockEmitter]] = []
         for layer in plan.layers:
             self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
             self._sources.append(next((emitter.caches for emitter in self._layers[-1] if emitter.caches), ()))
-        self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
-        self._moving = [cache for emitter in self._emitters for cache in emitter.caches]  # with accepted tokens
-        self._nextn = [_NextnEmitters(*map(self._emitter, (each.embedding, each.input, each.output))) for each in plan.nextn]
+        self._blocks = [*(emitter for layer in self._layers for emitter in layer), self._embedding, self._output]
+        self._moving = [cache for emitter in self._blocks for cache in emitter.caches]  # with accepted tokens
+        self._nextn = [[*map(self._emitter, (each.embedding, each.input, each.output))] for each in plan.nextn]
         self._injections = [self._emitter(each) for each in plan.injections]
-        self._emitters += self._injections
+        self._blocks += self._injections
         of_nextn = [nextn.layer for nextn in plan.nextn]
         self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
-            self._emitters += [ends.embedding, ends.input, *blocks, ends.output]
-        self._blocks = [emitter for emitter in self._emitters if isinstance(emitter, LoweredEmitter)]
+            self._blocks += [*ends, *blocks]
         n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
         if n_bytes_per_sequence := sum(state.n_bytes for block in self._blocks for state in block.states):
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
         self._streams = Streams(plan)
-        needed = [emitter.scratch_bytes() for emitter in self._emitters]
+        needed = [block.scratch_bytes() for block in self._blocks]
         self.scratch_bytes = up(max(SCRATCH_BYTES, self._streams.scratch_bytes(), *needed), 64) + 64
         self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
-    def _emitter(self, block: Block, n_seen: int | None = None) -> Emitter:
-        """The emitter of a block: a class of its own, or one that has the emitters of its operations."""
-        if type(block) in EMITTERS:
-            return EMITTERS[type(block)](block, self.options)
-        return LoweredEmitter(block, self.options, n_seen or self.plan.embedding.n_embd, self._sources)
+    def _emitter(self, block: Block, n_seen: int | None = None) -> BlockEmitter:
+        return BlockEmitter(block, self.options, n_seen or self.plan.embedding.n_embd, self._sources)
 
     @property
     def state_bytes(self) -> int:
@@ -100,7 +85,7 @@ class Lowering:
 
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
-        blocks = [kernel for emitter in (*self._blocks, *self._emitters) for kernel in emitter.kernels()]
+        blocks = [kernel for block in self._blocks for kernel in block.kernels()]
         return [*blocks, *self._streams.kernels(), team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
@@ -108,12 +93,12 @@ class Lowering:
         n_embd, needed = self.plan.embedding.n_embd, {**Workspace.buffers(self.plan), **self._streams.buffers()}
         if self.plan.nextn:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
-        for emitter in self._emitters:
-            for name, n_bytes in emitter.buffers(n_threads).items():
+        for block in self._blocks:
+            for name, n_bytes in block.buffers(n_threads).items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
-        for emitter in self._emitters:
-            emitter.place(weights, buffers, arena)
+        for block in self._blocks:
+            block.place(weights, buffers, arena)
         self._to_move = to_move(self._moving)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Workspace(n_embd, buffers, arena, n) for n in (n_threads, 0)]
@@ -190,22 +175,23 @@ class Lowering:
         for i in range(*layers):
             self._emit_layer(writing, streams, i, self.plan.layers[i], features, is_read=is_read or i < layers[1] - 1)
         if is_read:
-            self._emit_output(writing, streams, self._output, features)
+            self._emit_output(writing, streams, self.plan.output, self._output, features)
         return writing.program()
 
     def _nextn_program(self, i: int, features: tuple[str, ...], *, is_read: bool) -> Program:
         """The tape of a layer that predicts further tokens, for passes of any number of tokens."""
-        space, nextn, ends = self._spaces[1], self.plan.nextn[i - len(self.plan.layers)], self._nextn[i - len(self.plan.layers)]
+        space, number = self._spaces[1], i - len(self.plan.layers)
+        nextn, (embedding, begin, output) = self.plan.nextn[number], self._nextn[number]
         writing = Tape(self._weights, self._buffers, space, self._arena)
-        ends.embedding.emit(writing)
+        embedding.emit(writing)
         if space.embedded is not None:
             writing.copy(space.x, space.embedded)
         writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
         streams = self._streams.on(writing, self._arena)
-        ends.input.emit(writing)
+        begin.emit(writing)
         self._emit_layer(writing, streams, i, nextn.layer, features, is_read=is_read)
         if is_read:
-            self._emit_output(writing, streams, ends.output, features)
+            self._emit_output(writing, streams, nextn.output, output, features)
         return writing.program()
 
     def _emit_layer(
@@ -223,12 +209,15 @@ class Lowering:
             writing.give_features(f"layer.{i}", streams.all())
 
     @staticmethod
-    def _emit_output(writing: Tape, streams: TapeStreams, emitter: Emitter, features: tuple[str, ...]) -> None:
+    def _emit_output(
+        writing: Tape, streams: TapeStreams, output: Output, emitter: BlockEmitter, features: tuple[str, ...]
+    ) -> None:
         """Write the records of an output."""
-        streams.read(emitter.block.residual)
+        streams.read(output.residual)
         if "output" in features:
-            writing.give_features("output", writing.norm(emitter.block.norm))
+            writing.give_features("output", writing.norm(output.norm))
         emitter.emit(writing)
+        writing.norm_x(None)  # adds what is left, if there is no output
 
     def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_read: bool) -> None:
         """Write the records of a layer's blocks, or only up to the last one that keeps something of tokens."""

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from augury.backends.numba_cpu.heads import place_steps
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.kernels.head import NOT_KEPT, HeadPart, prepare_head, prepare_heads
-from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
-from augury.backends.numba_cpu.kernels.team import StridedRows, record_of
+from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.profile import Work
-from augury.blocks import Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +56,7 @@ class Workspace:
         self._n_threads = n_threads
         self._arena = arena
         self._operands: dict[tuple[str, int, int], Rows] = {}
-        self._buffers, self._named = buffers, dict[str, Rows]()
+        self._buffers, self._named = buffers, dict[tuple[str, int], Rows]()
         self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))
         self.embedded = self.named("embedded", n_embd) if "embedded" in buffers else None
 
@@ -86,13 +82,13 @@ class Workspace:
 
     def named(self, name: str, width: int) -> Rows:
         """The rows of a buffer, or every thread's own in its place."""
-        if name not in self._named:
+        if (name, width) not in self._named:
             rows = Rows(self._buffers[name], 0, width)
             if self.is_private:
                 stride = up(4 * PRIVATE_TOKENS * width, 64) + 64
                 rows = Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
-            self._named[name] = rows
-        return self._named[name]
+            self._named[name, width] = rows
+        return self._named[name, width]
 
 
 @frozen(eq=False)
@@ -139,7 +135,7 @@ class Tape:
         seen: The rows that the next block sees: x, or rows made of several residual streams.
         streams: These, side by side, or x.
         logits: See `Program.logits`; the block that computes them says which it is.
-        kept: Where values of operations are that have no place of their own, such as norms of x.
+        kept: Where values of operations are that have no place of their own, such as x and its norms.
     """
 
     def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Workspace, arena: Arena) -> None:
@@ -212,16 +208,22 @@ class Tape:
         """Make additions that were `set_apart` pending again, in front of later ones."""
         self._pending, self.y = pending + self._pending, self.buffers["y"]
 
-    def norm(self, norm: Norm | None, *, is_output: bool = False, waits: bool = False) -> Rows:
+    def norm(self, norm: Norm | None, *, waits: bool = False) -> Rows:
         """Write the sum of x and of pending additions, and its norm; returns the norm, or x where there is none.
 
         With `waits`, every thread has read the added rows before any goes on: then the very next record may write y.
         """
-        self._sum_and_norm(norm, self.space.normed, self.seen, is_output=is_output and norm is not None, waits=waits)
-        if is_output and norm is None:
-            self._copy(step.gather_rows, self.seen, self.space.normed)
-            return self.space.normed
+        self._sum_and_norm(norm, self.space.normed, self.seen, waits=waits)
         return self.seen if norm is None else self.space.normed
+
+    def norm_output(self, norm: Norm | None, x: Rows, out: Rows) -> Rows:
+        """Write the norms of those rows of x whose logits are wanted, or these rows; returns `out`, where they are."""
+        if x is not self.seen:
+            self.norm_x(None)
+        self._sum_and_norm(norm, out, x, is_output=norm is not None)
+        if norm is None:
+            self._copy(step.gather_rows, x, out)
+        return out
 
     def norm_x(self, norm: Norm | None) -> None:
         """Write that x becomes the sum of itself and of pending additions, and its norm, where there is one."""
@@ -244,18 +246,6 @@ class Tape:
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
         self.add(Work("copying rows"), kernel, x=rows, y=to, size=rows.width, is_private=self.space.is_private)
-
-    def norm_parts(self, x: Rows, norm: Norm) -> None:
-        """Write that rows in whole panels are normed in place, in parts as large as the norm."""
-        part = HeadPart(
-            x=StridedRows(address=x.address, stride=up(x.width, step.PANEL_ROWS)),
-            n_heads=x.width // norm.size,
-            size=norm.size,
-            steps=place_steps(Preparation(norm=norm), self.weights, self._arena, 0),
-            **NOT_KEPT,
-        )
-        parts = self._arena.keep(table([part]), "scratch")
-        self.add(Work("norm"), prepare_heads, prepare_head=address(prepare_head), parts=parts, n_heads=part.n_heads)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights

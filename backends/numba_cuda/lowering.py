@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
-from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cuda.blocks.first_products import columns_of, multiply_first
-from augury.backends.numba_cuda.blocks.lowered import LoweredEmitter
-from augury.backends.numba_cuda.blocks.output import OutputEmitter
+from augury.backends.numba_cuda.block import BlockEmitter
 from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.first_products import columns_of, multiply_first
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.backends.numba_cuda.blocks.first_products import FirstProducts
     from augury.backends.numba_cuda.device import Device, Part, Pointer, Program
+    from augury.backends.numba_cuda.first_products import FirstProducts
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import ModelPlan, Norm
@@ -69,17 +67,17 @@ class Lowering:
         if plan.block is not None:
             found = f"{plan.architecture} models have blocks of drafted tokens"
             raise UnsupportedError(f"{found}, which this backend does not compute; choose another one")
-        self._embedding, self._output, self._streams = (
-            EmbeddingEmitter(plan.embedding),
-            OutputEmitter(plan.output),
-            Streams(plan),
-        )
-        self._layers: list[list[LoweredEmitter]] = []
+        if plan.output.tokens is not None:
+            raise UnsupportedError("an output of some tokens of a vocabulary is not computed here; use backend numba-cpu")
+        self._streams = Streams(plan)
+        ends = (plan.embedding, plan.output)
+        self._embedding, self._output = (BlockEmitter(block, options, plan.embedding.n_embd, ()) for block in ends)
+        self._layers: list[list[BlockEmitter]] = []
         for layer in plan.layers:
             sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
             sizes = ((block, plan.n_seen(layer, block)) for block in layer.blocks)
-            self._layers.append([LoweredEmitter(block, options, n_seen, sources) for block, n_seen in sizes])
-        self._blocks = [emitter for emitters in self._layers for emitter in emitters]
+            self._layers.append([BlockEmitter(block, options, n_seen, sources) for block, n_seen in sizes])
+        self._blocks = [self._embedding, *(emitter for emitters in self._layers for emitter in emitters), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
         draft_max = options.draft_max if of_sequence else None
@@ -96,13 +94,13 @@ class Lowering:
         n_embd = self.plan.embedding.n_embd
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
+        needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_TOKENS}
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
             needed["first products"] = 4 * MAX_TOKENS * max(widths)
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
-        ends = (self._streams.buffers(), self._embedding.buffers(), self._output.buffers())
-        for each in (*ends, *(emitter.buffers() for emitter in self._blocks)):
+        for each in (self._streams.buffers(), *(emitter.buffers() for emitter in self._blocks)):
             for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}

@@ -114,7 +114,7 @@ class Tape:
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
-        made: Products that blocks side by side begin with; see `blocks.first_products`.
+        made: Products that blocks side by side begin with; see `first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
         choice: The arguments of attention for the last choice of positions.
@@ -181,9 +181,9 @@ class Tape:
         if norm is not None:
             self._norm(Rows(x.floats, x.width), size, norm, x)
 
-    def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None) -> None:
-        """Put rows of `size` values, normed, where they are multiplied."""
-        self._norm(x, size, norm, to)
+    def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
+        """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of those that have logits."""
+        self._norm(x, size, norm, to, is_output=is_output)
 
     def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
         """Norm the first groups of `size` values of rows, each by itself."""

@@ -81,7 +81,7 @@ class Run:
     chosen: list[Choice]  # by the last layer that chooses; it is put in its place
     choices: dict[Value, Choice] = field(factory=dict)
     routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
-    begun: list[np.ndarray] = field(factory=list)  # what residual streams become
+    given: list[np.ndarray] = field(factory=list)  # inputs of all layers side by side; what streams become; logits
 
     def choice(self, value: Value) -> Choice:
         """The chosen positions, of this block or of the last layer that chose."""

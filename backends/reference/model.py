@@ -12,7 +12,7 @@ from augury.backends.reference.cache import LayerCache, SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
 from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
-from augury.backends.reference.operations import lowered_block, lowered_streams
+from augury.backends.reference.operations import lowered_block
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
-    from augury.blocks import Block, ModelPlan
+    from augury.blocks import Block, Embedding, ModelPlan
     from augury.passes import Pass
     from augury.types import ModelInfo, ModelOptions, StateSpec
 
@@ -45,12 +45,11 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
+        blocks = [(i, block, plan.n_seen(layer, block)) for i, layer in enumerate(self._layers) for block in layer.blocks]
+        blocks += [(0, block, plan.embedding.n_embd) for block in (plan.embedding, plan.output)]
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=plan.n_seen(layer, block)))(
-                block, options, weights
-            )
-            for i, layer in enumerate(plan.every_layer)
-            for block in layer.blocks
+            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=n_seen))(block, options, weights)
+            for i, block, n_seen in blocks
             if type(block) in CACHES or type(block) not in KNOWN
         }
         for i, mixer in self._caches:
@@ -72,20 +71,17 @@ class ReferenceModel(Model):
             if i < self.info.n_layers:  # layers that predict further tokens compute accepted tokens anew
                 cache.begin(batch)
         ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
-        embedded = embed(ends.embedding, weights, batch)
+        embedded, inputs = self._embed(ends.embedding, weights, batch, tree)
         streams = np.repeat(embedded[:, None], n_streams, axis=1)
         if nextn is not None and batch.hidden is not None:
             if type(nextn.input) in KNOWN:
                 begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
-                block = LoweredBlock(nextn.input, self.options, weights, embedded.shape[1])
-                none = np.empty((len(embedded), 0))
-                begun = lowered_streams(self._run(block, weights, batch, None, embedded, embedded, embedded, none))
+                begun = np.stack(self._end(nextn.input, weights, batch, tree, embedded), axis=1)
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
         features = {"embedding": streams.reshape(len(streams), -1).astype(np.float32)}
-        inputs = layer_inputs(ends.embedding, weights, batch, embedded)
         injections = () if batch.hidden is None else self._plan.injections
         for injection in injections:
             inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
@@ -96,7 +92,10 @@ class ReferenceModel(Model):
         x = read(ends.output.residual, weights, streams)
         normed = each_normed(x, ends.output.norm, weights)
         features["output"] = normed.astype(np.float32)
-        logits = output(ends.output, weights, normed[batch.rows])
+        if type(ends.output) in KNOWN:
+            logits = output(ends.output, weights, normed[batch.rows])
+        else:
+            logits = self._end(ends.output, weights, batch, tree, x)[0].astype(np.float32)
         passed = ArrayPass(logits, {name: features[name] for name in batch.features})
         if (tokens := self._plan.output.tokens) is None:
             return passed
@@ -158,6 +157,22 @@ class ReferenceModel(Model):
             streams = write(connection, weights, streams, y)
         x = each_normed(layer.scale * streams[:, -1], layer.norm, weights)
         return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
+
+    def _embed(self, block: Embedding, weights: Weights, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
+        """What an embedding makes of tokens: x (n, E), and inputs of layers (n, layers, P)."""
+        if type(block) in KNOWN:
+            x = embed(block, weights, batch)
+            return x, layer_inputs(block, weights, batch, x)
+        *made, x = self._end(block, weights, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))
+        size = 1 if block.layer_inputs is None else block.layer_inputs.norm.size
+        return x, np.hstack([np.empty((len(x), 0)), *made]).reshape(len(x), -1, size)
+
+    def _end(self, block: Block, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> list[np.ndarray]:
+        """What a block gives that a model begins or ends with, computed by its operations."""
+        lowered = self._caches.get((0, block)) or LoweredBlock(block, self.options, weights, x.shape[1])
+        run = self._run(lowered, weights, batch, tree, x, x, x, np.empty((len(x), 0)))
+        lowered_block(run)
+        return run.given
 
     def _run(
         self,

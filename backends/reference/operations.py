@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.reference.blocks import routes, sum_of_experts
-from augury.backends.reference.formula import activate, gated, sigmoid
+from augury.backends.reference.formula import activate, gated, sigmoid, softcap
 from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import (
     convolved,
@@ -36,7 +36,10 @@ from augury.lowering import (
     FeedExperts,
     Gate,
     GateStreams,
+    GiveInputs,
+    GiveLogits,
     Join,
+    LookUp,
     LookUpNgrams,
     Multiply,
     Normalize,
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from augury.blocks import Block
     from augury.lowering import Operation
 
-__all__ = ["check_operations", "lowered_block", "lowered_streams"]
+__all__ = ["check_operations", "lowered_block"]
 
 
 def check_operations(block: Block, n_embd: int) -> None:
@@ -80,10 +83,9 @@ def lowered_block(run: Run) -> np.ndarray:
     return run.added
 
 
-def lowered_streams(run: Run) -> np.ndarray:
-    """Residual streams (n, S, E) as a block's operations begin them, from the embedding's rows as x."""
-    lowered_block(run)
-    return np.stack(run.begun, axis=1)
+def _look_up(run: Run, each: LookUp) -> None:
+    ids = run.batch.positions if each.is_by_position else run.batch.tokens
+    run.arrays[each.out] = each.scale * run.weights.rows(each.table.weight, ids)
 
 
 def _normalize(run: Run, each: Normalize) -> None:
@@ -151,7 +153,16 @@ def _join(run: Run, each: Join) -> None:
 
 
 def _begin_streams(run: Run, each: BeginStreams) -> None:
-    run.begun.extend(run.get(value) for value in each.y)
+    run.given.extend(run.get(value) for value in each.y)
+
+
+def _give_inputs(run: Run, each: GiveInputs) -> None:
+    run.given.append(each.scale * (run.get(each.x) + each.factor * run.get(each.other)))
+
+
+def _give_logits(run: Run, each: GiveLogits) -> None:
+    rows = each_normed(run.get(each.x)[run.batch.rows], each.norm, run.weights)
+    run.given.append(softcap(run.weights.product(each.linear, rows), each.softcap))
 
 
 def _constant(run: Run, each: Constant) -> None:
@@ -263,6 +274,9 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     ReadHidden: _read_hidden,
     Join: _join,
     BeginStreams: _begin_streams,
+    LookUp: _look_up,
+    GiveInputs: _give_inputs,
+    GiveLogits: _give_logits,
     Constant: _constant,
     Gate: _gate,
     Convolve: _convolve,

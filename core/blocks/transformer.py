@@ -56,6 +56,20 @@ class Embedding(Block):
         rows = () if self.weight is None else (Linear(self.weight, self.n_embd, self.n_vocab),)
         return (*rows, *super().tensors(), *inputs)
 
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`: x begins as what it makes."""
+        if self.weight is None:
+            return
+        x = build.look_up(Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
+        if self.positions is not None:
+            x = build.add_weighed(x, build.look_up(self.positions, is_by_position=True))
+        x = build.normalize(x, self.norm)
+        if (given := self.layer_inputs) is not None:
+            (made,) = build.multiply(x, given.projection, purpose="inputs of layers")
+            rows = build.look_up(given.table)
+            build.give_inputs(build.normalize(made, given.norm), rows, given.table_scale, given.scale)
+        build.begin_streams(x)
+
 
 @frozen
 class Attention(Block):
@@ -288,3 +302,8 @@ class Output(Block):
     def tensors(self) -> tuple[Part, ...]:
         """Its own, and those of its connection."""
         return super().tensors() + (() if self.residual is None else self.residual.tensors())
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`: it makes logits of x."""
+        if self.weight is not None:
+            build.give_logits(build.x, self.norm, self.weight, self.softcap)

@@ -10,6 +10,7 @@ from augury.lowering.attention import (
     PrepareLatents,
 )
 from augury.lowering.builder import Builder
+from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
 from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
@@ -54,7 +55,10 @@ __all__ = [
     "FeedExperts",
     "Gate",
     "GateStreams",
+    "GiveInputs",
+    "GiveLogits",
     "Join",
+    "LookUp",
     "LookUpNgrams",
     "Multiply",
     "MultiplyHeads",

@@ -14,6 +14,7 @@ from augury.lowering.attention import (
     PrepareHeads,
     PrepareLatents,
 )
+from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
 from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
@@ -83,7 +84,7 @@ class Builder:
         for each in self.operations:
             name = type(each).__name__
             for value in each.read:
-                if value.root in (self.x, self.before) and not isinstance(each, Normalize):
+                if value.root in (self.x, self.before) and not isinstance(each, Normalize | GiveLogits):
                     yield f"{name} reads x as others may still add to it; let it read `normalize(x, None)`"
                 elif value.root not in made:
                     yield f"{name} reads {value.width} values that nothing before it makes"
@@ -101,8 +102,8 @@ class Builder:
             kept.update(each.kept())
             written.update(each.cached())
         keeps_for_others = any(isinstance(each, PrepareHeads) and each.source is not None for each in self.operations)
-        *others, last = [isinstance(each, Add | AddStream | BeginStreams) for each in self.operations] or [False]
-        if any(others) or not (last or keeps_for_others):
+        ends = [isinstance(each, Add | AddStream | BeginStreams | GiveLogits) for each in self.operations]
+        if any(ends[:-1]) or not (all(ends[-1:]) or keeps_for_others):
             yield "it adds to x more than once, or not in the end; let its last operation add the whole result"
         if kept != dict(enumerate(states)):
             yield f"its operations keep the states {kept}, `states` says {dict(enumerate(states))}"
@@ -114,6 +115,10 @@ class Builder:
         """Add an operation; returns the values that it makes."""
         self.operations.append(operation)
         return operation.made
+
+    def look_up(self, table: Linear, scale: float = 1.0, *, is_by_position: bool = False) -> Value:
+        """Rows of a matrix, scale * W[i], by the ids of tokens, or by their positions."""
+        return self.write(LookUp(table, scale, is_by_position, Value(table.n_in)))[0]
 
     def normalize(self, x: Value, norm: Norm | None) -> Value:
         """norm(x), by groups of `norm.size` values; x itself without a norm."""
@@ -160,49 +165,43 @@ class Builder:
 
     def route(self, logits: Value, router: Router) -> Value:
         """The experts that a router chooses, and their weights."""
-        out = Value(router.n_used)
-        self.operations.append(Route(logits, router, out))
-        return out
+        return self.write(Route(logits, router, Value(router.n_used)))[0]
 
     def feed_experts(self, x: Value, routes: Value, experts: Experts) -> Value:
         """The weighed sum of the outputs of a token's experts for x."""
-        out = Value(experts.down.n_out)
-        self.operations.append(FeedExperts(x, routes, experts, out))
-        return out
+        return self.write(FeedExperts(x, routes, experts, Value(experts.down.n_out)))[0]
 
     def add_weighed(self, y: Value, other: Value, gate: Vector | None = None, x: Value | None = None) -> Value:
         """The sum y + other, or y + sigmoid(gate · x) * other."""
-        out = Value(y.width)
-        self.operations.append(AddWeighed(y, other, gate, x, out))
-        return out
+        return self.write(AddWeighed(y, other, gate, x, Value(y.width)))[0]
 
     def read_input(self, index: int, n_layers: int, width: int) -> Value:
         """The rows that the embedding made for one of n layers."""
-        out = Value(width)
-        self.operations.append(ReadInput(index, n_layers, out))
-        return out
+        return self.write(ReadInput(index, n_layers, Value(width)))[0]
 
     def read_hidden(self, width: int) -> Value:
         """The hidden states that the pass is given."""
-        out = Value(width)
-        self.operations.append(ReadHidden(out))
-        return out
+        return self.write(ReadHidden(Value(width)))[0]
 
     def join(self, *x: Value) -> Value:
         """Values side by side."""
-        out = Value(sum(each.width for each in x))
-        self.operations.append(Join(x, out))
-        return out
+        return self.write(Join(x, Value(sum(each.width for each in x))))[0]
 
     def begin_streams(self, *y: Value) -> None:
         """Let the residual streams become y, one for each, or one for all."""
         self.operations.append(BeginStreams(y))
 
+    def give_inputs(self, x: Value, other: Value, factor: float, scale: float) -> None:
+        """Let the inputs of all layers, side by side, become scale * (x + factor * other)."""
+        self.operations.append(GiveInputs(x, other, factor, scale))
+
+    def give_logits(self, x: Value, norm: Norm | None, linear: Linear, softcap: float | None = None) -> None:
+        """Let the logits become linear(norm(x)), capped; x may be the residual stream itself."""
+        self.operations.append(GiveLogits(x, norm, linear, softcap))
+
     def constant(self, numbers: Sequence[float]) -> Value:
         """Rows of which each has these numbers."""
-        out = Value(len(numbers))
-        self.operations.append(Constant(tuple(numbers), out))
-        return out
+        return self.write(Constant(tuple(numbers), Value(len(numbers))))[0]
 
     def gate(
         self,

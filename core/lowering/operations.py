@@ -2,7 +2,8 @@
 
 An operation is a record: the values that it reads, the weights and numbers that take part, and the values that it makes. A
 value stands for rows of a pass, one for each of its n tokens, (n, width) float32. Operations read x, the residual stream as the
-block sees it, and add to it; only that, caches and states leave a block. Every norm of x is read before the next.
+block sees it, and add to it; only that, caches and states leave a block. An embedding begins x, an output makes logits of it.
+Every norm of x is read before the next.
 
 Shape letters are those of docs/notation.md: E embedding, H heads, G key heads, K and V the sizes of their keys and values.
 """

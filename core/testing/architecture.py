@@ -155,11 +155,11 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
                 block.lowered(plan.n_seen(of, block))
             except PluginError as error:
                 yield SIZES, f"layer {i}, {error}"
-    norm = () if plan.output.norm is None else (("norm", plan.output.norm.size),)
-    n_in = () if plan.output.weight is None else (("n_in", plan.output.weight.n_in),)
-    for what, size in (*norm, *n_in):
-        if size != plan.embedding.n_embd:
-            yield SIZES, f"{what} of the output is {size}, {plan.embedding.n_embd} fits the embedding"
+    for end in (plan.embedding, plan.output):
+        try:
+            end.lowered(plan.embedding.n_embd)
+        except PluginError as error:
+            yield SIZES, str(error)
     for what, number, is_good in _numbers(plan):
         if not is_good:
             yield NUMBERS, f"{what} is {number}"

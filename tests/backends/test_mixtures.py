@@ -9,7 +9,7 @@ from oracles.models import altered, expected, nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
-from augury.backends.numba_cpu.blocks.lowered import LoweredEmitter
+from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.reference.formula import choose_experts
 from augury.blocks import Gating, Integers, Linear, Router
@@ -146,7 +146,7 @@ def test_weights_that_are_no_numbers_leave_none(name, tensor):
 def test_an_expert_has_room_for_all_choices_of_a_pass():
     block = by_token(plan_of(tiny_file(NAMES[0]), REGISTRY)).layers[0].feed_forward
 
-    assert LoweredEmitter(block, ModelOptions(), 256, []).scratch_bytes() >= block.router.n_used * SCRATCH_BYTES
+    assert BlockEmitter(block, ModelOptions(), 256, []).scratch_bytes() >= block.router.n_used * SCRATCH_BYTES
 
 
 def test_experts_that_are_no_whole_panels_are_refused():

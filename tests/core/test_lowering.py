@@ -19,7 +19,7 @@ from augury.blocks import (
     Vector,
 )
 from augury.errors import PluginError, UnsupportedError
-from augury.lowering import Builder, Value
+from augury.lowering import Builder, LookUp, Value
 
 HEADS = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=3, value_dim=4, has_delta=True)
 CONV = Convolution("conv", 8, 4)
@@ -99,6 +99,14 @@ FLAWS = {
     "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),
     "Activate reads x as others may still add to it": lambda b, n: b.activate(b.x, Activation.SILU),
     "ScaleToLength writes over a norm of x": lambda b, n: b.scale_to_length(n, 4, 1e-6, 1, 1.0),
+    "other of GiveInputs has 1 values, expected 8": lambda b, n: b.give_inputs(n, b.constant([1.0]), 1.0, 1.0),
+    "x of output of GiveLogits has 8 values, expected 9": lambda b, n: b.give_logits(n, None, Linear("output", 9, 8)),
+    "the norm of x of GiveLogits has 4 values, expected 8": lambda b, n: b.give_logits(
+        b.x, Norm("norm", 4, 1e-5), Linear("output", 8, 9)
+    ),
+    "a row of table of LookUp has 9 values, expected 8": lambda b, n: b.write(
+        LookUp(Linear("table", 8, 5), 1.0, False, Value(9))
+    ),
     "its operations keep the states {0: ": lambda b, n: b.convolve([n], [CONV], [0]),
     "it adds to x more than once, or not in the end": lambda b, n: b.add(n),
 }

@@ -14,6 +14,7 @@ def stranger(block):
 
 
 def with_strangers(plan):
+    """A plan whose blocks are strangers, its embedding and output as well."""
     layers = [layer.with_blocks(stranger) for layer in plan.layers]
     assert any(type(block).__name__.startswith("Strange") for layer in layers for block in layer.blocks)
-    return attrs.evolve(plan, layers=tuple(layers))
+    return attrs.evolve(plan, layers=tuple(layers), **{name: stranger(getattr(plan, name)) for name in ("embedding", "output")})

@@ -1,4 +1,4 @@
-"""Single rows of packed matrices as float32: what embedding a token is."""
+"""Rows of packed matrices as float32: what embedding a token is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.step import scratch_of, share
+from augury.backends.numba_cpu.kernels.struct import nested, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
 
@@ -58,3 +62,57 @@ def float_embed(fmt: Format) -> Any:
 
     embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
     return kernel(embed)
+
+
+@struct
+class LookUp(Record):
+    """Operands of `look_up`."""
+
+    embed: int  # address of a kernel, see `quantised_embed`
+    weights: int  # address of the packed matrix
+    size: int  # E
+    x: Any = nested(ThreadRows)  # (n, E) float32
+    is_private: bool
+    scale: float
+    ids_at: int  # offset into the state, of the ids' address
+
+
+@kernel(record=LookUp)
+def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """x[t] = scale * W[id t]."""
+    size, x = record.size, own(record.x, thread)
+    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    scale = simd.splat_f32(np.float32(record.scale))
+    for t in range(first, end):
+        row = x + 4 * t * size
+        row_id = simd.get_i64(simd.get_i64(state + record.ids_at) + 8 * t)
+        invoke(record.embed, (record.weights, row_id, size, row, scratch_of(state, thread)))
+        for index in range(0, size, 16):
+            left = size - index
+            store_part(row + 4 * index, simd.mul(load_part(row + 4 * index, left), scale), left)
+
+
+@struct
+class AddInputs(Record):
+    """Operands of `add_inputs`."""
+
+    x: Any = nested(StridedRows)  # (n, size) float32
+    y: Any = nested(StridedRows)
+    to: Any = nested(StridedRows)
+    size: int
+    scale: float
+    factor: float
+
+
+@kernel(record=AddInputs)
+def add_inputs(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """to[t] = scale * (x[t] + factor * y[t])."""
+    size = record.size
+    scale, factor = simd.splat_f32(np.float32(record.scale)), simd.splat_f32(np.float32(record.factor))
+    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, 0)
+    for t in range(first, end):
+        x, y, to = row_of(record.x, t), row_of(record.y, t), row_of(record.to, t)
+        for index in range(0, size, 16):
+            left = size - index
+            value = simd.fma(load_part(y + 4 * index, left), factor, load_part(x + 4 * index, left))
+            store_part(to + 4 * index, simd.mul(scale, value), left)

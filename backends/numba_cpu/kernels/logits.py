@@ -1,4 +1,4 @@
-"""What sampling asks of a row of logits: its best token, its best k, the sum of its exponentials.
+"""What becomes of a row of logits: it is capped; sampling asks for its best token, its best k, the sum of its exponentials.
 
 A row is read once, 64 logits at a step; most steps hold nothing of interest, which one comparison tells.
 """
@@ -6,13 +6,15 @@ A row is read once, 64 logits at a step; most steps hold nothing of interest, wh
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, put_f64
+from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, put_f64, store_part
 from augury.backends.numba_cpu.kernels.simd import (
     F32,
     I1,
@@ -24,18 +26,24 @@ from augury.backends.numba_cpu.kernels.simd import (
     get_i32,
     get_i64,
     load,
+    mul,
     operation,
     pointer,
     put_f32,
     put_i32,
     splat,
+    splat_f32,
     store,
 )
+from augury.backends.numba_cpu.kernels.step import Entry
+from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_ROWS, Record
 
 MAX_BEST = 128  # tokens that `best` may look for: it keeps them sorted, inserting one by one
 SUMS_BYTES = 128  # scratch of `sum_exponentials`
 
 _STEP = 64  # logits that are looked at together
+_RUN = 1024  # logits that a thread caps at once
 _LANES = 16
 _MANY = ir.VectorType(F32, _STEP)
 _F32S, _F64S, _I64S = (ir.VectorType(kind, _LANES) for kind in (F32, ir.DoubleType(), I64))
@@ -207,3 +215,26 @@ def sum_exponentials(row, n, largest, sums, out):
     for lane in range(_LANES):
         total += get_f64(sums + 8 * lane)
     put_f64(out, total)
+
+
+@struct
+class CapLogits(Record):
+    """Operands of `cap_logits`."""
+
+    entry: Any = pointer_to(Entry)  # of the matrix that made them; the first field, as of `Multiply`
+    cap: float
+
+
+@kernel(record=CapLogits)
+def cap_logits(record, state, thread, n_threads):
+    """Logits l → cap * tanh(l / cap)."""
+    entry, cap = record.entry, record.cap
+    top, inverse = splat_f32(np.float32(cap)), splat_f32(np.float32(1 / cap))
+    y, ld, size = entry.y, entry.ldy, entry.n_rows
+    n_runs = (size + _RUN - 1) // _RUN
+    n_items = get_i64(state + N_ROWS) * n_runs
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        row, start = y + 4 * (item // n_runs) * ld, item % n_runs * _RUN
+        for i in range(start, min(start + _RUN, size), 16):
+            left = size - i
+            store_part(row + 4 * i, mul(hyperbolic_tangent(mul(load_part(row + 4 * i, left), inverse)), top), left)

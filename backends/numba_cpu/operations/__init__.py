@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cpu.operations import attention, choice, experts, latent, ngrams, recurrence, rows
+from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, ngrams, recurrence, rows
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.operations.emitter import Emitters
 
 __all__ = ["OPERATIONS"]
 
-_FILES = (attention, choice, experts, latent, ngrams, recurrence, rows)
+_FILES = (attention, choice, ends, experts, latent, ngrams, recurrence, rows)
 OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
 """The emitter of each operation that this backend computes."""

@@ -40,9 +40,11 @@ class Placed:
         return self.layout.place(value, self.buffers)
 
     def rows(self, value: Value, tape: Tape) -> Rows:
-        """Likewise, of any value: also of norms of x and of sums to be added to it, which the tape keeps."""
+        """Likewise, of any value: also of x and its norms, and of sums to be added to it, which the tape keeps."""
         if value in tape.kept:
             return tape.kept[value]
+        if value in self.layout.begun:
+            return tape.space.x
         return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
 
 

@@ -10,17 +10,21 @@ from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import row_bytes
+from augury.blocks import Norm
 from augury.lowering import (
     Add,
     AddWeighed,
     Attend,
+    BeginStreams,
     Choose,
     ChooseBlocks,
     Convolve,
     FeedExperts,
     Gate,
     GateStreams,
+    GiveLogits,
     Join,
+    LookUp,
     LookUpNgrams,
     Multiply,
     MultiplyHeads,
@@ -50,7 +54,8 @@ INPUTS = "layer inputs"
 """The buffer of rows that the embedding makes for all layers, in whole panels."""
 
 _PLACELESS = Route | Choose | ChooseBlocks  # their values lie in buffers of their own
-_APART = Gate | ReadHidden | ReadInput | PrepareHeads | PrepareLatents | MultiplyHeads | Attend | LookUpNgrams | GateStreams
+_HEADS = PrepareHeads | PrepareLatents | MultiplyHeads | Attend
+_APART = Gate | ReadHidden | ReadInput | _HEADS | LookUp | LookUpNgrams | GateStreams
 _WRITTEN_OVER: dict[type[Operation], str] = {
     Gate: "y",
     Convolve: "x",  # products of it and of gates before it
@@ -166,10 +171,10 @@ class _Lie:
                 is_norm, is_odd = False, is_part or value in self.padded
             case Join() | GateStreams():
                 is_norm, is_odd = False, False
-            case MultiplyHeads():
+            case MultiplyHeads() | BeginStreams() | GiveLogits():
                 is_odd = is_part or value in self.padded
             case AddWeighed():
-                is_norm, is_odd = is_norm and value is not operation.x, is_part
+                is_norm, is_odd = is_norm and value is not operation.x, is_part or value in self.padded
             case Add():
                 is_odd = value not in self.landing or any(value.overlaps(each) for each in later)
             case Recur():
@@ -183,6 +188,25 @@ class _Lie:
             case _:
                 is_odd = False
         return is_norm or is_odd
+
+
+def _begun(operations: Sequence[Operation]) -> set[Value]:
+    """The values that x begins as, from rows of a table on, if each can be made in the place of the one before."""
+    makers = {value: each for each in operations for value in each.made}
+    found = [each.y[0] for each in operations if isinstance(each, BeginStreams) and len(each.y) == 1]
+    readers = [each for each in operations if not isinstance(each, Multiply) and found and found[0] in each.read]
+    while found and len(readers) == 1:
+        match makers.get(found[-1]):
+            case LookUp():
+                return set(found)
+            case Normalize(x=x, norm=Norm() as norm) if norm.size == x.width:
+                found.append(x)
+            case AddWeighed(y=x, gate=None):
+                found.append(x)
+            case _:
+                break
+        readers = [each for each in operations if found[-1] in each.read]
+    return set()
 
 
 def _width(operation: Operation, value: Value) -> int:
@@ -201,6 +225,7 @@ class Layout:
     Attributes:
         buffers: Bytes by name.
         added: Values that are added to the residual stream; they lie where the tape says.
+        begun: Values that the residual stream begins as; they lie there from the beginning.
     """
 
     def __init__(self, operations: Sequence[Operation], kept: Container[Value], n_early: int) -> None:
@@ -215,7 +240,7 @@ class Layout:
         self._at: dict[Value, tuple[str, int, int]] = {}  # buffer, column, floats of a row
         self._decayed: dict[str, int] = {}  # by buffer of a row
         products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
-        self.added = {each.y for each in operations if isinstance(each, Add)}
+        self.added, self.begun = {each.y for each in operations if isinstance(each, Add)}, _begun(operations)
         for each in operations:
             if isinstance(each, Recur):
                 self._add_row(each)
@@ -233,7 +258,7 @@ class Layout:
                 name, column, stride = self._at[x.root]
                 self._at[out] = (name, column + x.first, stride)
             for value in each.made:
-                if value not in self._at and value not in self.added:
+                if value not in self._at and value not in self.added | self.begun:
                     stride = up(value.width, PANEL_ROWS) if value in products else _width(each, value)
                     self._at[value] = (self._buffer(stride, "early value" if i < n_early else "value"), 0, stride)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
+from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends, step
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
@@ -177,15 +177,19 @@ class JoinEmitter(OperationEmitter):
 
 
 class BeginStreamsEmitter(OperationEmitter):
-    """Copies rows to the residual streams."""
+    """Copies rows to x, or to the residual streams."""
 
     operation: BeginStreams
-    kernels = (recurrent_ends.place_rows,)
+    kernels = (recurrent_ends.place_rows, step.copy_rows)
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         y, to = self.operation.y, tape.streams
         size = y[0].width
+        if to.stride:  # x, which every thread has for itself
+            tape.copy(self.placed.rows(y[0], tape), to)
+            tape.waits = True  # whoever writes next may write these rows
+            return
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])
             _place(tape, "copying rows", x, Place(to.address + 4 * i * size, to.width), size)

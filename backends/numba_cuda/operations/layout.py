@@ -21,12 +21,15 @@ from augury.lowering import (
     Add,
     AddWeighed,
     Attend,
+    BeginStreams,
     Choose,
     ChooseBlocks,
     Convolve,
     Decay,
     FeedExperts,
     GateStreams,
+    GiveInputs,
+    LookUp,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -84,12 +87,16 @@ class Layout:
         for each in operations:
             self._add_in_place(each)
         self._added = {value: each.norm for each in operations if isinstance(each, Add) for value in self._made_to_add(each)}
+        begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, BeginStreams)}
+        self._begun = {value for value in begun if isinstance(self._makers[value], LookUp)}
+        self._given = {self._canonical(each.x) for each in operations if isinstance(each, GiveInputs)}
         self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
         self._widths: dict[str, int] = {}  # of rows, by buffer
         self._next = {a: b for each in self._operations for a, b in self._neighbours(each)}
         early = {value for each in operations[:n_early] for value in each.made}
         for group in self._groups():
-            self._add_row(group, "early rows" if early.issuperset(group) else "rows")
+            name = "early rows" if early.issuperset(group) else "rows"
+            self._add_row(group, INPUTS if self._given.issuperset(group) else f"{name} {len(self._widths)}")
 
     # What emitters ask
 
@@ -157,6 +164,15 @@ class Layout:
         """Whether a value is made where it is added to x, or where its norm is added from."""
         return self._canonical(value) in self._added
 
+    def begins(self, value: Value) -> bool:
+        """Whether a value lies where x does, which begins as it."""
+        return self._canonical(value) in self._begun
+
+    def is_given(self, value: Value) -> bool:
+        """Whether a value lies where layers read their inputs."""
+        name, _ = self._columns.get(self._canonical(value), ("", 0))
+        return name == INPUTS
+
     def row(self, value: Value) -> tuple[str, int]:
         """The buffer that a value lies in, and its column there."""
         column, root = value.first, value.root
@@ -174,7 +190,9 @@ class Layout:
         if root in tape.operands or is_operand:
             operand = self.operand(root, tape)
             return Rows(operand.floats.at(4 * value.first), operand.width)
-        if (canonical := self._canonical(value)) in self._added:
+        if (canonical := self._canonical(value)) in self._begun:
+            return tape.x
+        if canonical in self._added:
             if self._added[canonical] is None:
                 return tape.x
             tape.add_pending()
@@ -316,10 +334,11 @@ class Layout:
         is_no_row = isinstance(
             maker, ReadInput | ChooseExperts | _CHOICES | PrepareLatents | AttendLatents
         ) or self._is_norm_of_stream(maker)
-        return is_operand or is_no_row or any(value in some for some in (self._in_place, self._normed, self._added))
+        places = (self._in_place, self._normed, self._added, self._begun)
+        return is_operand or is_no_row or any(value in some for some in places)
 
     def _add_row(self, group: Sequence[Value], name: str) -> None:
-        name, width, following = f"{name} {len(self._widths)}", 0, set(self._next.values())
+        width, following = 0, set(self._next.values())
         for value in group:
             maker = self._makers[value]
             is_product = isinstance(maker, _PRODUCTS) and value in maker.made[isinstance(maker, MultiplyActivated) :]

@@ -38,6 +38,7 @@ from augury.lowering import (
     DecayByKey,
     Gate,
     GateStreams,
+    LookUp,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -152,11 +153,11 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
             case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseBlocks():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
-                return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput) else None
+                return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput | LookUp) else None
             case PrepareHeads() | Pool():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 is_shared = len(readers_of(operations, value.root)) > 1
-                return "heads" if is_norm or is_shared or isinstance(maker, ReadInput) else None
+                return "heads" if is_norm or is_shared or isinstance(maker, ReadInput | LookUp) else None
         return None
 
     def moved(operation: Operation) -> Operation:

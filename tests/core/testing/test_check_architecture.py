@@ -160,7 +160,10 @@ class Guessing(Honest):
         (attention(norm=lambda block: attrs.evolve(block.norm, eps=0.0)), "eps of blk.0.attn_norm.weight is 0.0"),
         (feed_forward(up=lambda block: block.down), "layer 0, block FeedForward: x of blk.0.ffn_down.weight of Multiply has"),
         (feed_forward(down=lambda block: block.gate), "layer 0, block FeedForward: x of blk.0.ffn_gate.weight of Multiply has"),
-        (whole(output=lambda plan: attrs.evolve(plan.output, norm=plan.layers[0].mixer.q_norm)), "norm of the output is"),
+        (
+            whole(output=lambda plan: attrs.evolve(plan.output, norm=plan.layers[0].mixer.q_norm)),
+            "block Output: the norm of x of",
+        ),
         (whole(n_ctx_train=lambda plan: 0), "n_ctx_train is 0"),
         (Trusting, "ModelFileError, or an UnsupportedError. Seen: "),
         (Unchecked, "the embedding's scale is"),

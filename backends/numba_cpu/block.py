@@ -1,20 +1,20 @@
-"""A block of operations: their emitters, and the memory that these share."""
+"""A block on a tape: the emitters of its operations, and the memory that these share."""
 
 from __future__ import annotations
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.cache import Cache
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import Placed, Scope
+from augury.backends.numba_cpu.operations.ends import InPlaceEmitter
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.backends.numba_cpu.state import State
 from augury.errors import UnsupportedError
-from augury.lowering import Multiply, Normalize, ReadHidden, ReadInput, Value
+from augury.lowering import BeginStreams, LookUp, Multiply, Normalize, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 
 if TYPE_CHECKING:
@@ -30,19 +30,23 @@ if TYPE_CHECKING:
     from augury.lowering import Operation
     from augury.types import ModelOptions
 
-__all__ = ["LoweredEmitter"]
+__all__ = ["BlockEmitter"]
 
 
-class LoweredEmitter(Emitter):
-    """Writes the records of a block's operations, in their order."""
+class BlockEmitter:
+    """Writes the records of a block's operations, in their order. Before, it tells what they need, which takes no memory.
+
+    Attributes:
+        caches: The block's caches of positions.
+        states: Its states of sequences.
+    """
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
-        super().__init__(block, options)
-        build = block.lowered(n_embd)
+        self._name, self._draft_max = type(block).__name__, options.draft_max
+        self._build = build = block.lowered(n_embd)
         self.caches = [Cache(*cached, options) for cached in block.cached()]
         self.states = [State(state, options) for state in block.states()]
         self._scope, kept = Scope(options, self.caches, sources), (build.x, build.before)
-        self._read_embedding = build.embedded
         operations = with_copies(build.operations, kept)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
@@ -55,7 +59,7 @@ class LoweredEmitter(Emitter):
         self._n_keeping = max(keeping, default=0)
 
     def tables(self) -> Mapping[Hashable, int]:
-        """See `Emitter.tables`."""
+        """Bytes of further tables, by a key: blocks share tables of the same key."""
         return {key: n_bytes for emitter in self._emitters for key, n_bytes in emitter.tables().items()}
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
@@ -70,11 +74,11 @@ class LoweredEmitter(Emitter):
         return [*views, *(state.slot_memory(slot) for state in self.states)]
 
     def kernels(self) -> Sequence[Any]:
-        """See `Emitter.kernels`."""
+        """Its kernels, those of each operation with the slowest to compile first."""
         return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels]
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """See `Emitter.buffers`."""
+        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
         needed = dict(self._layout.buffers)
         for emitter in self._emitters:
             for name, n_bytes in emitter.buffers(n_threads).items():
@@ -82,38 +86,39 @@ class LoweredEmitter(Emitter):
         return needed
 
     def scratch_bytes(self) -> int:
-        """See `Emitter.scratch_bytes`."""
+        """Bytes that each thread needs for itself while it runs a kernel of the block."""
         needed = [emitter.scratch_bytes() for emitter in self._emitters]
-        return max(0, *needed, *(state.scratch_bytes for state in self.states))
+        return max((*needed, *(state.scratch_bytes for state in self.states)), default=0)
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
-        """See `Emitter.place`."""
+        """Allocate what it keeps from pass to pass; `buffers` has the addresses."""
         for cache in self.caches:
             cache.place(arena)
         for state in self.states:
             state.place(arena)
-        placed = Placed(weights, arena, self._layout, buffers, self.states, max(self.options.draft_max, 1))
+        placed = Placed(weights, arena, self._layout, buffers, self.states, max(self._draft_max, 1))
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
 
     def begin(self, tape: Tape) -> None:
-        """See `Emitter.begin`."""
+        """Write the records of what it makes of x as it is before its layer."""
         for emitter in self._early:
             emitter.emit(tape)
 
     def emit(self, tape: Tape) -> None:
-        """See `Emitter.emit`."""
+        """Write its records. May be called for any number of tapes."""
         self._emit(tape, self._emitters)
 
     def emit_kept(self, tape: Tape) -> None:
-        """See `Emitter.emit_kept`."""
+        """Write its records as far as something is kept of tokens, because nobody reads the result."""
         self._emit(tape, self._emitters[: self._n_keeping])
 
     def _emit(self, tape: Tape, emitters: Sequence[OperationEmitter]) -> None:
+        tape.kept[self._build.x] = tape.seen
         if (embedded := tape.space.embedded) is not None:
-            tape.kept[self._read_embedding] = embedded
+            tape.kept[self._build.embedded] = embedded
         written, read = set[Value](), set[Value]()  # since the last barrier, by records that have none
-        for emitter, following in zip(emitters, [*emitters[1:], None], strict=True):
+        for emitter, following in zip(emitters, [*emitters[1:], None], strict=False):
             emitter.emit(tape)
             if emitter.needs_no_barrier:
                 tape.waits = False
@@ -131,20 +136,24 @@ class LoweredEmitter(Emitter):
             emitter.emit_states(tape)
 
     def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter]:
-        for operation, following in zip(operations, [*operations[1:], None], strict=True):
+        for operation, following in zip(operations, [*operations[1:], None], strict=False):
             if isinstance(operation, Normalize) and operation.x in kept:
                 # the product is written where what was left is read
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, self._scope, waits=waits)
             elif isinstance(operation, ReadInput | ReadHidden):
                 continue  # its rows lie where the embedding left them, or where the pass begins with them
+            elif isinstance(operation, BeginStreams) and not self._layout.begun.isdisjoint(operation.y):
+                continue  # x lies there
+            elif not isinstance(operation, LookUp) and not self._layout.begun.isdisjoint(operation.made):
+                yield InPlaceEmitter(operation, self._scope)
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation, self._scope)
             elif (function := operation.kernels.get("numba-cpu")) is not None:
                 yield ByRowEmitter(operation, self._scope, function)
             else:
                 raise UnsupportedError(
-                    f"block {type(self.block).__name__} has the operation {type(operation).__name__}, which backend numba-cpu "
+                    f"block {self._name} has the operation {type(operation).__name__}, which backend numba-cpu "
                     "does not compute; use backend reference"
                 )
 

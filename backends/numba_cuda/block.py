@@ -1,11 +1,11 @@
-"""A block of operations: their emitters, and the memory that these share."""
+"""A block on a tape: the emitters of its operations, and the memory that these share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.first_products import FirstProducts
 from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.first_products import FirstProducts
 from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.emitter import Scope
 from augury.backends.numba_cuda.operations.layout import Layout
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from augury.blocks import Block
     from augury.types import ModelOptions
 
-__all__ = ["LoweredEmitter"]
+__all__ = ["BlockEmitter"]
 
 
-class LoweredEmitter:
+class BlockEmitter:
     """Writes the launches of a block's operations, in their order.
 
     Attributes:

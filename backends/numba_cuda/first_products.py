@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Linear
 
-__all__ = ["FirstProducts", "columns_of", "multiply_first", "products"]
+__all__ = ["FirstProducts", "columns_of", "multiply_first"]
 
 
 @frozen(eq=False)
@@ -36,15 +36,6 @@ class FirstProducts:
 def columns_of(blocks: Sequence[FirstProducts]) -> list[int]:
     """Where in one row the products of several blocks begin, each in whole tiles of matrices, and where they end."""
     return list(accumulate((-(-each.width // TILE_ROWS) * TILE_ROWS for each in blocks), initial=0))
-
-
-def products(tape: Tape, x: Operand, first: FirstProducts) -> Rows:
-    """The first products of a block, written unless `multiply_first` has done so."""
-    if first.key in tape.made:
-        return tape.made[first.key]
-    rows = Rows(tape.buffers[first.name], first.width)
-    tape.multiply(x, first.products, rows)
-    return rows
 
 
 def multiply_first(tape: Tape, x: Operand, blocks: Sequence[FirstProducts]) -> None:

@@ -1,0 +1,109 @@
+"""What models begin and end with: rows of tables that x begins as, inputs of layers, and logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.numba_cpu.kernels import embed, logits, step
+from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
+from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cpu.operations.layout import INPUTS, Place
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import row_bytes
+from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cpu.tape import Tape
+
+__all__ = ["OPERATIONS", "InPlaceEmitter"]
+
+
+class LookUpEmitter(OperationEmitter):
+    """Looks up rows of a matrix; every thread for itself where its rows are its own."""
+
+    operation: LookUp
+    kernels = (embed.look_up,)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, to = self.operation, self.placed.rows(self.operation.out, tape)
+        matrix = tape.weights.matrix(operation.table)
+        tape.add(
+            Work("embedding"),
+            embed.look_up,
+            embed=tape.weights.address(matrix.kind, "embed"),
+            weights=matrix.address,
+            size=operation.table.n_in,
+            x=to,
+            is_private=bool(to.stride),
+            scale=operation.scale,
+            ids_at=POSITIONS if operation.is_by_position else TOKENS,
+        )
+
+
+class InPlaceEmitter(OperationEmitter):
+    """Changes x where it lies, as it begins; see `Layout.begun`."""
+
+    operation: Normalize | AddWeighed
+    kernels = (step.add_rows,)
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        if isinstance(self.operation, Normalize):
+            tape.norm_x(self.operation.norm)
+        else:
+            tape.add_to_x(self.placed.rows(self.operation.other, tape))
+            tape.waits = True  # whoever writes next may write these rows
+
+
+class GiveInputsEmitter(OperationEmitter):
+    """Adds the rows of a table to what layers are given."""
+
+    operation: GiveInputs
+    kernels = (embed.add_inputs,)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `OperationEmitter.buffers`."""
+        return {INPUTS: row_bytes(self.operation.x.width)}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, size = self.operation, self.operation.x.width
+        x, y = (self.placed.at(value) for value in operation.read)
+        to = Place(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
+        factors = {"scale": operation.scale, "factor": operation.factor}
+        tape.add(Work("inputs of layers"), embed.add_inputs, x=x, y=y, to=to, size=size, **factors)
+
+
+class GiveLogitsEmitter(OperationEmitter):
+    """Computes logits; where to is written into the tape before every pass."""
+
+    operation: GiveLogits
+
+    @property
+    def kernels(self) -> Sequence[Any]:
+        """See `OperationEmitter.kernels`."""
+        operation = self.operation
+        return (*[logits.cap_logits] * (operation.softcap is not None), *[step.gather_rows] * (operation.norm is None))
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `OperationEmitter.buffers`."""
+        return {"normed": row_bytes(self.operation.x.width)}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, x = self.operation, self.placed.rows(self.operation.x, tape)
+        rows = tape.norm_output(operation.norm, x, tape.space.named("normed", x.width))
+        tape.logits = tape.multiply("output", rows, ((operation.linear, 0),), is_output=True)
+        if operation.softcap is not None:
+            tape.add(Work("capping logits"), logits.cap_logits, entry=tape.logits.ctypes.data, cap=operation.softcap)
+
+
+OPERATIONS: Emitters = {
+    LookUp: LookUpEmitter,
+    GiveInputs: GiveInputsEmitter,
+    GiveLogits: GiveLogitsEmitter,
+}

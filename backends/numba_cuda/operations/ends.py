@@ -1,0 +1,99 @@
+"""What models begin and end with: rows of tables that x begins as, inputs of layers, and logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.numba_cuda.choosing import Logits
+from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
+from augury.backends.numba_cuda.kernels.sample import cap_logits
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.layout import INPUTS
+from augury.backends.numba_cuda.operations.rows import look_up
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
+from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OPERATIONS"]
+
+
+class LookUpEmitter(OperationEmitter):
+    """Looks up rows of a matrix."""
+
+    operation: LookUp
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, to = self.operation, self.layout.rows(self.operation.out, tape)
+        ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
+        look_up(tape, operation.table, to, ids, scale=operation.scale)
+
+
+class BeginStreamsEmitter(OperationEmitter):
+    """Copies rows to x, unless they lie there."""
+
+    operation: BeginStreams
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        if not self.layout.begins(self.operation.y[0]):
+            tape.blend(tape.x, self.layout.rows(self.operation.y[0], tape), 0.0, 1.0)
+
+
+class GiveInputsEmitter(OperationEmitter):
+    """Adds the rows of a table to what layers are given."""
+
+    operation: GiveInputs
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return {INPUTS: 4 * MAX_TOKENS * self.operation.x.width}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout = self.operation, self.layout
+        to = Rows(tape.buffers[INPUTS], operation.x.width)
+        if not layout.is_given(operation.x):
+            tape.blend(to, layout.rows(operation.x, tape), 0.0, 1.0)
+        tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
+
+
+class GiveLogitsEmitter(OperationEmitter):
+    """Computes logits, and tells of each row the best token and its logit."""
+
+    operation: GiveLogits
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        linear = self.operation.linear
+        made = {"logits": 4 * MAX_TOKENS * linear.n_out, "best of chunks": Logits.n_bytes}
+        return {**made, **Tape.operand_buffers("normed", linear.n_in)}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, linear = self.operation, self.layout, self.operation.linear
+        n_vocab, rows = linear.n_out, Rows(tape.buffers["logits"], linear.n_out)
+        if layout.is_stream(operation.x):
+            normed = tape.norm(operation.norm, (linear,), is_output=True)
+        else:
+            normed = tape.operand("normed", linear.n_in, (linear,))
+            tape.put(layout.rows(operation.x, tape), linear.n_in, normed, operation.norm, is_output=True)
+        tape.multiply(normed, ((linear, 0),), rows, is_output=True)
+        if operation.softcap is not None:
+            grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
+            tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=operation.softcap)
+        logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
+        n, best = tape.size.n_tokens, tape.buffers["best"]
+        tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_TOKENS))]
+
+
+OPERATIONS: Emitters = {
+    LookUp: LookUpEmitter,
+    BeginStreams: BeginStreamsEmitter,
+    GiveInputs: GiveInputsEmitter,
+    GiveLogits: GiveLogitsEmitter,
+}
