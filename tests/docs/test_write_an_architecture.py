@@ -12,7 +12,7 @@ from oracles.passes import run_of
 from oracles.states import script_rows
 
 from augury import Engine, UnsupportedError
-from augury.blocks import Activation
+from augury.blocks import Activation, Linear
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.registry import Registry
@@ -20,7 +20,7 @@ from augury.testing import check_architecture
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
-ORACULAR, TIDAL, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ORACULAR, TIDAL, ENDS, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 BACKENDS = ("reference", "numba-cpu")
 
 
@@ -96,6 +96,46 @@ def test_a_model_with_the_block_writes_the_same_with_and_without_drafts(tidal, b
     plain, drafted = answers("none"), answers(drafters)
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
     assert sum(each.stats.n_accepted for each in drafted) > 0
+
+
+@pytest.fixture
+def ends():
+    """The page's embedding and output around a layer of a tiny model: file, plan, and their tensors (float64)."""
+    module, rng = plugin_of(ENDS), np.random.default_rng(8)
+    shapes = {"token_embd": (128, 32), "up": (256, 32), "hidden": (96, 256), "output": (128, 96)}
+    arrays = {name: (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32) for name, shape in shapes.items()}
+    file = altered(tiny_file("llama-dense"), arrays=arrays)
+    plan = Registry.discover().architectures["llama"].plans(tiny_file("llama-dense"))["main"]
+    up, hidden, output = (Linear(name, *shapes[name][::-1]) for name in ("up", "hidden", "output"))
+    embedding = module.NarrowEmbedding("token_embd", 128, 256, up=up)
+    output = module.DeepOutput(plan.output.norm, output, hidden=hidden)
+    return file, attrs.evolve(plan, embedding=embedding, output=output), arrays
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_embedding_and_the_output_are_what_their_docstrings_say(ends, backend):
+    file, plan, arrays = ends
+    device = Registry.discover().backends[backend]
+    model = device(device.options_class()).load(file, plan, ModelOptions(n_slots=1, n_ctx=16, threads=2), Progress())
+    told = attrs.evolve(run_of([3, 1, 4, 1, 5]), features=("embedding", "output"))
+    passed = model.forward(told)
+    x = arrays["token_embd"][[3, 1, 4, 1, 5]] @ arrays["up"].T
+    assert nmse(passed.features("embedding"), x) < 1e-10
+    logits = silu(passed.features("output") @ arrays["hidden"].T) @ arrays["output"].T
+    assert nmse(passed.rows(), logits) < 1e-10
+    alone = model.forward(run_of([3]))
+    assert np.array_equal(alone.rows()[0], passed.rows()[0])
+    model.close()
+
+
+def test_the_embedding_and_the_output_compute_the_same_with_trees_and_drafts(ends):
+    file, plan, _ = ends
+    found, expected = (script_rows(Registry.discover().backends[each], file, plan) for each in BACKENDS)
+    assert nmse(found, expected) < 1e-6
 
 
 def soft_plan(file, registry, module):

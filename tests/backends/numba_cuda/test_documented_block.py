@@ -5,10 +5,12 @@ import types
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
-from oracles.models import nmse
+from oracles.models import altered, nmse
 from oracles.passes import run_of
 
+from augury.blocks import Linear
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -16,7 +18,7 @@ from augury.registry import Registry
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-an-architecture.md"
-_, TIDAL, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_, TIDAL, ENDS, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 REGISTRY = Registry.discover()
 
 
@@ -44,6 +46,19 @@ def rows_of(backend, file, plan):
 
 def test_the_block_is_computed_as_the_reference_does(tidal):
     file, plan = tidal
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
+
+
+def test_the_embedding_and_the_output_are_computed_as_the_reference_does(tidal):
+    file, plan = tidal
+    module, rng = module_of(ENDS), np.random.default_rng(8)
+    n_vocab, n_embd = plan.embedding.n_vocab, plan.embedding.n_embd
+    shapes = {"narrow": (n_vocab, 32), "up": (n_embd, 32), "hidden": (96, n_embd), "deep": (n_vocab, 96)}
+    arrays = {name: (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32) for name, shape in shapes.items()}
+    up, hidden, deep = (Linear(name, *shapes[name][::-1]) for name in ("up", "hidden", "deep"))
+    embedding = module.NarrowEmbedding("narrow", n_vocab, n_embd, up=up)
+    plan = attrs.evolve(plan, embedding=embedding, output=module.DeepOutput(plan.output.norm, deep, hidden=hidden))
+    file = altered(file, arrays=arrays)
     assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
 
 
