@@ -299,6 +299,25 @@ def test_options_and_the_system_prompt_reach_the_server(page):
     assert [each["role"] for each in sent[1]["messages"]] == ["system", "user", "assistant", "user"]
 
 
+def test_a_least_probability_can_be_given_if_a_drafter_takes_it(page):
+    def with_p_min(route):
+        props = route.fetch().json()
+        props["speculative"]["suffix"]["p_min"] = 0.0
+        route.fulfill(json=props)
+
+    page.click("#open-settings")
+    assert page.is_hidden("[name=p_min]")
+    page.route("**/props", with_p_min)
+    page.reload()
+    page.wait_for_selector("#model >> text=smollm2")
+    page.click("#open-settings")
+    page.fill("[name=p_min]", "0.5")
+    page.click("#settings >> text=Save")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "What is the sea?")
+    assert sent.value.post_data_json["speculative"] == {"p_min": 0.5}
+
+
 def test_everything_can_be_done_by_keyboard(page):
     page.keyboard.type("Say a word.")  # the message box has the focus
     page.keyboard.press("Shift+Enter")
