@@ -137,7 +137,11 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
 
     kinds = {letter: types.CPointer(getattr(types, name)) for letter, name in _ELEMENTS.items()}
     kinds |= {"i": types.int32, "r": types.float32}
-    signature = types.void(*(kinds[each] for each in kernel.parameters))
+    of_kernel = (
+        kinds[each] if isinstance(each, str) else types.BaseTuple.from_types([kinds[letter] for letter in each.letters], each)
+        for each in kernel.kinds
+    )
+    signature = types.void(*of_kernel)
     lower = compiler._compile_pyfunc_with_fixup  # noqa: SLF001 - what is public types anew for each capability
     with _compiling_for(capability):
         library, _ = lower(kernel.function, signature, device=False, cc=capability, abi="numba")

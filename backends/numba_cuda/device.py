@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -51,8 +51,8 @@ class Pointer:
 
 Part = tuple[Pointer, int]
 """A stretch of memory, and its bytes."""
-Arguments = dict[str, Pointer | float]
-"""The arguments of a kernel, by the names of its parameters."""
+Arguments = dict[str, Any]
+"""The arguments of a kernel, by the names of its parameters: pointers, numbers, and records of them."""
 
 
 @frozen(eq=False)
@@ -65,15 +65,18 @@ class Launch:
     arguments: tuple[Pointer | float, ...]
 
     @classmethod
-    def of(cls, kernel: Kernel, grid: tuple[int, ...], n_threads: int, first: Pointer, **arguments: Pointer | float) -> Launch:
+    def of(cls, kernel: Kernel, grid: tuple[int, ...], n_threads: int, first: Pointer, /, **arguments: Any) -> Launch:
         """A launch with arguments by name, but the first one; other pointers that are left out are that one, and numbers 0."""
         if unknown := arguments.keys() - set(kernel.names[1:]):
             raise TypeError(f"kernel {kernel.name} has no {', '.join(sorted(unknown))}; it has {', '.join(kernel.names)}")
-        nothing: dict[str, Pointer | float] = {"i": 0, "r": 0.0}
-        letters = zip(kernel.names[1:], kernel.parameters[1:], strict=True)
-        given = (arguments.get(name, nothing.get(letter, first)) for name, letter in letters)
+        given: list[Pointer | float | None] = []
+        for name, kind in zip(kernel.names[1:], kernel.kinds[1:], strict=True):
+            if isinstance(kind, str):
+                given.append(arguments.get(name, 0 if kind in "ir" else None))
+            else:
+                given += arguments.get(name, kind())
         blocks = (*grid, 1, 1)
-        values = (first, *(int(each) if isinstance(each, bool) else each for each in given))
+        values = (first, *(first if each is None else int(each) if isinstance(each, bool) else each for each in given))
         return cls(kernel, (blocks[0], blocks[1], blocks[2]), n_threads, values)
 
 
@@ -229,13 +232,10 @@ class SimulatedDevice(Device):
 
     def launch(self, launch: Launch) -> None:
         """See `Device.launch`."""
-        kinds, given = launch.kernel.parameters, launch.arguments
-        assert len(kinds) == len(given), launch.kernel.name
-        arguments = [
-            _array(each).view(ELEMENTS[kind]) if isinstance(each, Pointer) else each
-            for kind, each in zip(kinds, given, strict=True)
-        ]
-        simulator.run(launch.kernel.function, launch.grid, launch.n_threads, arguments, is_reversed=self.is_reversed)
+        kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)
+        arguments = [_array(each).view(ELEMENTS[letter]) if isinstance(each, Pointer) else each for letter, each in given]
+        grouped = kernel.grouped(arguments)
+        simulator.run(kernel.function, launch.grid, launch.n_threads, grouped, is_reversed=self.is_reversed)
 
     def copy(self, step: Copy) -> None:
         """See `Device.copy`."""

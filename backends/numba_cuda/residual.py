@@ -12,6 +12,7 @@ from augury.backends.numba_cuda.kernels.streams import (
     MAX_MIXED,
     MAX_STREAMS,
     STREAM_THREADS,
+    ShareArgs,
     mix_streams,
     read_gated_streams,
     read_streams,
@@ -19,7 +20,7 @@ from augury.backends.numba_cuda.kernels.streams import (
 )
 from augury.backends.numba_cuda.operations.rows import activate
 from augury.backends.numba_cuda.rows import Rows
-from augury.backends.numba_cuda.tape import Gate, Tape, norm_kind
+from augury.backends.numba_cuda.tape import Gate, Tape
 from augury.blocks import (
     Activation,
     AllStreams,
@@ -101,9 +102,9 @@ class Streams:
                 normed = tape.operand(_NORMED, self._n * self._n_embd, [coefficients])
                 tape.put(self._all(tape), self._n * self._n_embd, normed, norm)
                 tape.multiply(normed, ((coefficients, 0),), Rows(tape.buffers[_COEFFICIENTS], coefficients.n_out))
-                made: Arguments = {"n_made": coefficients.n_out, "n_rounds": max(connection.n_rounds, 1)}
-                made |= {name: tape.weights.vector(getattr(connection, name)) for name in ("scales", "base")}
-                self._read(tape, **made, **{name: getattr(connection, name) for name in ("eps", "post_scale", "post_eps")})
+                vectors = {name: tape.weights.vector(getattr(connection, name)) for name in ("scales", "base")}
+                numbers = {name: getattr(connection, name) for name in ("eps", "post_scale", "post_eps")}
+                self._read(tape, max(connection.n_rounds, 1), n_made=coefficients.n_out, **vectors, **numbers)
             case GatedHyperConnection():
                 self._read_gated(tape, connection)
             case StreamMean():
@@ -132,18 +133,19 @@ class Streams:
             n = 1 + (x.at.offset - tape.buffers["x"].offset) // (4 * MAX_TOKENS * size)
             tape.seen = Rows(tape.buffers[_SEEN], size)
             arguments: Arguments = {"streams": tape.buffers["x"], "n": n, "size": size, "seen": tape.seen.at}
-            arguments |= {"weight": tape.weights.norm(norm), "kind": norm_kind(norm), "eps": norm.eps}
+            arguments["norm"] = tape.weights.norm_arguments(norm)
             tape.launch(mix_streams, (tape.size.n_tokens,), THREADS, **arguments)
         if connection.begins:
             tape.x = Rows(x.at.at(4 * MAX_TOKENS * size), size)
             tape.blend(tape.x, x, 0.0, 0.0)
 
-    def _read(self, tape: Tape, **made: Pointer | float) -> None:
+    def _read(self, tape: Tape, n_rounds: int = 0, **made: Pointer | float) -> None:
         buffers = tape.buffers
         tape.seen = Rows(buffers[_SEEN], self._n_embd)
-        places = {"streams": buffers[_ALL], "coefficients": buffers[_COEFFICIENTS], "weights": buffers[_WEIGHTS]}
-        sizes = {"n": self._n, "size": self._n_embd}
-        tape.launch(read_streams, (tape.size.n_tokens,), THREADS, seen=tape.seen.at, y=tape.x.at, **places, **sizes, **made)
+        shared = ShareArgs(coefficients=buffers[_COEFFICIENTS], weights=buffers[_WEIGHTS], **made)
+        places = {"streams": buffers[_ALL], "seen": tape.seen.at, "y": tape.x.at, "shared": shared}
+        sizes = {"n": self._n, "size": self._n_embd, "n_rounds": n_rounds}
+        tape.launch(read_streams, (tape.size.n_tokens,), THREADS, **places, **sizes)
 
     def _read_gated(self, tape: Tape, connection: GatedHyperConnection) -> None:
         buffers, size, inject = tape.buffers, self._n_embd, connection.inject

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
-from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
+from augury.backends.numba_cuda.kernels.sums import TILES, SourceArgs
 
 if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Arguments, Pointer
+    from augury.backends.numba_cuda.device import Pointer
     from augury.blocks import Norm
 
 __all__ = ["Operand", "Rows", "Tiles", "units_of"]
@@ -44,10 +45,14 @@ class Operand:
     as_bytes: bool = False
 
     @property
-    def arguments(self) -> Arguments:
-        """The arguments of kernels that write it."""
-        places = {"out": self.floats, "quantised": self.quantised, "factors": self.factors, "sums": self.sums}
-        return {**places, "width": self.width, "as_floats": self.as_floats, "as_bytes": self.as_bytes}
+    def target(self) -> Any:
+        """What kernels are told that write it."""
+        places = (self.floats, self.factors, self.quantised, self.sums)
+        return TargetArgs(*places, self.width, self.as_floats, self.as_bytes)
+
+    def source(self, *, is_float: bool) -> Any:
+        """What kernels are told that multiply it with weights that are floats, or with others."""
+        return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums)
 
     def after(self, n: int) -> Operand:
         """What comes after n whole rows."""

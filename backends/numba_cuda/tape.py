@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
-from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
-from augury.backends.numba_cuda.kernels.attention import SPLIT
+from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
+from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
-from augury.backends.numba_cuda.kernels.norm import (
-    AS_IS,
-    BIASED,
-    LAYER,
-    NOTHING,
-    RMS,
-    TRADED,
-    blend_rows,
-    norm_parts,
-    norm_rows,
-)
-from augury.backends.numba_cuda.kernels.routes import combine_rows
+from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_parts, norm_rows
+from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
-from augury.blocks import Linear, Matrices, NormKind
+from augury.blocks import Linear, Matrices
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -40,7 +30,7 @@ if TYPE_CHECKING:
     from augury.blocks import Activation, GateKind, Norm
     from augury.lowering import Value
 
-__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "splits_of", "tokens_of", "warps_of"]
+__all__ = ["WARPS", "Gate", "Size", "Tape", "splits_of", "tokens_of", "warps_of"]
 
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2
@@ -58,16 +48,10 @@ class Gate:
     limits_activated: bool = False
     constants: Sequence[float] = ()
 
-    @property
-    def arguments(self) -> dict[str, float]:
-        """The arguments of kernels: the limit, and four constants."""
+    def arguments(self, *, has_up: bool) -> Any:
+        """What kernels are told, and whether gates are multiplied with `up`."""
         limit = math.inf if self.limit is None else self.limit
-        return {"limits_activated": self.limits_activated, "limit": limit, **dict(zip("abcd", self.constants, strict=False))}
-
-    @property
-    def number(self) -> int:
-        """What kernels know the activation by."""
-        return NUMBERS[self.activation.value]
+        return GateArgs(NUMBERS[self.activation.value], has_up, self.limits_activated, limit, *self.constants)
 
 
 @frozen
@@ -96,13 +80,6 @@ def warps_of(n: int) -> int:
     return -(-n // WARPS)
 
 
-def norm_kind(norm: Norm | None) -> int:
-    """What kernels are told that a norm does, of None nothing but to pass on."""
-    if norm is None:
-        return AS_IS
-    return (LAYER if norm.kind is NormKind.LAYER else RMS) | (BIASED if norm.bias is not None else 0)
-
-
 class Tape:
     """A program in the making.
 
@@ -127,7 +104,7 @@ class Tape:
         self.made: dict[Hashable, Rows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
-        self.choice: Arguments = {}
+        self.choice = ChoiceArgs()
         self._pending: tuple[Rows, Norm | None, bool] | None = (
             None  # rows that the next norm adds to x, as they are or normed, or swaps with it
         )
@@ -140,7 +117,7 @@ class Tape:
         rows = (4 * width, width, 4 * width // UNIT, 8 * width // UNIT)
         return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
 
-    def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Pointer | float) -> None:
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Any) -> None:
         """Launch a kernel with arguments by name; pointers and numbers that are left out are the inputs, and 0."""
         self.steps.append(Launch.of(kernel, grid, n_threads, self.inputs, **arguments))
 
@@ -211,14 +188,12 @@ class Tape:
         """
         if to is None and not any(norm for norm, _, _ in parts):
             return
-        n_apart = n_apart if to is not None else 0
-        arguments = {} if to is None else to.arguments
-        for prefix, (i, (norm, at, size)) in zip(("", "second_", "third_"), enumerate(parts), strict=False):
-            arguments |= {f"{prefix}at": at, f"{prefix}size": size, f"{prefix}kind": NOTHING}
+        n_apart, names = n_apart if to is not None else 0, ("first", "second", "third")
+        arguments: Arguments = {} if to is None else {"to": to.target}
+        for i, (name, (norm, at, size)) in enumerate(zip(names, parts, strict=False)):
             if norm is not None or i < n_apart:
-                arguments[f"{prefix}kind"] = norm_kind(norm)
-            if norm is not None:
-                arguments |= {f"{prefix}weight": self.weights.norm(norm), f"{prefix}eps": norm.eps}
+                how = self.weights.norm_arguments(norm)
+                arguments[name] = PartArgs(how.weight, how.kind, at, size, how.eps)
         self.launch(norm_parts, (self.size.n_tokens, 3), THREADS, x=rows.at, stride=rows.width, n_apart=n_apart, **arguments)
 
     def add_product(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
@@ -278,18 +253,17 @@ class Tape:
         is_output: bool = False,
     ) -> None:
         """Norm groups of rows, to which are added pending rows; without a place to go to in place."""
-        arguments = {"size": size, "n_out": size, **(to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)).arguments}
+        place = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)
+        arguments: Arguments = {"size": size, "n_out": size, "to": place.target}
         if pending is not None:
             y, y_norm, is_traded = pending
-            arguments |= {"y": y.at, "y_stride": y.width, "y_kind": norm_kind(y_norm) | (TRADED if is_traded else 0)}
-            if y_norm is not None:
-                arguments |= {"y_weight": self.weights.norm(y_norm), "y_eps": y_norm.eps}
+            y_how = self.weights.norm_arguments(y_norm)
+            arguments |= {"y": y.at, "y_stride": y.width, "is_traded": is_traded, "y_norm": y_how}
         if to is not None or norm is not None:
-            arguments["kind"] = norm_kind(norm)
-        if norm is not None:
-            n_alike = 1 if norm.weight_shape is None else n_groups
-            step = size * (1 if norm.bias is None else 2) if n_alike > 1 else 0
-            arguments |= {"weight": self.weights.norm(norm, n_alike), "eps": norm.eps, "step": step}
+            n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
+            arguments["norm"] = self.weights.norm_arguments(norm, n_alike)
+            if norm is not None and n_alike > 1:
+                arguments["step"] = size * (1 if norm.bias is None else 2)
         if to is not None and n_groups == 1:
             arguments["n_out"] = to.width
         grid = (self.size.n_tokens, n_groups)
@@ -336,9 +310,8 @@ class Tape:
             if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
                 return False
             tiles = self._tiles(matrix)
-        gated = {"activation": gate.number, "has_up": len(parts) > 1, **gate.arguments, **_gated_to(to)}
-        rows = Rows(to.floats, to.width)
-        self.steps.append(launch_of_gated(matrix, x, rows, 0, tiles, which, gated, len(parts)))
+        how = gate.arguments(has_up=len(parts) > 1)
+        self.steps.append(launch_of_gated(matrix, x, to.target, 0, tiles, which, how, len(parts)))
         return True
 
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
@@ -346,8 +319,8 @@ class Tape:
         ((matrix, _),) = self.weights.several([part])
         if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
-        gated = {"activation": NOT_ACTIVATED, "limit": math.inf, **_gated_to(to)}
-        self.steps.append(launch_of_gated(matrix, x, Rows(to.floats, part.n_out), part.n, tiles, OF_TILES, gated))
+        how, target = GateArgs(NOT_ACTIVATED, limit=math.inf), evolve(to, width=part.n_out).target
+        self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, OF_TILES, how))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
@@ -355,20 +328,17 @@ class Tape:
         for matrix, column in self.weights.several(parts):
             self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
 
-    def multiply_combined(
-        self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, to: Pointer, **combined: Pointer | float
-    ) -> None:
-        """Multiply rows by matrices that routes choose, and add up the rows of a token; see `routes.combine`."""
+    def multiply_combined(self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, **combined: Pointer | float) -> None:
+        """Multiply rows by matrices that routes choose, and add up the rows of a token; see `routes.CombineArgs`."""
+        how = CombineArgs(n_most=tiles.n_most, k=tiles.per_token, **combined)
         if tiles.n_apart:
             self.multiply_tiles(x, [part], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
-            places: Arguments = {"routes": tiles.at, "rows": rows.at, "y": to, "stride": rows.width}
-            sizes = {"n_most": tiles.n_most, "k": tiles.per_token}
-            self.launch(combine_rows, grid, WARP * WARPS, **places, **sizes, **combined)
+            self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, how=how)
             return
         ((matrix, column),) = self.weights.several([part])
-        combined |= {"combined": to, "counters": self.buffers["counters"]}
-        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, combined))
+        more = {"combined": how, "counters": self.buffers["counters"]}
+        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, more))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""
@@ -380,9 +350,3 @@ class Tape:
         if source is self.x.at:
             self.add_pending()
         self.steps.append(Copy(source, to, n_bytes))
-
-
-def _gated_to(to: Operand) -> Arguments:
-    """What `multiply` is told of where gated products go."""
-    flags = {"as_floats": to.as_floats, "as_bytes": to.as_bytes}
-    return {"quantised": to.quantised, "y_factors": to.factors, "y_sums": to.sums, **flags}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
-from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST_CUTS
+from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
+from augury.backends.numba_cuda.kernels.sums import MatrixArgs
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.blocks import Linear, Matrices
+from augury.blocks import Linear, Matrices, NormKind
 from augury.errors import UnsupportedError
 from augury.files.gguf import TensorType
 
@@ -75,6 +77,13 @@ class Matrix:
         while n_cuts < MOST_CUTS and n_cuts * n_warps < _WARPS_ENOUGH and self.n_steps >= 2 * n_cuts * _STEPS_OF_CUT:
             n_cuts *= 2
         return n_cuts
+
+    @property
+    def arguments(self) -> Any:
+        """What kernels are told."""
+        has_bias = 0 if self.bias is None else HAS_SCALES if self.has_scales else HAS_BIAS
+        sizes = (self.n_rows, self.n_units, self.n_steps, self.n, self.n_cuts)
+        return MatrixArgs(self.words, self.bias, *sizes, has_bias, self.scale)
 
 
 def rows_of(linear: Linear) -> int:
@@ -205,6 +214,13 @@ class Weights:
             return np.stack(wholes, axis=1)
 
         return self._hold((norm, n_heads), make)
+
+    def norm_arguments(self, norm: Norm | None, n_heads: int = 1) -> Any:
+        """What kernels are told of a norm of some heads, or of None: to pass on values as they are."""
+        if norm is None:
+            return NormArgs(kind=AS_IS)
+        kind = (LAYER if norm.kind is NormKind.LAYER else RMS) | (BIASED if norm.bias is not None else 0)
+        return NormArgs(self.norm(norm, n_heads), kind, norm.eps)
 
     def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
         """An array that all share who ask by one key."""

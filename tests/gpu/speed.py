@@ -26,7 +26,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE
-from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.repack import n_units
@@ -172,10 +172,10 @@ def products():
                 kernel, n_blocks, n_threads = MULTIPLY[name, tile], n_rows // 16, 128
             else:
                 kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
-            sizes = {"n_rows": n_rows, "n_units": n_cols // 32, "n_steps": n_cols // 256, "n": n, "n_cuts": 1}
-            sizes |= {"stride": n_rows, "mode": STORE, "scale": 1.0} | ({} if tile in TILES else {"n_apart": MAX_TOKENS})
-            given = {"x": x, "factors": x, "halves": x, "y": y, **sizes}
-            steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in copies]
+            given = {"x": SourceArgs(x, x, x), "y": y, "stride": n_rows, "mode": STORE}
+            given |= {} if tile in TILES else {"n_apart": MAX_TOKENS}
+            ws = [MatrixArgs(w, None, n_rows, n_cols // 32, n_cols // 256, n, 1, 0, 1.0) for w in copies]
+            steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in ws]
             program = gpu.program(steps, (host_copy, best), (best, host_copy))
             program.run()
             seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)

@@ -7,9 +7,13 @@ from oracles.models import nmse
 
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels import inputs
+from augury.backends.numba_cuda.kernels.attention import ChoiceArgs
+from augury.backends.numba_cuda.kernels.cells import CacheArgs
+from augury.backends.numba_cuda.kernels.heads import TurnArgs
 from augury.backends.numba_cuda.kernels.latent import merge_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
-from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS
+from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, LatentArgs
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.reference.cache_type import TYPES
 
 
@@ -38,7 +42,7 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         "counters": np.zeros(n_heads, np.uint32),
     }
     arrays |= {"sinks": np.float32(sinks), "out": np.zeros(shape, np.float32), "bytes": np.zeros(shape, np.int8)}
-    arrays |= {"unit_factors": np.zeros(shape, np.float32), "unit_sums": np.zeros(shape, np.int32)}
+    arrays |= {"scales": np.zeros(shape, np.float32), "sums": np.zeros(shape, np.int32)}
     at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
@@ -50,14 +54,17 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
 
     kernels, found = {n: each for (of, n), each in ATTEND_LATENT.items() if of == kind}, []
     for n, kernel in kernels.items():
-        sizes = (n_heads * head_dim, n_heads, head_dim, n_latent, dim, n_turned // 2, 0, 0, 1)
-        seen, merge = (n_ctx, window, n_splits, 1, n_ctx, 1, 0), (1, width if n == 1 else 0, 1, 1)
-        grid = (n_splits, -(-n_heads // (HEADS * n)), 1)
-        device.launch(Launch(kernel, grid, LATENT_THREADS, (*at.values(), *sizes, *seen, *merge, 2 / dim)))
+        places = {name: at[name] for name in ("absorbed", "heads", "factors", "parts", "sinks", "counters")}
+        sizes = {"stride": n_heads * head_dim, "head_dim": head_dim, "n_latent": n_latent, "dim": dim, "length": n_ctx}
+        common = {"n_heads": n_heads, "n_splits": n_splits, "window": window, "n": 1, "has_sinks": 1}
+        to = TargetArgs(at["out"], at["scales"], at["bytes"], at["sums"], width if n == 1 else 0, 1, 1)
+        given = {"how": LatentArgs(**places, **sizes, **common, has_factors=1, scale=2 / dim), "to": to}
+        given |= {"turn": TurnArgs(at["turns"], n_turned // 2), "cache": CacheArgs(at["words"], at["halves"])}
+        grid, choice = (n_splits, -(-n_heads // (HEADS * n))), ChoiceArgs(at["chosen"], 1, n_ctx)
+        device.launch(Launch.of(kernel, grid, LATENT_THREADS, at["inputs"], choice=choice, **given))
         found += [] if n > 1 else [told_of("out", np.float32), told_of("bytes", np.int8)]
-        places = [at[name] for name in ("inputs", "parts", "sinks", "out", "bytes", "unit_factors", "unit_sums")]
-        sizes = (n_heads, n_splits, window, n_latent, width, 1, 1, 0, 1, 1, 1)
-        device.launch(Launch(merge_latents, (width // 32, n_heads, 1), 32, (*places, *sizes)))
+        given = {"parts": at["parts"], "sinks": at["sinks"], "size": n_latent, "n_merged": 1, "to": to._replace(width=width)}
+        device.launch(Launch.of(merge_latents, (width // 32, n_heads), 32, at["inputs"], **common, **given))
         assert np.array_equal(told_of("out", np.float32), found[0]), (kind, n)
         assert np.array_equal(told_of("bytes", np.int8), found[1]), (kind, n)
     cells = np.array([*range(branch), *path])[position + 1 - window :]

@@ -8,13 +8,14 @@ from oracles.weights import FLOATS, dequantised, random_weights
 from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.experts import SOFTMAX, route
+from augury.backends.numba_cuda.kernels.experts import SOFTMAX, RouteArgs, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, OF_TILES, STORE
-from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, STORE
+from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, norm_rows
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
-from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILE, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.products import launch_of
@@ -66,9 +67,10 @@ class Product:
         self.at = {key: device.allocate(array.nbytes, key).at(0) for key, array in arrays.items()}
         for key, array in arrays.items():
             device.write(self.at[key], array)
-        names = ("inputs", "x", "x", "weight", "weight", "floats", "bytes", "factors", "sums")
-        sizes = (n_cols, 0, n_cols, n_cols, n_cols, 0, 0, 1, 1, NOTHING, RMS, 0.0, 1e-6)
-        device.launch(Launch(norm_rows, (n_tokens, 1, 1), THREADS, (*(self.at[name] for name in names), *sizes)))
+        places = (self.at[name] for name in ("floats", "factors", "bytes", "sums"))
+        given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1), "x": self.at["x"]}
+        given |= {"stride": n_cols, "size": n_cols, "n_out": n_cols}
+        device.launch(Launch.of(norm_rows, (n_tokens,), THREADS, self.at["inputs"], **given))
         normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
         fed = self._read("floats", (n_tokens, n_cols)) if self.fmt.is_float else self._rounded()
         assert np.abs(fed - normed).max() <= np.abs(normed).max() / (1e5 if self.fmt.is_float else 127)
@@ -80,10 +82,9 @@ class Product:
             kernel, n_blocks, n_threads = MULTIPLY_MATRIX[self.fmt.name, tile], -(-self.n_rows // MATRIX_ROWS), MATRIX_THREADS
         else:
             kernel, n_blocks, n_threads = MULTIPLY[self.fmt.name, tile], -(-self.n_rows // 4), WARP * n_cuts
-        names = {"w": "w", "x": "floats" if self.fmt.is_float else "bytes", "factors": "factors", "halves": "sums"}
-        given = {name: self.at[key] for name, key in (names | {"bias": "bias", "y": "y"}).items()}
-        given |= {"n_rows": self.n_rows, "n_units": self.n_cols // 32, "n_steps": -(-self.n_cols // 256), "n_cuts": n_cuts}
-        given |= {"n": n_units(self.n_rows, self.n_cols), "stride": self.n_rows, "has_bias": 1, "mode": mode, "scale": 0.5}
+        at, sizes = self.at, (self.n_rows, self.n_cols // 32, -(-self.n_cols // 256), n_units(self.n_rows, self.n_cols), n_cuts)
+        given = {"w": MatrixArgs(at["w"], at["bias"], *sizes, HAS_BIAS, 0.5), "y": at["y"], "stride": self.n_rows, "mode": mode}
+        given |= {"x": SourceArgs(at["floats" if self.fmt.is_float else "bytes"], at["factors"], at["sums"])}
         given |= {"n_apart": MAX_TOKENS} if tile > TILES[-1] else {}
         grid = (n_blocks, -(-self.n_tokens // tile))
         self.device.launch(Launch.of(kernel, grid, n_threads, self.at["inputs"], **given))
@@ -137,13 +138,13 @@ class ExpertProducts:
         """The products (n_tokens, k, n_rows) by blocks that take `tile` rows of an expert; and the tiles (m, 3)."""
         at, (n, k), width = self.at, self.chosen.shape, self.matrix.n_cols
         device, tiles = self.device, Tiles(at["routes"], n * k, tile, self.n_most, k)
-        names = ("inputs", "logits", "values", "x", "table", "weights", "routes")
-        sizes = (self.n_most, self.n_experts, self.n_experts, k, SOFTMAX, 0, 1, 0, 1, 1, 1, 0, 0, tile, 1.0)
-        device.launch(Launch(route, (1, 1, 1), THREADS, (*(at[name] for name in names), *sizes)))
-        names = ("inputs", "x", "weights", "floats", "bytes", "factors", "sums", "routes")
-        sizes = (self.n_most, k, width, tiles.n_apart, 0, 0, 1)
-        device.launch(Launch(gather_rows, (width // 32, n * k, 1), WARP, (*(at[name] for name in names), *sizes)))
-        x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums")), width)
+        names = ("logits", "values", "x", "weights", "table", "routes")
+        how = RouteArgs(*(at[name] for name in names), self.n_most, self.n_experts, self.n_experts, k, SOFTMAX)
+        how = how._replace(has_table=1, n_groups=1, n_groups_used=1, n_alike=1, tile=tile, scale=1.0)
+        device.launch(Launch.of(route, (1,), THREADS, at["inputs"], how=how))
+        x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums")), width, as_bytes=True)
+        given = {"n_most": self.n_most, "k": k, "n_apart": tiles.n_apart, "routes": at["routes"], "to": x.target, "x": at["x"]}
+        device.launch(Launch.of(gather_rows, (width // 32, n * k), WARP, at["inputs"], **given))
         device.write(at["y"], self.y)
         device.launch(launch_of(self.matrix, x, Rows(at["y"], self.y.shape[1]), 0, tiles, STORE, OF_TILES))
         y, told = self.y.copy(), np.empty((SECTIONS, self.n_most), np.int32)

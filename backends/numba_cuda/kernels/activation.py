@@ -15,9 +15,15 @@ from augury.backends.numba_cuda.kernels.dialect import (
     lane,
     log1p,
     mul,
+    record,
     tanh,
 )
 
+GateArgs = record("GateArgs", i="kind has_up limits_activated", r="limit a b c d")
+"""How a gate is activated: see `NUMBERS`; whether it is multiplied with `up`; its constants.
+
+A gate is at most `limit`, once it is activated if `limits_activated`, else before; up is between that and its negative.
+"""
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 
 
@@ -190,14 +196,14 @@ for _number, _functions in enumerate(ACTIVATIONS.values()):
 
 
 @lane
-def activated(kind, g, limits_activated, limit, a, b, c, d):
-    """The activation of a gate, which is limited before or after it."""
-    value = _activated(kind, g if limits_activated else limited(g, limit), a, b, c, d)
-    return limited(value, limit) if limits_activated else value
+def activated(g, how):
+    """The activation of a gate."""
+    value = _activated(how.kind, g if how.limits_activated else limited(g, how.limit), how.a, how.b, how.c, how.d)
+    return limited(value, how.limit) if how.limits_activated else value
 
 
 @lane
-def beside_gate(kind, up, limits_activated, limit, b):
+def beside_gate(up, how):
     """What an activated gate is multiplied with."""
-    value = _beside(kind, clamped(up, limit) if not limits_activated else up, b)
-    return clamped(value, limit) if limits_activated else value
+    value = _beside(how.kind, up if how.limits_activated else clamped(up, how.limit), how.b)
+    return clamped(value, how.limit) if how.limits_activated else value

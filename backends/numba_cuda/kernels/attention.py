@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import capped
-from augury.backends.numba_cuda.kernels.cells import DOT, EIGHT
+from augury.backends.numba_cuda.kernels.cells import DOT, EIGHT, CacheArgs
 from augury.backends.numba_cuda.kernels.dialect import (
     SIMULATED,
     WARP,
@@ -23,13 +23,15 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     mul,
     quotient,
+    record,
     remainder,
     warp_max,
 )
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
-from augury.backends.numba_cuda.kernels.splits import merge_heads, n_joined
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
+from augury.backends.numba_cuda.kernels.splits import MergeArgs, merge_heads, n_joined
 
 SPLIT = 256  # positions
 ATTEND_THREADS = 32 if SIMULATED else 128
@@ -37,6 +39,26 @@ _WARPS = ATTEND_THREADS // WARP
 _STAGED = max(8 * ATTEND_THREADS, MAX_DIM)  # values of groups of threads
 _AHEAD = 4  # positions whose values a thread asks for before it mixes them
 _NONE = float("-inf")
+ChoiceArgs = record("ChoiceArgs", j="chosen", i="block_size stride group_stride")
+"""What tokens see: `chosen` (tokens, stride), of each group of heads `group_stride` further on, or of all the same.
+
+It is not 0 for blocks of `block_size` positions that are seen; with a size of 0 all are.
+"""
+AttendArgs = record(
+    "AttendArgs",
+    f="rows slopes parts",
+    w="counters",
+    i="stride n_heads n_kv_heads head_dim value_dim length window chunk n_splits has_slopes pool first_token first_split",
+    r="scale cap",
+)
+"""What attends, and to how much.
+
+`rows` (tokens, stride) each begin with the heads of queries. `slopes` (n_heads,) are what a score loses for each position that
+lies between. `parts` (tokens from `first_token` on, n_heads, n_splits, value_dim + 2) are what splits give, from `first_split`
+on, and `counters` one for each token and what is merged of it. A token sees `window` positions (0: all; and all pooled rows),
+and none before the last multiple of `chunk` (0: all). Of pooled rows one stands for `pool` positions; what is said of positions
+is true of them instead. Scores s become cap * tanh(s / cap), unless cap is 0.
+"""
 
 
 @lane
@@ -51,40 +73,25 @@ def _end(block, size):
     return (block + 1) * size - 1
 
 
+@lane
+def is_chosen(choice, at, position):
+    """Whether a position is one of those that a list shows, see `ChoiceArgs`."""
+    return choice.block_size == 0 or choice.chosen[at + quotient(position, choice.block_size)] != 0
+
+
 def _scores(dot, place):
     @lane
-    def scores_of(
-        inputs,
-        t,
-        q,
-        start,
-        keys,
-        halves,
-        base,
-        dim,
-        chosen,
-        chosen_at,
-        block_size,
-        pool,
-        scale,
-        cap,
-        slope,
-        split,
-        first,
-        last,
-        thread,
-        scores,
-    ):
+    def scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, split, first, last, thread, scores):
         """The scores of a thread's positions of a split, and the largest of them."""
         most = np.float32(_NONE)
         for i in range(thread, SPLIT, ATTEND_THREADS):
             position = split * SPLIT + i
             scores[i] = np.float32(_NONE)
             is_seen = first <= position <= last
-            if is_seen and (block_size == 0 or chosen[chosen_at + quotient(position, block_size)] != 0):
-                cell = base + cell_of(inputs, t, place(position, pool))
-                score = mul(dot(q, start, keys, halves, cell, dim), np.float32(scale))
-                scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, cap))
+            if is_seen and is_chosen(choice, chosen_at, position):
+                cell = base + cell_of(inputs, t, place(position, how.pool))
+                score = mul(dot(how.rows, start, keys, cell, how.head_dim), np.float32(how.scale))
+                scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, how.cap))
                 most = larger(most, scores[i])
         return most
 
@@ -108,8 +115,8 @@ def _of_several(read_eight, eight, place, n):
     if n == 1:
 
         @lane
-        def read(inputs, t, values, halves, base, dim, i, position, step, pool):
-            return read_eight(values, halves, base + cell_of(inputs, t, place(position, pool)), dim, i)
+        def read(inputs, t, values, base, dim, i, position, step, pool):
+            return read_eight(values, base + cell_of(inputs, t, place(position, pool)), dim, i)
 
         @lane
         def add_to(sums, held, i, weights, at, step):
@@ -124,9 +131,9 @@ def _of_several(read_eight, eight, place, n):
     read_half, add_half = _of_several(read_eight, eight, place, m)
 
     @lane
-    def read_both(inputs, t, values, halves, base, dim, i, position, step, pool):
-        first = read_half(inputs, t, values, halves, base, dim, i, position, step, pool)
-        return first, read_half(inputs, t, values, halves, base, dim, i, position + m * step, step, pool)
+    def read_both(inputs, t, values, base, dim, i, position, step, pool):
+        first = read_half(inputs, t, values, base, dim, i, position, step, pool)
+        return first, read_half(inputs, t, values, base, dim, i, position + m * step, step, pool)
 
     @lane
     def add_both(sums, held, i, weights, at, step):
@@ -141,7 +148,7 @@ def _mix(read_eight, eight, place):
     read_several, add_several = _of_several(read_eight, eight, place, _AHEAD)
 
     @lane
-    def mix(inputs, t, weights, values, halves, base, dim, i, split, first, last, pool, group, n_groups, sums):
+    def mix(inputs, t, weights, values, base, dim, i, split, first, last, pool, group, n_groups, sums):
         """Make `sums` eight values, from the i-th on, of the mix of a group's positions: every n-th, of n groups."""
         for j in range(8):
             sums[j] = np.float32(0)
@@ -151,11 +158,11 @@ def _mix(read_eight, eight, place):
         if position < begin:
             position += n_groups
         while position + (_AHEAD - 1) * n_groups < end:
-            held = read_several(inputs, t, values, halves, base, dim, i, position, n_groups, pool)
+            held = read_several(inputs, t, values, base, dim, i, position, n_groups, pool)
             add_several(sums, held, i, weights, position - start, n_groups)
             position += _AHEAD * n_groups
         while position < end:  # of a range that steps by a variable, numba divides to know its length
-            held = read(inputs, t, values, halves, base, dim, i, position, n_groups, pool)
+            held = read(inputs, t, values, base, dim, i, position, n_groups, pool)
             add_to(sums, held, i, weights, position - start, n_groups)
             position += n_groups
 
@@ -165,54 +172,10 @@ def _mix(read_eight, eight, place):
 def _attend(type_k, type_v, *, is_pooled=False):
     place = _end if is_pooled else _own
     scores_of, mix = _scores(DOT[type_k], place), _mix(*EIGHT[type_v], place)
+    name = f"attend_{'pooled' if is_pooled else type_k}_{type_v}"
 
-    @kernel(
-        "jfwhwhfjfwffbfjf" + 23 * "i" + "rr",
-        name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}",
-    )
-    def attend(
-        inputs,
-        rows,
-        keys,
-        key_halves,
-        values,
-        value_halves,
-        slopes,
-        chosen,
-        parts,
-        counters,
-        sinks,
-        out,
-        quantised,
-        factors,
-        sums,
-        gates,
-        stride,
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        value_dim,
-        length,
-        window,
-        chunk,
-        n_splits,
-        has_slopes,
-        block_size,
-        chosen_stride,
-        group_stride,
-        pool,
-        first_token,
-        first_split,
-        width,
-        has_sinks,
-        gate_stride,
-        gate_size,
-        is_softplus,
-        as_floats,
-        as_bytes,
-        scale,
-        cap,
-    ):
+    @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name)
+    def attend(inputs, how, keys, values, choice, merge, to):
         """What one split gives one head of one token: (value_dim,) mixed, the largest score, and the sum of the weights.
 
         The last block of a head, or of as many as have whole units, merges what all splits gave: of pooled rows also those of
@@ -220,27 +183,19 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
         Args:
             inputs: Of the pass.
-            rows: (n, stride), each beginning with the heads of queries.
-            keys, key_halves, values, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
-            slopes: (n_heads,) what a score loses for each position that lies between.
-            chosen: (n, chosen_stride), of each group of heads `group_stride` further on, or of all the same, not 0 for blocks
-                of `block_size` positions that are seen; 0: all are.
-            parts: (tokens from `first_token` on, n_heads, n_splits, value_dim + 2), from split `first_split` on.
-            counters: One for each token and what is merged of it.
-            sinks, out, quantised, factors, sums, gates: And what is said of them, see `merge_heads`; with a width of 0 nothing
-                is merged.
-            pool: Of pooled rows, how many positions one stands for; what is said of positions is true of them instead.
-            window: How many positions a token sees; 0: all. Of pooled rows it sees all.
-            chunk: It sees none before the last multiple of that; 0: all.
-            cap: Scores s become cap * tanh(s / cap); 0: they stay.
+            how: See `AttendArgs`.
+            keys, values: Caches (slots, n_kv_heads, length, …).
+            choice: What tokens see.
+            merge: See `MergeArgs`.
+            to: With a width of 0 nothing is merged.
         """
-        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, first_token + cuda.blockIdx.z
+        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
         position = last = inputs[POSITIONS + t]
-        first = first_own = max(first_seen(position, window), first_of_chunk(position, chunk))
+        first = first_own = max(first_seen(position, how.window), first_of_chunk(position, how.chunk))
         if is_pooled:
-            first, last = np.int32(0), quotient(position + 1, pool) - 1
+            first, last = np.int32(0), quotient(position + 1, how.pool) - 1
         is_seen = split * SPLIT <= last and (split + 1) * SPLIT > first
         if not is_seen and (last >= 0 or split > 0):  # where no pooled row is seen, one block comes to merge the others
             return
@@ -249,34 +204,12 @@ def _attend(type_k, type_v, *, is_pooled=False):
         most_of_warps = cuda.shared.array(_WARPS, np.float32)
         staged = cuda.shared.array(_STAGED, np.float32)
         mixed = cuda.local.array(8, np.float32)
-        thread = cuda.threadIdx.x
-        group = quotient(head, quotient(n_heads, n_kv_heads))
-        base = (inputs[SLOTS + t] * n_kv_heads + group) * length
-        chosen_at = t * chosen_stride + group * group_stride
-        start = t * stride + head * head_dim
-        slope = slopes[head] if has_slopes else np.float32(0)
-        most = scores_of(
-            inputs,
-            t,
-            rows,
-            start,
-            keys,
-            key_halves,
-            base,
-            head_dim,
-            chosen,
-            chosen_at,
-            block_size,
-            pool,
-            scale,
-            cap,
-            slope,
-            split,
-            first,
-            last,
-            thread,
-            scores,
-        )
+        thread, parts, n_heads, value_dim, n_splits = cuda.threadIdx.x, how.parts, how.n_heads, how.value_dim, how.n_splits
+        group = quotient(head, quotient(n_heads, how.n_kv_heads))
+        base = (inputs[SLOTS + t] * how.n_kv_heads + group) * how.length
+        chosen_at, start = t * choice.stride + group * choice.group_stride, t * how.stride + head * how.head_dim
+        slope = how.slopes[head] if how.has_slopes else np.float32(0)
+        most = scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, split, first, last, thread, scores)
         most = warp_max(most)
         if thread % WARP == 0:
             most_of_warps[thread // WARP] = most
@@ -286,26 +219,10 @@ def _attend(type_k, type_v, *, is_pooled=False):
         total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
         n_eights = value_dim >> 3
         n_groups = max(1, quotient(ATTEND_THREADS, n_eights))
-        to = (((t - first_token) * n_heads + head) * n_splits + first_split + split) * (value_dim + 2)
+        at_part = (((t - how.first_token) * n_heads + head) * n_splits + how.first_split + split) * (value_dim + 2)
         for at in range(thread, n_groups * n_eights, ATTEND_THREADS):
             group, j = quotient(at, n_eights), remainder(at, n_eights)
-            mix(
-                inputs,
-                t,
-                scores,
-                values,
-                value_halves,
-                base,
-                value_dim,
-                8 * j,
-                split,
-                first,
-                last,
-                pool,
-                group,
-                n_groups,
-                mixed,
-            )
+            mix(inputs, t, scores, values, base, value_dim, 8 * j, split, first, last, how.pool, group, n_groups, mixed)
             for i in range(8):
                 staged[group * value_dim + i * n_eights + j] = mixed[i]
         cuda.syncthreads()
@@ -314,48 +231,22 @@ def _attend(type_k, type_v, *, is_pooled=False):
             value = staged[at]
             for group in range(1, n_groups):
                 value = add(value, staged[group * value_dim + at])
-            parts[to + i] = value
+            parts[at_part + i] = value
         if thread == 0:
-            parts[to + value_dim] = most
-            parts[to + value_dim + 1] = total
-        if width == 0:
+            parts[at_part + value_dim] = most
+            parts[at_part + value_dim + 1] = total
+        if to.width == 0:
             return
         n_alike, n_seen = n_joined(value_dim), quotient(last + SPLIT, SPLIT) - first // SPLIT
         first_head = head // n_alike * n_alike
         n, counter = min(n_alike, n_heads - first_head), t * quotient(n_heads + n_alike - 1, n_alike) + head // n_alike
-        if not is_last_block(counters, counter, n * max(1, n_seen)):
+        if not is_last_block(how.counters, counter, n * max(1, n_seen)):
             return
-        other_first = other_end = 0
+        own, other_first, other_end = (first_own // SPLIT, position // SPLIT + 1), 0, 0
         if is_pooled:
-            other_first, other_end = first_split, first_split + n_seen
-        merge_heads(
-            inputs,
-            t,
-            t - first_token,
-            first_head,
-            n,
-            first_own // SPLIT,
-            position // SPLIT + 1,
-            other_first,
-            other_end,
-            parts,
-            sinks,
-            out,
-            quantised,
-            factors,
-            sums,
-            gates,
-            n_heads,
-            value_dim,
-            n_splits,
-            width,
-            has_sinks,
-            gate_stride,
-            gate_size,
-            is_softplus,
-            as_floats,
-            as_bytes,
-        )
+            other_first, other_end = how.first_split, how.first_split + n_seen
+        row, other = (t - how.first_token) * n_heads + first_head, (other_first, other_end)
+        merge_heads(inputs, t, row, first_head, n, own, other, parts, value_dim, n_splits, merge, to)
 
     return attend
 

@@ -27,6 +27,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     nearest,
     prmt,
     quotient,
+    record,
     remainder,
     together,
     warp_max,
@@ -36,6 +37,10 @@ NOT_KEPT, F16, Q8_0, Q4_0, F32 = range(-1, 4)
 TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
 """What kernels are told that a cache type is. As F32 is kept what no user has a choice of."""
 BLOCK = 32  # values that share a scale
+StoreArgs = record("StoreArgs", b="codes", h="halves", i="kept_as")
+"""The planes of a cache that is written, and its type."""
+CacheArgs = record("CacheArgs", w="words", h="halves")
+"""The planes of a cache that is read: codes, or all there is, and halves."""
 
 
 def halves_of(name: str, dim: int) -> tuple[int, ...]:
@@ -86,35 +91,35 @@ def _store_float(value, halves, at):
 
 
 @together
-def store_cell(values, staged, dim, kept_as, codes, halves, cell):
+def store_cell(values, staged, dim, cache, cell):
     """Keep `dim` values of a head in a cell; a warp does, whose lane i knows every 32nd value from the i-th on.
 
     `staged` is shared, and as long.
     """
     i = cuda.threadIdx.x % WARP
-    if kept_as == F16:
+    if cache.kept_as == F16:
         for j in range(i, dim, WARP):
-            halves[cell * dim + j] = _half(values[j])
+            cache.halves[cell * dim + j] = _half(values[j])
         return
-    if kept_as == F32:
+    if cache.kept_as == F32:
         for j in range(i, dim, WARP):
-            _store_float(values[j], halves, cell * dim + j)
+            _store_float(values[j], cache.halves, cell * dim + j)
         return
     cuda.syncthreads()  # all have read what was staged before
     for block in range(dim // BLOCK):
         value = values[BLOCK * block + i]
-        if kept_as == Q8_0:
+        if cache.kept_as == Q8_0:
             code, scale = _rounded_q8_0(value, warp_max(abs(value)))
-            codes[cell * dim + BLOCK * block + i] = code
+            cache.codes[cell * dim + BLOCK * block + i] = code
         else:
             code, scale = _rounded_q4_0(value, warp_max(value), warp_max(-value))
             staged[BLOCK * block + i] = np.float32(code)
         if i == 0:
-            halves[cell * (dim // BLOCK) + block] = _half(scale)
+            cache.halves[cell * (dim // BLOCK) + block] = _half(scale)
     cuda.syncthreads()
-    if kept_as == Q4_0:
+    if cache.kept_as == Q4_0:
         for j in range(i, dim // 2, WARP):
-            codes[cell * (dim // 2) + j] = _two_codes(staged, j)
+            cache.codes[cell * (dim // 2) + j] = _two_codes(staged, j)
 
 
 @kernel("hjiiii")
@@ -159,11 +164,11 @@ def _two_halves(word):
 
 
 @lane
-def dot_f32(q, start, words, halves, cell, dim):
+def dot_f32(q, start, cache, cell, dim):
     """Q k of floats, of which four neighbours are read at once."""
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(0, dim, 4):
-        first, second, third, fourth = load16(words, cell * dim + i)
+        first, second, third, fourth = load16(cache.words, cell * dim + i)
         a, b = fma(q[start + i], float_of(first), a), fma(q[start + i + 1], float_of(second), b)
         c, d = fma(q[start + i + 2], float_of(third), c), fma(q[start + i + 3], float_of(fourth), d)
     return add(add(a, b), add(c, d))
@@ -183,9 +188,9 @@ def _add_halves(q, at, words, a, b, c, d):
 
 
 @lane
-def _dot_f16(q, start, words, halves, cell, dim):
+def _dot_f16(q, start, cache, cell, dim):
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-    first, whole = cell * dim >> 1, dim // 32 * 32
+    words, first, whole = cache.words, cell * dim >> 1, dim // 32 * 32
     for i in range(0, whole, 32):  # of four loads each, which are waited for at once
         at, held = first + (i >> 1), start + i
         k0, k1, k2, k3 = load16(words, at), load16(words, at + 4), load16(words, at + 8), load16(words, at + 12)
@@ -199,26 +204,26 @@ def _dot_f16(q, start, words, halves, cell, dim):
 
 
 @lane
-def _dot_q8_0(q, start, words, halves, cell, dim):
+def _dot_q8_0(q, start, cache, cell, dim):
     total, flip = np.float32(0), np.uint32(0x80808080)
     for i in range(0, dim, BLOCK):
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for at in range(i, i + BLOCK, 16):
-            first, second, third, fourth = load16(words, (cell * dim + at) >> 2)
+            first, second, third, fourth = load16(cache.words, (cell * dim + at) >> 2)
             a, b, c, d = _add_bytes(q, start + at, first ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 4, second ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 8, third ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 12, fourth ^ flip, 128, a, b, c, d)
-        total = fma(add(add(a, b), add(c, d)), _scale(halves, (cell * dim + i) >> 5), total)
+        total = fma(add(add(a, b), add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
     return total
 
 
 @lane
-def _dot_q4_0(q, start, words, halves, cell, dim):
+def _dot_q4_0(q, start, cache, cell, dim):
     total, low, four = np.float32(0), np.uint32(0x0F0F0F0F), np.uint32(4)
     for i in range(0, dim, BLOCK):
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        first, second, third, fourth = load16(words, (cell * dim + i) >> 3)
+        first, second, third, fourth = load16(cache.words, (cell * dim + i) >> 3)
         at = start + i
         a, b, c, d = _add_bytes(q, at, first & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 4, second & low, 8, a, b, c, d)
@@ -228,12 +233,12 @@ def _dot_q4_0(q, start, words, halves, cell, dim):
         a, b, c, d = _add_bytes(q, at + 20, second >> four & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 24, third >> four & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 28, fourth >> four & low, 8, a, b, c, d)
-        total = fma(add(add(a, b), add(c, d)), _scale(halves, (cell * dim + i) >> 5), total)
+        total = fma(add(add(a, b), add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
     return total
 
 
 DOT = {"f16": _dot_f16, "q8_0": _dot_q8_0, "q4_0": _dot_q4_0}
-"""Lane functions (query, start, words, halves, cell, dim) → q k.
+"""Lane functions (query, start, cache, cell, dim) → q k.
 
 Of four neighbours each has one sum, in rising order, which are then added in pairs. Of codes that is so of every 32; then these
 are added in rising order, times their scales.
@@ -241,8 +246,8 @@ are added in rising order, times their scales.
 
 
 @lane
-def _read_f16(words, halves, cell, dim, i):
-    return load16(words, (cell * dim + i) >> 1)
+def _read_f16(cache, cell, dim, i):
+    return load16(cache.words, (cell * dim + i) >> 1)
 
 
 @lane
@@ -261,9 +266,9 @@ def _four_bytes(word, offset, scale):
 
 
 @lane
-def _read_q8_0(words, halves, cell, dim, i):
-    first, second = load8(words, (cell * dim + i) >> 2)
-    return first, second, np.uint32(halves[(cell * dim + i) >> 5])
+def _read_q8_0(cache, cell, dim, i):
+    first, second = load8(cache.words, (cell * dim + i) >> 2)
+    return first, second, np.uint32(cache.halves[(cell * dim + i) >> 5])
 
 
 @lane
@@ -273,9 +278,9 @@ def _values_q8_0(held, i):
 
 
 @lane
-def _read_q4_0(words, halves, cell, dim, i):
-    first, second = load8(words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
-    return first, second, np.uint32(halves[(cell * dim + i) >> 5])
+def _read_q4_0(cache, cell, dim, i):
+    first, second = load8(cache.words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
+    return first, second, np.uint32(cache.halves[(cell * dim + i) >> 5])
 
 
 @lane
@@ -289,4 +294,4 @@ EIGHT = {
     "q8_0": (_read_q8_0, _values_q8_0),
     "q4_0": (_read_q4_0, _values_q4_0),
 }
-"""Two lane functions: (words, halves, cell, dim, i) → words of eight values from the i-th on, (these, i) → the values."""
+"""Two lane functions: (cache, cell, dim, i) → words of eight values from the i-th on, (these, i) → the values."""

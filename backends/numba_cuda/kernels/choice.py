@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.cells import DOT, dot_f32
+from augury.backends.numba_cuda.kernels.cells import DOT, CacheArgs, dot_f32
 from augury.backends.numba_cuda.kernels.dialect import (
     THREADS,
     WARP,
@@ -87,11 +87,11 @@ def _choose_best(scores, start, n, n_chosen, chosen, parts):
 
 def _score(dot):
     @lane
-    def score_of(inputs, t, rows, start, keys, halves, base, n_heads, dim, shares, share, position):
+    def score_of(inputs, t, rows, start, keys, base, n_heads, dim, shares, share, position):
         """The sum over heads of a weight times what of q k is positive."""
         cell, total = base + cell_of(inputs, t, position), np.float32(0)
         for head in range(n_heads):
-            product = larger(dot(rows, start + head * dim, keys, halves, cell, dim), np.float32(0))
+            product = larger(dot(rows, start + head * dim, keys, cell, dim), np.float32(0))
             weight = mul(rows[start + shares + head], np.float32(share)) if shares else np.float32(share)
             total = fma(weight, product, total)
         return total
@@ -102,24 +102,9 @@ def _score(dot):
 def _choose(kind, dot):
     score_of = _score(dot)
 
-    @kernel("jfwhfjw" + 8 * "i" + "r", name=f"choose_{kind}")
+    @kernel("jf", CacheArgs, "fjwiiiiiiiir", name=f"choose_{kind}")
     def choose(
-        inputs,
-        rows,
-        keys,
-        halves,
-        scores,
-        chosen,
-        counters,
-        stride,
-        n_heads,
-        dim,
-        shares,
-        size,
-        length,
-        n_blocks,
-        n_chosen,
-        share,
+        inputs, rows, keys, scores, chosen, counters, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen, share
     ):
         """Write 1 for those blocks of `size` positions with the highest scores of all that a token sees whole.
 
@@ -129,7 +114,7 @@ def _choose(kind, dot):
             inputs: Of the pass.
             rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on what they count, times `share`;
                 0: each counts that.
-            keys, halves: Planes of keys, see `cells`, (slots, length, …), by the cells of the last positions of blocks.
+            keys: A cache (slots, length, …), by the cells of the last positions of blocks.
             scores, chosen: (n, n_blocks), the first to work in.
             counters: One for each token.
             n_chosen: Blocks, at most.
@@ -144,7 +129,7 @@ def _choose(kind, dot):
         if n_chosen < n_seen and block < n_seen:
             base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
             scores[t * n_blocks + block] = score_of(
-                inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, share, position
+                inputs, t, rows, t * stride, keys, base, n_heads, dim, shares, share, position
             )
         if not is_last_block(counters, t, n_there):
             return
@@ -164,23 +149,21 @@ def _choose_blocks(kind):
     dot = DOT[kind]
 
     @lane
-    def largest(inputs, t, q, start, keys, halves, base, dim, first, end, i):
+    def largest(inputs, t, q, start, keys, base, dim, first, end, i):
         """The largest product of a query and of every 32nd key from the i-th on."""
         most = np.float32(_LOWEST)
         for position in range(first + i, end, WARP):
-            most = larger(most, dot(q, start, keys, halves, base + cell_of(inputs, t, position), dim))
+            most = larger(most, dot(q, start, keys, base + cell_of(inputs, t, position), dim))
         return most
 
-    @kernel("jfwhfj" + 8 * "i", name=f"choose_blocks_{kind}")
-    def choose_blocks(
-        inputs, q, keys, halves, scores, chosen, stride, dim, size, n_chosen, n_local, length, n_groups, n_blocks
-    ):
+    @kernel("jf", CacheArgs, "fjiiiiiiii", name=f"choose_blocks_{kind}")
+    def choose_blocks(inputs, q, keys, scores, chosen, stride, dim, size, n_chosen, n_local, length, n_groups, n_blocks):
         """Write 1 for each block of `size` positions that one KV head of one token attends to, else 0.
 
         Args:
             inputs: Of the pass.
             q: (n, stride), each beginning with n_groups heads of `dim` values.
-            keys, halves: Planes of the indexer's keys, see `cells`, (slots, length, …).
+            keys: The indexer's cache (slots, length, …).
             scores, chosen: (n, n_groups, n_blocks), the first to work in.
             n_local: How many of the last blocks are chosen before all others.
         """
@@ -194,7 +177,7 @@ def _choose_blocks(kind):
         for block in range(thread // WARP, n_seen, _WARPS):
             first = size * block
             end = min(first + size, last + 1)
-            most = warp_max(largest(inputs, t, q, t * stride + group * dim, keys, halves, base, dim, first, end, i))
+            most = warp_max(largest(inputs, t, q, t * stride + group * dim, keys, base, dim, first, end, i))
             if i == 0:
                 scores[at + block] = most if block < n_seen - n_local else np.float32(_HIGHEST)
         cuda.syncthreads()

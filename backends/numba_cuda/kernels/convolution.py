@@ -18,6 +18,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     mul,
+    record,
     remainder,
     together,
 )
@@ -37,11 +38,23 @@ from augury.backends.numba_cuda.kernels.inputs import (
     STATES,
     N,
 )
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_of
 
 MAX_SIZE = 16  # of a convolution, with the inputs that it passes over
 CONVOLVE_THREADS = 32 if SIMULATED else 128
 _WINDOWS = (MAX_SIZE - 1) * CONVOLVE_THREADS
+ConvolveArgs = record(
+    "ConvolveArgs",
+    f="x gate_in gate_out taps bias state saved aside y",
+    i="x_stride y_stride n_channels size n_aside has_gates has_bias has_silu",
+)
+"""What is convolved: `x` and gates (n, x_stride), by `taps` (n_channels, size) and `bias` (n_channels,), to `y` (n, y_stride).
+
+The last inputs are in `state` and `saved` (slots, size - 1, n_channels), those of drafted tokens `aside` (slots, n_aside,
+n_channels).
+"""
+StepArgs = record("StepArgs", f="ends dt a", i="stride n at")
+"""What decays and betas are made of: `ends` (n, stride) of n heads, `dt` and `a` (n,). They lie in rows of y from `at` on."""
 
 
 @lane
@@ -79,31 +92,10 @@ def _output(window, i, value, taps, first, before):
 
 
 @lane
-def _convolve_run(
-    inputs,
-    run,
-    window,
-    i,
-    c,
-    x,
-    gate_in,
-    gate_out,
-    taps,
-    bias,
-    state,
-    saved,
-    aside,
-    y,
-    x_stride,
-    y_stride,
-    n_channels,
-    size,
-    n_aside,
-    has_gates,
-    has_bias,
-    has_silu,
-):
+def _convolve_run(inputs, run, window, i, c, how):
     """Take a run's tokens through channel c, if there is one."""
+    n_channels, n_aside, state, has_gates = how.n_channels, how.n_aside, how.state, how.has_gates
+    x, gate, x_stride, size, aside = how.x, how.gate_in, how.x_stride, how.size, how.aside
     if c >= n_channels:
         return
     slot, first, n = inputs[run + SLOT], inputs[run + FIRST] + ORDER, inputs[run + N]
@@ -114,7 +106,7 @@ def _convolve_run(
         for j in range(before):
             window[i + j * CONVOLVE_THREADS] = np.float32(0)
     else:
-        _load(window, i, saved if inputs[run + IS_RESTORED] else state, own, n_channels, before)
+        _load(window, i, how.saved if inputs[run + IS_RESTORED] else state, own, n_channels, before)
     for j in range(-1, n):
         t = inputs[first + j] if j >= 0 else 0
         path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
@@ -125,134 +117,70 @@ def _convolve_run(
                 if inputs[place] < 0:
                     value = aside[kept + (-1 - inputs[place]) * n_channels]
                 else:
-                    value = _input(x, gate_in, inputs[place] * x_stride + c, has_gates)
+                    value = _input(x, gate, inputs[place] * x_stride + c, has_gates)
                 _push(window, i, value, before)
         if j >= 0:
-            value = _input(x, gate_in, t * x_stride + c, has_gates)
-            total = _output(window, i, value, taps, c * size, before)
-            if has_bias:
-                total = add(total, bias[c])
-            if has_silu:
+            value = _input(x, gate, t * x_stride + c, has_gates)
+            total = _output(window, i, value, how.taps, c * size, before)
+            if how.has_bias:
+                total = add(total, how.bias[c])
+            if how.has_silu:
                 total = silu(total)
             if has_gates:
-                total = mul(total, gate_out[t * x_stride + c])
-            y[t * y_stride + c] = total
+                total = mul(total, how.gate_out[t * x_stride + c])
+            how.y[t * how.y_stride + c] = total
             _push(window, i, value, before)
         if j + 1 == save:
-            _store(window, i, saved, own, n_channels, before)
+            _store(window, i, how.saved, own, n_channels, before)
         if j + 1 == n_certain:
             _store(window, i, state, own, n_channels, before)
     for j in range(n_certain, n):  # in place of what was accepted, maybe
         t = inputs[first + j]
         place = kept + remainder(inputs[CELLS + t], n_aside) * n_channels
-        aside[place] = _input(x, gate_in, t * x_stride + c, has_gates)
+        aside[place] = _input(x, gate, t * x_stride + c, has_gates)
 
 
 @together
-def _quantise_run(inputs, run, i, c, y, y_stride, n_channels, out, quantised, factors, sums, width, as_floats, as_bytes):
-    """Store what a run's tokens have in channel c where products read it, as floats, as units, or both; 0 beyond channels."""
+def _put_run(inputs, run, i, c, how, to):
+    """Store what a run's tokens have in channel c where products read it; 0 beyond channels."""
     first = inputs[run + FIRST] + ORDER
     for j in range(inputs[run + N]):
         t = inputs[first + j]
-        value = y[t * y_stride + c] if c < n_channels else np.float32(0)
-        if as_floats:
-            out[t * width + c] = value
-        if as_bytes:
-            quantise(value, i % WARP, quantised, factors, sums, unit_of(inputs, t, c // WARP, width // WARP))
+        value = how.y[t * how.y_stride + c] if c < how.n_channels else np.float32(0)
+        put(value, i % WARP, to, t * to.width + c, unit_of(inputs, t, c // WARP, to.width // WARP))
 
 
 @lane
-def _step_run(inputs, run, i, ends, dt, a, y, ends_stride, y_stride, n_steps, step_at):
+def _step_run(inputs, run, i, y, y_stride, steps):
     """What a run's tokens have in head i: decays exp(a * s), after those of all heads betas s, s = softplus(t + dt)."""
     first = inputs[run + FIRST] + ORDER
     for j in range(inputs[run + N]):
         t = inputs[first + j]
-        step = softplus(add(ends[t * ends_stride + i], dt[i]))
-        y[t * y_stride + step_at + i] = exp(mul(step, a[i]))
-        y[t * y_stride + step_at + n_steps + i] = step
+        step, at = softplus(add(steps.ends[t * steps.stride + i], steps.dt[i])), t * y_stride + steps.at + i
+        y[at] = exp(mul(step, steps.a[i]))
+        y[at + steps.n] = step
 
 
-@kernel("jfffffffffiiiiiiii" + "fbfjiii" + "fffiii")
-def convolve(
-    inputs,
-    x,
-    gate_in,
-    gate_out,
-    taps,
-    bias,
-    state,
-    saved,
-    aside,
-    y,
-    x_stride,
-    y_stride,
-    n_channels,
-    size,
-    n_aside,
-    has_gates,
-    has_bias,
-    has_silu,
-    out,
-    quantised,
-    factors,
-    sums,
-    width,
-    as_floats,
-    as_bytes,
-    ends,
-    dt,
-    a,
-    ends_stride,
-    n_steps,
-    step_at,
-):
+@kernel("j", ConvolveArgs, TargetArgs, StepArgs)
+def convolve(inputs, how, to, steps):
     """Convolve the tokens of all runs, and bring their states up to date: y = gate_out * silu(bias + conv(gate_in * x)).
 
-    Blocks beyond those of channels make decays and betas of heads, which are in rows of y, too, from `step_at` on.
+    Blocks beyond those of channels make decays and betas of heads.
 
     Args:
         inputs: Of the pass.
-        x, gate_in, gate_out: (n, x_stride).
-        taps: (n_channels, size).
-        bias: (n_channels,).
-        state, saved: (slots, size - 1, n_channels), the last input last.
-        aside: (slots, n_aside, n_channels).
-        y: (n, y_stride).
-        out: (n, width), of whole units, if products read y, too; as floats, as units, or both.
-        ends: (n, ends_stride), of n_steps heads.
-        dt, a: (n_steps,).
+        how: See `ConvolveArgs`.
+        to: Rows of whole units, if products read y, too.
+        steps: See `StepArgs`.
     """
     i, run = cuda.threadIdx.x, RUNS + cuda.blockIdx.y * RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
     window = cuda.shared.array(_WINDOWS, np.float32)
-    n_blocks = (n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
-    if cuda.blockIdx.y < inputs[N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + n_steps:
-        _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, ends, dt, a, y, ends_stride, y_stride, n_steps, step_at)
-    if cuda.blockIdx.y >= inputs[N_RUNS] or c // WARP * WARP >= n_channels:
+    n_blocks = (how.n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
+    if cuda.blockIdx.y < inputs[N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + steps.n:
+        _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, how.y, how.y_stride, steps)
+    if cuda.blockIdx.y >= inputs[N_RUNS] or c // WARP * WARP >= how.n_channels:
         return
-    _convolve_run(
-        inputs,
-        run,
-        window,
-        i,
-        c,
-        x,
-        gate_in,
-        gate_out,
-        taps,
-        bias,
-        state,
-        saved,
-        aside,
-        y,
-        x_stride,
-        y_stride,
-        n_channels,
-        size,
-        n_aside,
-        has_gates,
-        has_bias,
-        has_silu,
-    )
-    if as_floats or as_bytes:
-        _quantise_run(inputs, run, i, c, y, y_stride, n_channels, out, quantised, factors, sums, width, as_floats, as_bytes)
+    _convolve_run(inputs, run, window, i, c, how)
+    if to.as_floats or to.as_bytes:
+        _put_run(inputs, run, i, c, how, to)

@@ -8,6 +8,9 @@ operation or a barrier passes on to the next, so that what comes of a kernel can
 
 from __future__ import annotations
 
+from collections import namedtuple
+from itertools import islice
+
 import numpy as np
 from attrs import frozen
 
@@ -54,14 +57,14 @@ class Kernel:
 
     Attributes:
         function: Its source.
-        parameters: A letter each: pointers to uint32 `w`, float32 `f`, float64 `d`, int32 `j`, int8 `b`, uint16 `h`; int32 `i`,
-            float32 `r`.
+        kinds: A letter for each parameter: pointers to uint32 `w`, float32 `f`, float64 `d`, int32 `j`, int8 `b`, uint16 `h`;
+            int32 `i`, float32 `r`. Or a `record` of such.
         name: Of the function and what it was made for; unlike any other kernel's.
         most_registers: Of a thread; None: as many as the compiler likes.
     """
 
     function: object
-    parameters: str
+    kinds: tuple
     name: str
     most_registers: int | None = None
 
@@ -71,10 +74,33 @@ class Kernel:
         code = self.function.__code__
         return code.co_varnames[: code.co_argcount]
 
+    @property
+    def parameters(self) -> str:
+        """The letters of all arguments, those of records one by one."""
+        return "".join(kind if isinstance(kind, str) else kind.letters for kind in self.kinds)
 
-def kernel(parameters, name=None, most_registers=None):
-    """Decorate a kernel; see `Kernel`."""
-    return lambda function: Kernel(function, parameters, name or function.__name__, most_registers)
+    def grouped(self, arguments: list) -> list:
+        """All arguments, given one by one, as the function takes them."""
+        rest = iter(arguments)
+        return [next(rest) if isinstance(kind, str) else kind(*islice(rest, len(kind.letters))) for kind in self.kinds]
+
+
+def kernel(*kinds, name=None, most_registers=None):
+    """Decorate a kernel; see `Kernel`. Letters of neighbouring parameters are one word."""
+    apart = tuple(each for kind in kinds for each in (kind if isinstance(kind, str) else (kind,)))
+    return lambda function: Kernel(function, apart, name or function.__name__, most_registers)
+
+
+def record(name, **names):
+    """A class of arguments that go together through kernels and lanes: a named tuple, its names by their letters, see `Kernel`.
+
+    A pointer that is left out is one to the inputs of a pass, a number 0.
+    """
+    letters = "".join(letter * len(some.split()) for letter, some in names.items())
+    defaults = [0 if letter in "ir" else None for letter in letters]
+    made = namedtuple(name, " ".join(names.values()), defaults=defaults)  # noqa: PYI024 - what numba knows
+    made.letters = letters
+    return made
 
 
 # Operations of a warp, which all of its 32 lanes take part in

@@ -18,9 +18,9 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     mul,
     quotient,
+    record,
     remainder,
     root,
-    slice_sums,
     together,
     warp_barrier,
     warp_best,
@@ -29,13 +29,28 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, put_rows
+from augury.backends.numba_cuda.kernels.matmul import MOST_STAGED, STORE, multiply_tile_of, put_rows
 from augury.backends.numba_cuda.kernels.routes import EXPERTS, PLACES, SOURCES, STARTS
-from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
 _NEVER, _TAKEN = -1e30, -3e38
 _LEAST_SUM = 2.0**-14  # that weights are divided by
+RouteArgs = record(
+    "RouteArgs",
+    f="logits values bias weights",
+    j="table routes",
+    i="n_most n_experts width k gating n_groups n_groups_used n_alike tile "
+    "has_bias has_table is_normalised has_share is_joined",
+    r="scale",
+)
+"""How experts are chosen.
+
+`logits` (n, width) are of experts, then of the shared one, if `has_share`. `values` (n, 2 * n_experts + n_groups) are to work
+in. `bias` (n_experts,) is added to scores. By `table` (V, k) tokens' ids choose, whatever the scores, if `has_table`.
+`weights` (n, k + 1) are written, at the end the shared expert's, and `routes`. The shared expert is one more, after all others,
+that every token goes to, if `is_joined`. A pass has `n_most` rows at most, a tile `tile` of them. Weights are times `scale`.
+"""
 
 
 @lane
@@ -58,20 +73,20 @@ def _powers(logits, start, values, to, n, i, top):
 
 
 @lane
-def _scores(logits, start, values, to, bias, n, i, gating, total, has_bias):
+def _scores(how, start, to, i, total):
     """What weights are made of, and after them scores; one that is no number is never chosen before one that is."""
-    for j in range(i, n, WARP):
-        if gating == SOFTMAX:
-            value = div(values[to + j], np.float32(total))
-        elif gating == SIGMOID:
-            value = sigmoid(logits[start + j])
-        elif gating == SQRT_SOFTPLUS:
-            value = root(softplus(logits[start + j]))
+    for j in range(i, how.n_experts, WARP):
+        if how.gating == SOFTMAX:
+            value = div(how.values[to + j], np.float32(total))
+        elif how.gating == SIGMOID:
+            value = sigmoid(how.logits[start + j])
+        elif how.gating == SQRT_SOFTPLUS:
+            value = root(softplus(how.logits[start + j]))
         else:
-            value = logits[start + j]
-        values[to + j] = value
-        score = add(value, bias[j]) if has_bias else value
-        values[to + n + j] = max(np.float32(_NEVER), score)
+            value = how.logits[start + j]
+        how.values[to + j] = value
+        score = add(value, how.bias[j]) if how.has_bias else value
+        how.values[to + how.n_experts + j] = max(np.float32(_NEVER), score)
 
 
 @lane
@@ -168,132 +183,59 @@ def _list_tile(routes, n_most, n, place):
         routes[0] = total
 
 
-def _route(
-    inputs,
-    logits,
-    values,
-    bias,
-    table,
-    weights,
-    routes,
-    n_most,
-    n_experts,
-    width,
-    k,
-    gating,
-    has_bias,
-    has_table,
-    is_normalised,
-    n_groups,
-    n_groups_used,
-    n_alike,
-    has_share,
-    is_joined,
-    tile,
-    scale,
-):
-    """Choose the experts of all tokens, weigh them, and sort rows by expert. One block does it, whose warps take tokens.
-
-    Args:
-        inputs: Of the pass.
-        logits: (n, width); what follows those of the experts is the shared one's, if `has_share`.
-        values: (n, 2 * n_experts + n_groups), to work in.
-        bias: (n_experts,) that is added to scores.
-        table: (V, k), of tokens' ids what is chosen whatever the scores, if `has_table`.
-        weights: (n, k + 1), at the end the shared expert's.
-        routes: See `routes`.
-        is_joined: Whether the shared expert is one more, after all others, that every token goes to.
-        n_most: Rows of a pass.
-        tile: Rows of a tile.
-        scale: Of weights.
-    """
+def _route(inputs, how):
+    """Choose the experts of all tokens, weigh them, and sort rows by expert. One block does it, whose warps take tokens."""
+    logits, values, weights, routes, n_most = how.logits, how.values, how.weights, how.routes, how.n_most
+    n_experts, k, n_groups, gating = how.n_experts, how.k, how.n_groups, how.gating
     thread = cuda.threadIdx.x
     i, n, n_threads = thread % WARP, inputs[N_TOKENS], cuda.blockDim.x
-    n_all = k + is_joined
+    n_all = k + how.is_joined
     for t in range(thread // WARP, n, n_threads // WARP):
-        start, to, at = t * width, t * (2 * n_experts + n_groups), t * (k + 1)
+        start, to, at = t * how.width, t * (2 * n_experts + n_groups), t * (k + 1)
         top, total = warp_max(_largest(logits, start, n_experts, i)), np.float32(1)
         if gating == SOFTMAX:
             total = warp_sum(_powers(logits, start, values, to, n_experts, i, top))
-        _scores(logits, start, values, to, bias, n_experts, i, gating, total, has_bias)
+        _scores(how, start, to, i, total)
         warp_barrier()
         scores = to + n_experts
         if n_groups > 1:
             size, sums = quotient(n_experts, n_groups), to + 2 * n_experts
             _sums_of_groups(values, scores, sums, n_groups, size, i)
             warp_barrier()
-            for _ in range(n_groups_used):
+            for _ in range(how.n_groups_used):
                 _take_best(values, sums, n_groups, i)
             warp_barrier()
             _rule_out(values, scores, sums, n_experts, size, i)
         for j in range(k):
-            best = table[inputs[TOKENS + t] * k + j] if has_table else _take_best(values, scores, n_experts, i)
-            expert = quotient(best, n_alike)
+            best = how.table[inputs[TOKENS + t] * k + j] if how.has_table else _take_best(values, scores, n_experts, i)
+            expert = quotient(best, how.n_alike)
             if i == 0:
                 routes[EXPERTS * n_most + t * n_all + j] = expert
                 weights[at + j] = values[to + expert]
         if i == 0:
-            if is_joined:
-                routes[EXPERTS * n_most + t * n_all + k] = quotient(n_experts, n_alike)
-            factor = np.float32(scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
-            _weigh(weights, at, k, gating, is_normalised, factor)
-            weights[at + k] = sigmoid(logits[start + n_experts]) if has_share else np.float32(1)
+            if how.is_joined:
+                routes[EXPERTS * n_most + t * n_all + k] = quotient(n_experts, how.n_alike)
+            factor = np.float32(how.scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
+            _weigh(weights, at, k, gating, how.is_normalised, factor)
+            weights[at + k] = sigmoid(logits[start + n_experts]) if how.has_share else np.float32(1)
     cuda.syncthreads()
     if thread == 0:
         routes[0] = 0
     for row in range(thread, n * n_all, n_threads):
-        _place(routes, n_most, n * n_all, tile, row)
+        _place(routes, n_most, n * n_all, how.tile, row)
     cuda.syncthreads()
     for place in range(thread, n * n_all, n_threads):
         _list_tile(routes, n_most, n * n_all, place)
 
 
-_OF_ROUTE = "jfffjfj" + 14 * "i" + "r"
-
-
-route, _route_together = kernel(_OF_ROUTE, name="route")(_route), together(_route)
+route, _route_together = kernel("j", RouteArgs, name="route")(_route), together(_route)
 
 
 def _multiply_and_route(fmt, n_tokens):
-    sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
+    multiply_tile, n_staged = multiply_tile_of(fmt, n_tokens), MOST_STAGED * n_tokens
 
-    @kernel(_OF_ROUTE + "wwfw" + 7 * "i" + "r", name=f"route_{fmt.name}_{n_tokens}")
-    def multiply_and_route(
-        inputs,
-        logits,
-        values,
-        bias,
-        table,
-        weights,
-        routes,
-        n_most,
-        n_experts,
-        width,
-        k,
-        gating,
-        has_bias,
-        has_table,
-        is_normalised,
-        n_groups,
-        n_groups_used,
-        n_alike,
-        has_share,
-        is_joined,
-        tile,
-        scale,
-        w,
-        x,
-        product_bias,
-        counters,
-        n_rows,
-        n_units,
-        n_steps,
-        n,
-        n_cuts,
-        has_product_bias,
-        n_blocks,
-        product_scale,
-    ):
+    @kernel("j", RouteArgs, MatrixArgs, SourceArgs, "wi", name=f"route_{fmt.name}_{n_tokens}")
+    def multiply_and_route(inputs, how, w, x, counters, n_blocks):
         """Write the logits, as `multiply` does; then the last block chooses experts by them, see `_route`.
 
         Args:
@@ -303,61 +245,14 @@ def _multiply_and_route(fmt, n_tokens):
         t, n_there = cuda.blockIdx.y * n_tokens, inputs[N_TOKENS]
         if t >= n_there:
             return
-        thread = cuda.threadIdx.x
-        i = thread % WARP
-        warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-        row_tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, np.int64)
         for token in range(n_tokens):
             rows[token] = t + token
-        sums_of_cut(w, n, row_tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, x, x, rows, i, sums)
         staged = cuda.shared.array(n_staged, np.float32)
-        if n_cuts > 1:
-            add_cuts(sums, staged, cut, n_cuts, n_tokens)
-        if cut == 0:
-            slice_sums(sums, n_tokens)
-            put_rows(
-                sums,
-                n_tokens,
-                row_tile,
-                i,
-                n_rows,
-                t,
-                n_there,
-                logits,
-                width,
-                0,
-                product_bias,
-                0,
-                has_product_bias,
-                STORE,
-                product_scale,
-            )
+        tile = multiply_tile(w, cuda.blockIdx.x, 0, x, rows, staged, sums)
+        put_rows(sums, n_tokens, tile, w, 0, t, n_there, how.logits, how.width, 0, STORE)
         if is_last_block(counters, 0, n_blocks * quotient(n_there + n_tokens - 1, n_tokens)):
-            _route_together(
-                inputs,
-                logits,
-                values,
-                bias,
-                table,
-                weights,
-                routes,
-                n_most,
-                n_experts,
-                width,
-                k,
-                gating,
-                has_bias,
-                has_table,
-                is_normalised,
-                n_groups,
-                n_groups_used,
-                n_alike,
-                has_share,
-                is_joined,
-                tile,
-                scale,
-            )
+            _route_together(inputs, how)
 
     return multiply_and_route
 

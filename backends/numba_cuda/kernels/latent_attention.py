@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT
-from augury.backends.numba_cuda.kernels.cells import EIGHT
+from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs, is_chosen
+from augury.backends.numba_cuda.kernels.cells import EIGHT, CacheArgs
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
@@ -28,6 +28,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     quotient,
     together,
 )
+from augury.backends.numba_cuda.kernels.heads import TurnArgs
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
 from augury.backends.numba_cuda.kernels.latent_fragments import (
     HEADS,
@@ -38,13 +39,14 @@ from augury.backends.numba_cuda.kernels.latent_fragments import (
     STEP,
     TILES,
     VALUES,
+    LatentArgs,
     fragments_of,
     rest_of,
     stage_of,
     two_halves,
     words_of,
 )
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put
 
 MOST_MERGED = 8  # splits that a block merges: to read what more gave 16 heads would take longer than a launch of many blocks
 _NONE = float("-inf")
@@ -175,68 +177,26 @@ def _attend(kind, n_rows):
         for j in range(n):
             sums[j] = np.float32(0)
 
-    @kernel("jffffwhjfwffbfj" + 20 * "i" + "r", name=f"attend_latent_{kind}_{n_rows}", most_registers=128)
-    def attend_latent(
-        inputs,
-        absorbed,
-        heads,
-        turns,
-        factors,
-        words,
-        halves,
-        chosen,
-        parts,
-        counters,
-        sinks,
-        out,
-        quantised,
-        unit_factors,
-        unit_sums,
-        stride,
-        n_heads,
-        head_dim,
-        n_latent,
-        dim,
-        n_pairs,
-        offset,
-        is_interleaved,
-        has_factors,
-        length,
-        window,
-        n_splits,
-        block_size,
-        chosen_stride,
-        n,
-        first_token,
-        has_sinks,
-        width,
-        as_floats,
-        as_bytes,
-        scale,
-    ):
+    name = f"attend_latent_{kind}_{n_rows}"
+
+    @kernel("j", LatentArgs, TurnArgs, CacheArgs, ChoiceArgs, TargetArgs, name=name, most_registers=128)
+    def attend_latent(inputs, how, turn, cache, choice, to):
         """What one split gives some heads of one token: (n_latent,) mixed, the largest score, and the sum of the weights.
 
         Args:
             inputs: Of the pass.
-            absorbed: (n_heads * n, n_latent), the first part of queries, head by head.
-            heads: (tokens, stride), each beginning with heads of `head_dim` values, of which the last ones are turned.
-            turns: (positions, n_pairs, 2), see `turned_value`.
-            factors: (positions,) what queries are multiplied with.
-            words, halves: Planes of a cache, see `cells`, (slots, length, …) of `dim` values each.
-            chosen: (n, chosen_stride), not 0 for blocks of `block_size` positions that are seen; 0: all are.
-            parts: (tokens from `first_token` on, n_heads, n_splits, n_latent + 2).
-            counters: One for each token and the heads of a block.
-            sinks: (n_heads,) scores with nothing to mix, if `has_sinks`.
-            out: (n_heads * n, width) what is merged, head by head; with a width of 0 nothing is.
-            quantised, unit_factors, unit_sums: Units, as many as `out` has.
-            window: How many positions a token sees; 0: all.
-            n: Tokens that there is room for.
+            how: See `LatentArgs`.
+            turn: The rope of queries.
+            cache: (slots, length, …).
+            choice: What tokens see, of all heads.
+            to: (n_heads * n, width) what is merged, head by head; with a width of 0 nothing is.
         """
-        split, first_head, t = cuda.blockIdx.x, n_heads_of_block * cuda.blockIdx.y, first_token + cuda.blockIdx.z
+        split, first_head, t = cuda.blockIdx.x, n_heads_of_block * cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
+        n_heads, n_latent, dim, n_splits, parts = how.n_heads, how.n_latent, how.dim, how.n_splits, how.parts
         last = inputs[POSITIONS + t]
-        first, start = first_seen(last, window), split * SPLIT
+        first, start = first_seen(last, how.window), split * SPLIT
         if start > last or start + SPLIT <= first:
             return
         staged = cuda.shared.array(n_staged, np.uint32)
@@ -249,39 +209,19 @@ def _attend(kind, n_rows):
         warp, i = thread // WARP, thread % WARP
         position, cell = start + thread, np.int32(-1)
         is_seen = first <= position <= last
-        if is_seen and (block_size == 0 or chosen[t * chosen_stride + quotient(position, block_size)] != 0):
-            cell = np.int32(inputs[SLOTS + t] * length + cell_of(inputs, t, position))
+        if is_seen and is_chosen(choice, t * choice.stride, position):
+            cell = np.int32(inputs[SLOTS + t] * how.length + cell_of(inputs, t, position))
         cells[thread] = cell
-        factor = mul(factors[last] if has_factors else np.float32(1), np.float32(scale))
+        factor = mul(how.factors[last] if how.has_factors else np.float32(1), np.float32(how.scale))
         has_seen = start + OF_WARP * warp <= last and start + OF_WARP * (warp + 1) > first
         clear(sums, n_sums)
         for chunk in range(0, dim, STAGED):
             cuda.syncthreads()
-            stage_queries(
-                absorbed,
-                heads,
-                turns,
-                2 * n_pairs * last,
-                t,
-                n,
-                first_head,
-                n_heads,
-                stride,
-                head_dim,
-                n_latent,
-                dim,
-                n_pairs,
-                offset,
-                is_interleaved,
-                factor,
-                chunk,
-                thread,
-                staged,
-            )
+            stage_queries(how, turn, 2 * turn.n_pairs * last, t, first_head, factor, chunk, thread, staged)
             cuda.syncthreads()
             if has_seen:
                 for step in range((min(STAGED, dim - chunk) + STEP - 1) // STEP):
-                    read_keys(words, halves, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held)
+                    read_keys(cache, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held)
                     add_scores(staged, step, i, held, sums)
         most_of_rows(warp, i, sums, cells, most_of_warps)
         cuda.syncthreads()  # all have read what is staged, too
@@ -289,45 +229,42 @@ def _attend(kind, n_rows):
         stage_weights(sums, warp, i, staged)
         cuda.syncthreads()
         head_stride = n_splits * (n_latent + 2)
-        to = (((t - first_token) * n_heads + first_head) * n_splits + split) * (n_latent + 2)
+        at_part = (((t - how.first_token) * n_heads + first_head) * n_splits + split) * (n_latent + 2)
         if thread < n_heads_of_block and first_head + thread < n_heads:
             most, total = most_of_warps[thread], totals_of_warps[thread]
             for other in range(1, LATENT_WARPS):
                 most = larger(most, most_of_warps[other * n_heads_of_block + thread])
                 total = add(total, totals_of_warps[other * n_heads_of_block + thread])
-            parts[to + thread * head_stride + n_latent] = most
-            parts[to + thread * head_stride + n_latent + 1] = total
+            parts[at_part + thread * head_stride + n_latent] = most
+            parts[at_part + thread * head_stride + n_latent + 1] = total
         values = cuda.local.array(n_values, np.float32)
         if VALUES * warp < n_latent:
             clear(values, n_values)
             for step in range(max(0, first - start) // 16, min(SPLIT, last + 1 - start + 15) // 16):
-                read_values(words, halves, cells, 16 * step + 2 * (i % 4), dim, VALUES * warp + 8 * (i // 4), held)
+                read_values(cache, cells, 16 * step + 2 * (i % 4), dim, VALUES * warp + 8 * (i // 4), held)
                 add_values(staged, step, i, held, values)
-            store(parts, to, head_stride, values, first_head, n_heads, VALUES * warp, n_latent, i)
+            store(parts, at_part, head_stride, values, first_head, n_heads, VALUES * warp, n_latent, i)
         if n_rows > 1:  # which are for many splits
             return
         first_split, n_seen = first // SPLIT, last // SPLIT + 1 - first // SPLIT
         counter = t * quotient(n_heads + HEADS - 1, HEADS) + cuda.blockIdx.y
-        if width == 0 or not is_last_block(counters, counter, n_seen):
+        if to.width == 0 or not is_last_block(how.counters, counter, n_seen):
             return
         shares, part = cuda.shared.array(n_shares, np.float32), n_latent + 2
-        to = (((t - first_token) * n_heads + first_head) * n_splits + first_split) * part
+        at_part = (((t - how.first_token) * n_heads + first_head) * n_splits + first_split) * part
         if thread < HEADS and first_head + thread < n_heads:
-            sink = sinks[first_head + thread] if has_sinks else np.float32(_NONE)
-            at = to + thread * n_splits * part + n_latent
+            sink = how.sinks[first_head + thread] if how.has_sinks else np.float32(_NONE)
+            at = at_part + thread * n_splits * part + n_latent
             totals_of_warps[thread] = _share(parts, at, part, n_seen, sink, shares, thread * MOST_MERGED)
         cuda.syncthreads()
-        n_units = width // WARP
+        n_units = to.width // WARP
         for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, LATENT_WARPS):
             head = quotient(unit, n_units)
-            j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * n + t
+            j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * how.n + t
             if j < n_latent:
-                at, total = to + head * n_splits * part + j, totals_of_warps[head]
+                at, total = at_part + head * n_splits * part + j, totals_of_warps[head]
                 value = _merged(parts, at, part, n_seen, shares, head * MOST_MERGED, total)
-            if as_floats:
-                out[row * width + j] = value
-            if as_bytes:
-                quantise(value, i, quantised, unit_factors, unit_sums, row * n_units + unit - head * n_units)
+            put(value, i, to, row * to.width + j, row * n_units + unit - head * n_units)
 
     return attend_latent
 

@@ -24,6 +24,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     mma_halves,
     mul,
     prmt,
+    record,
     together,
 )
 from augury.backends.numba_cuda.kernels.heads import turned_value
@@ -38,6 +39,21 @@ STAGED = 256  # dimensions of queries that are staged at once, or positions' wei
 VALUES = 64  # dimensions that a warp mixes
 N_HELD = 4 * max(TILES, 4)  # words of nearest halves that a lane holds of rows: of a position of each tile, or of four
 MAX_LATENT = VALUES * LATENT_WARPS
+LatentArgs = record(
+    "LatentArgs",
+    f="absorbed heads factors parts sinks",
+    w="counters",
+    i="stride n_heads head_dim n_latent dim has_factors length window n_splits n first_token has_sinks",
+    r="scale",
+)
+"""What attends to latents.
+
+`absorbed` (n_heads * n, n_latent) is the first part of queries, head by head, of n tokens that there is room for. `heads`
+(tokens, stride) each begin with heads of `head_dim` values, of which the last ones are turned. `factors` (positions,) are what
+queries are multiplied with. `parts` (tokens from `first_token` on, n_heads, n_splits, n_latent + 2) are what splits give,
+`counters` one for each token and the heads of a block. `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. A
+token sees `window` positions; 0: all. A position has `dim` values in the cache.
+"""
 
 
 @lane
@@ -51,13 +67,13 @@ def two_halves(a, b):
 
 
 @lane
-def _query(absorbed, heads, turns, at_absorbed, at_turned, at_turns, i, n_latent, dim, n_pairs, offset, is_interleaved, factor):
+def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
     """Value i of a head's query, times its factor: first what was absorbed, then what is turned."""
-    if i < n_latent:
-        return mul(absorbed[at_absorbed + i], factor)
-    if i >= dim:
+    if i < how.n_latent:
+        return mul(how.absorbed[at_absorbed + i], factor)
+    if i >= how.dim:
         return np.float32(0)
-    return mul(turned_value(heads, at_turned, turns, i - n_latent, n_pairs, offset, is_interleaved, at_turns), factor)
+    return mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
 
 
 def stage_of(n_rows):
@@ -65,44 +81,20 @@ def stage_of(n_rows):
     n_words = words_of(n_rows)
 
     @lane
-    def stage_queries(
-        absorbed,
-        heads,
-        turns,
-        at_turns,
-        t,
-        n,
-        first_head,
-        n_heads,
-        stride,
-        head_dim,
-        n_latent,
-        dim,
-        n_pairs,
-        offset,
-        is_interleaved,
-        factor,
-        chunk,
-        thread,
-        staged,
-    ):
+    def stage_queries(how, turn, at_turns, t, first_head, factor, chunk, thread, staged):
         """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then what is left."""
-        n_turned = dim - n_latent
-        n_there = n_rows * HEADS // 2 * min(STAGED, (dim - chunk + STEP - 1) // STEP * STEP)
+        n_turned = how.dim - how.n_latent
+        n_there = n_rows * HEADS // 2 * min(STAGED, (how.dim - chunk + STEP - 1) // STEP * STEP)
         for word in range(thread, n_there, LATENT_THREADS):
             place, part = word % WARP, word // WARP % 4
             row, step = word // (4 * WARP) % n_rows, word // (4 * WARP * n_rows)
             head = first_head + HEADS * row + place // 4 + 8 * (part % 2)
             i = chunk + STEP * (step // 2) + 8 * (place % 4) + 4 * (step % 2) + 2 * (part // 2)
             a, b = np.float32(0), np.float32(0)
-            if head < n_heads:
-                at, turned = (head * n + t) * n_latent, t * stride + (head + 1) * head_dim - n_turned
-                a = _query(
-                    absorbed, heads, turns, at, turned, at_turns, i, n_latent, dim, n_pairs, offset, is_interleaved, factor
-                )
-                b = _query(
-                    absorbed, heads, turns, at, turned, at_turns, i + 1, n_latent, dim, n_pairs, offset, is_interleaved, factor
-                )
+            if head < how.n_heads:
+                at, turned = (head * how.n + t) * how.n_latent, t * how.stride + (head + 1) * how.head_dim - n_turned
+                a = _query(how, turn, at, turned, at_turns, i, factor)
+                b = _query(how, turn, at, turned, at_turns, i + 1, factor)
             staged[word], staged[n_words + word] = two_halves(a, b)
 
     return stage_queries
@@ -113,16 +105,16 @@ def _read(kind):
     (read_eight, eight), is_halves = EIGHT[kind], kind == "f16"
 
     @lane
-    def read(words, halves, cell, dim, i, held, at, rest):
+    def read(cache, cell, dim, i, held, at, rest):
         if cell < 0 or i >= dim:
             for j in range(4):
                 held[at + j] = np.uint32(0)
                 if rest:
                     held[rest + at + j] = np.uint32(0)
         elif is_halves:
-            held[at], held[at + 1], held[at + 2], held[at + 3] = read_eight(words, halves, cell, dim, i)
+            held[at], held[at + 1], held[at + 2], held[at + 3] = read_eight(cache, cell, dim, i)
         else:
-            a, b, c, d, e, f, g, h = eight(read_eight(words, halves, cell, dim, i), i)
+            a, b, c, d, e, f, g, h = eight(read_eight(cache, cell, dim, i), i)
             held[at], held[rest + at] = two_halves(a, b)
             held[at + 1], held[rest + at + 1] = two_halves(c, d)
             held[at + 2], held[rest + at + 2] = two_halves(e, f)
@@ -186,16 +178,16 @@ def fragments_of(kind, n_rows):
                 _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
 
     @lane
-    def read_keys(words, halves, cells, column, dim, i, held):
+    def read_keys(cache, cells, column, dim, i, held):
         """Read 8 dimensions of a position of each tile of the warp."""
         for tile in range(TILES):
-            read(words, halves, cells[column + 8 * tile], dim, i, held, 4 * tile, rest_of_held)
+            read(cache, cells[column + 8 * tile], dim, i, held, 4 * tile, rest_of_held)
 
     @lane
-    def read_values(words, halves, cells, column, dim, i, held):
+    def read_values(cache, cells, column, dim, i, held):
         """Read 8 dimensions of four positions."""
         for j in range(4):
-            read(words, halves, cells[column + j % 2 + 8 * (j // 2)], dim, i, held, 4 * j, rest_of_held)
+            read(cache, cells[column + j % 2 + 8 * (j // 2)], dim, i, held, 4 * j, rest_of_held)
 
     return read_keys, add_scores, read_values, add_values
 

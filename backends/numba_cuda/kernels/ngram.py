@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     root,
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
-from augury.backends.numba_cuda.kernels.norm import BIASED, moments, normed, sum_of_block
+from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
 
 _LEAST_SCORE = 1e-6
 _WARPS = THREADS // WARP
@@ -70,12 +70,12 @@ def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos):
 
 
 @lane
-def _product(x, y, at, x_weight, y_weight, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, x_kind, y_kind, first):
+def _product(x, y, at, x_norm, y_norm, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, first):
     """A thread's part of the product of two norms."""
     total = np.float32(0)
     for i in range(first, size, THREADS):
-        value = normed(x, at + i, x_weight, x_step + i, size, x_mean, x_inverse, x_kind)
-        total = fma(value, normed(y, at + i, y_weight, y_step + i, size, y_mean, y_inverse, y_kind), total)
+        value = normed(x, at + i, x_norm, x_step + i, size, x_mean, x_inverse)
+        total = fma(value, normed(y, at + i, y_norm, y_step + i, size, y_mean, y_inverse), total)
     return total
 
 
@@ -93,59 +93,42 @@ def _give(values, values_at, gate, given, at, size, first):
 
 
 @lane
-def _norm(x, at, weight, step, size, mean, inverse, kind, out, first):
+def _norm(x, at, norm, step, size, mean, inverse, out, first):
     for i in range(first, size, THREADS):
-        out[at + i] = normed(x, at + i, weight, step + i, size, mean, inverse, kind)
+        out[at + i] = normed(x, at + i, norm, step + i, size, mean, inverse)
 
 
-@kernel("j" + 8 * "f" + 5 * "i" + "rrr")
-def give(
-    inputs,
-    keys,
-    values,
-    streams,
-    key_weight,
-    query_weight,
-    weight,
-    given,
-    out,
-    n,
-    size,
-    key_kind,
-    query_kind,
-    kind,
-    key_eps,
-    query_eps,
-    eps,
-):
+@lane
+def _step(norm, stream, size):
+    """Where the weights of a stream's norm begin."""
+    return stream * size * (2 if norm.kind & BIASED else 1)
+
+
+@kernel("jfffffii", NormArgs, NormArgs, NormArgs)
+def give(inputs, keys, values, streams, given, out, n, size, key_norm, query_norm, norm):
     """What a stream of a token is given, gate * value, and its norm; a block for each.
 
     Args:
         inputs: Of the pass.
         keys, streams, given, out: (tokens, n, size).
         values: (tokens, size).
-        key_weight, query_weight, weight: Of norms, for each stream, see `norm_rows`: of keys, of streams, of what is given.
+        key_norm, query_norm, norm: For each stream, one after another: of keys, of streams, of what is given.
     """
     t, stream = cuda.blockIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
     parts, thread = cuda.shared.array(_WARPS, np.float32), cuda.threadIdx.x
     at = (t * n + stream) * size
-    key_step, query_step, step = (
-        stream * size * (2 if key_kind & BIASED else 1),
-        stream * size * (2 if query_kind & BIASED else 1),
-        stream * size * (2 if kind & BIASED else 1),
-    )
-    key_mean, key_inverse = moments(keys, at, size, THREADS, key_kind, key_eps, parts)
+    key_step, query_step, step = _step(key_norm, stream, size), _step(query_norm, stream, size), _step(norm, stream, size)
+    key_mean, key_inverse = moments(keys, at, size, THREADS, key_norm, parts)
     cuda.syncthreads()  # all have read what is written next
-    mean, inverse = moments(streams, at, size, THREADS, query_kind, query_eps, parts)
+    mean, inverse = moments(streams, at, size, THREADS, query_norm, parts)
     cuda.syncthreads()
     product = _product(
-        *(keys, streams, at, key_weight, query_weight, key_step, query_step, size),
-        *(key_mean, key_inverse, mean, inverse, key_kind, query_kind, thread),
+        keys, streams, at, key_norm, query_norm, key_step, query_step, size, key_mean, key_inverse, mean, inverse, thread
     )
     gate = _gate(sum_of_block(product, parts), size)
     _give(values, t * size, gate, given, at, size, thread)
     cuda.syncthreads()
-    mean, inverse = moments(given, at, size, THREADS, kind, eps, parts)
-    _norm(given, at, weight, step, size, mean, inverse, kind, out, thread)
+    mean, inverse = moments(given, at, size, THREADS, norm, parts)
+    _norm(given, at, norm, step, size, mean, inverse, out, thread)

@@ -14,17 +14,20 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     mul,
+    record,
     root,
     together,
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS, ROWS
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs, quantise, unit_of
 
-# What a norm does, a number for kernels; a bias, if any, comes after its weights.
 NOTHING, AS_IS, RMS, LAYER = range(4)
 BIASED = 4
-TRADED = 8  # of what is added to x: what x was takes its place
+NormArgs = record("NormArgs", f="weight", i="kind", r="eps")
+"""What a norm does, its kind from NOTHING on, and BIASED if a bias comes after its weights."""
+PartArgs = record("PartArgs", f="weight", i="kind at size", r="eps")
+"""A part of a row, `size` values from column `at` on, and its norm."""
 
 _WARPS = THREADS // WARP
 _AT_ONCE = 4  # units that a warp reads before it stores one: the compiler moves no reading before a store
@@ -65,27 +68,27 @@ def inverse_root(total, size, eps):
 
 
 @lane
-def normed(x, at, weight, i, size, mean, inverse, kind):
+def normed(x, at, norm, i, size, mean, inverse):
     """Value i of a norm's `size`, at x[at]: (x - mean) * inverse * weight + bias, as far as its kind has them."""
-    if kind == AS_IS:
+    if norm.kind == AS_IS:
         return x[at]
-    value = mul(mul(add(x[at], -np.float32(mean)), np.float32(inverse)), weight[i])
-    return add(value, weight[size + i]) if kind & BIASED else value
+    value = mul(mul(add(x[at], -np.float32(mean)), np.float32(inverse)), norm.weight[i])
+    return add(value, norm.weight[size + i]) if norm.kind & BIASED else value
 
 
 @lane
-def _add_normed(x, start, y, at, size, first, step, weight, mean, inverse, kind):
+def _add_normed(x, start, y, at, size, first, step, norm, mean, inverse, is_traded):
     """Add a norm of y to x, every `step`-th value from the `first` on; y may become what x was."""
     for i in range(first, size, step):
         was = x[start + i]
-        x[start + i] = add(was, normed(y, at + i, weight, i, size, mean, inverse, kind & (TRADED - 1)))
-        if kind & TRADED:
+        x[start + i] = add(was, normed(y, at + i, norm, i, size, mean, inverse))
+        if is_traded:
             y[at + i] = was
 
 
 @lane
-def _value(x, weight, start, at, i, size, mean, inverse, kind):
-    return normed(x, start + i, weight, at + i, size, mean, inverse, kind) if i < size else np.float32(0)
+def _value(x, norm, start, at, i, size, mean, inverse):
+    return normed(x, start + i, norm, at + i, size, mean, inverse) if i < size else np.float32(0)
 
 
 @together
@@ -103,88 +106,43 @@ def sum_of_block(value, parts):
 
 
 @together
-def moments(x, start, size, n_threads, kind, eps, parts):
+def moments(x, start, size, n_threads, norm, parts):
     """What a norm takes off the values of a row, and what it then multiplies them with. All of a block's threads take part."""
     thread = cuda.threadIdx.x
     mean = np.float32(0)
-    if kind & 3 == AS_IS:
+    if norm.kind & 3 == AS_IS:
         return mean, np.float32(1)
-    if kind & 3 == LAYER:
+    if norm.kind & 3 == LAYER:
         mean = div(sum_of_block(_sum(x, start, size, thread, n_threads), parts), np.float32(size))
         cuda.syncthreads()  # all have read what is written next
         total = sum_of_block(_deviations(x, start, size, thread, n_threads, mean), parts)
     else:
         total = sum_of_block(squares(x, start, size, thread, n_threads), parts)
-    return mean, inverse_root(total, size, eps)
+    return mean, inverse_root(total, size, norm.eps)
 
 
 @together
-def _put_normed(
-    inputs,
-    x,
-    weight,
-    start,
-    at,
-    size,
-    n_out,
-    mean,
-    inverse,
-    kind,
-    t,
-    out,
-    to,
-    quantised,
-    factors,
-    sums,
-    width,
-    as_floats,
-    as_bytes,
-    units_on,
-):
-    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`, as floats, as units, or both.
+def _put_normed(inputs, x, norm, start, at, size, n_out, mean, inverse, t, to, first_float, first_unit):
+    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`.
 
-    Floats go to `out[to]` and further, units where those of a token's row go, `units_on` further on.
+    Floats begin at a place, units where those of a token's row do, so many further on.
     """
     i, n_units = cuda.threadIdx.x % WARP, (n_out + WARP - 1) // WARP
     values = cuda.local.array(_AT_ONCE, np.float32)
     for first in range(cuda.threadIdx.x // WARP, n_units, _AT_ONCE * _WARPS):
         for j in range(_AT_ONCE):
-            at_unit = WARP * (first + j * _WARPS) + i
-            values[j] = _value(x, weight, start, at, at_unit, size, mean, inverse, kind)
+            values[j] = _value(x, norm, start, at, WARP * (first + j * _WARPS) + i, size, mean, inverse)
         for j in range(_AT_ONCE):
             unit = first + j * _WARPS
-            if as_floats and WARP * unit + i < n_out:
-                out[to + WARP * unit + i] = values[j]
-            if as_bytes and unit < n_units:
-                quantise(values[j], i, quantised, factors, sums, units_on + unit_of(inputs, t, unit, width // WARP))
+            if to.as_floats and WARP * unit + i < n_out:
+                to.floats[first_float + WARP * unit + i] = values[j]
+            if to.as_bytes and unit < n_units:
+                quantise(values[j], i, to, first_unit + unit_of(inputs, t, unit, to.width // WARP))
 
 
-@kernel("jfffffbfj" + 11 * "i" + "rr")
-def norm_rows(
-    inputs,
-    x,
-    y,
-    y_weight,
-    weight,
-    out,
-    quantised,
-    factors,
-    sums,
-    stride,
-    y_stride,
-    size,
-    n_out,
-    width,
-    step,
-    is_output,
-    as_floats,
-    as_bytes,
-    y_kind,
-    kind,
-    y_eps,
-    eps,
-):
-    """Add a norm of row t of y to that of x, and norm that: as floats, as units, or both. `y_kind` and `kind` say how.
+@kernel("jffiiiiiii", NormArgs, NormArgs, TargetArgs)
+def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_traded, y_norm, norm, to):
+    """Add a norm of row t of y to that of x, and norm that; where there is no such norm, its kind is NOTHING.
 
     Rows of x consist of groups of `size`, one for each block of the grid's second dimension; they may be normed in place. Of
     the output row t of x is that of the t-th token that has logits.
@@ -192,10 +150,9 @@ def norm_rows(
     Args:
         inputs: Of the pass.
         x: (n, stride).
-        y: (n, y_stride).
-        y_weight, weight: (size,), with a bias (2, size); of the latter those of the next group come after `step`, or 0.
-        out: (n, width), of each group `n_out` values; those beyond `size` are 0.
-        quantised, factors, sums: Units, as many as `out` has.
+        y: (n, y_stride), of which what x was takes the place, if `is_traded`.
+        y_norm, norm: Of the latter weights of the next group come after `step`, or 0.
+        to: Of each group `n_out` values; those beyond `size` are 0.
     """
     t, group = cuda.blockIdx.x, cuda.blockIdx.y
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
@@ -203,115 +160,47 @@ def norm_rows(
     start = (inputs[ROWS + t] if is_output else t) * stride + group * size
     parts = cuda.shared.array(_WARPS, np.float32)
     thread = cuda.threadIdx.x
-    if y_kind != NOTHING:
-        mean, inverse = moments(y, t * y_stride, size, THREADS, y_kind, y_eps, parts)
-        _add_normed(x, start, y, t * y_stride, size, thread, THREADS, y_weight, mean, inverse, y_kind)
+    if y_norm.kind != NOTHING:
+        mean, inverse = moments(y, t * y_stride, size, THREADS, y_norm, parts)
+        _add_normed(x, start, y, t * y_stride, size, thread, THREADS, y_norm, mean, inverse, is_traded)
         cuda.syncthreads()
-    if kind == NOTHING:
+    if norm.kind == NOTHING:
         return
-    mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
-    to = t * width + group * size
-    _put_normed(
-        inputs,
-        x,
-        weight,
-        start,
-        group * step,
-        size,
-        n_out,
-        mean,
-        inverse,
-        kind,
-        t,
-        out,
-        to,
-        quantised,
-        factors,
-        sums,
-        width,
-        as_floats,
-        as_bytes,
-        0,
-    )
+    mean, inverse = moments(x, start, size, THREADS, norm, parts)
+    first_float = t * to.width + group * size
+    _put_normed(inputs, x, norm, start, group * step, size, n_out, mean, inverse, t, to, first_float, 0)
 
 
 @lane
-def _norm_in_place(x, weight, start, size, first, mean, inverse, kind):
+def _norm_in_place(x, norm, start, size, first, mean, inverse):
     for i in range(first, size, THREADS):
-        x[start + i] = normed(x, start + i, weight, i, size, mean, inverse, kind)
+        x[start + i] = normed(x, start + i, norm, i, size, mean, inverse)
 
 
-@kernel("jfffffbfj" + 14 * "i" + "rrr")
-def norm_parts(
-    inputs,
-    x,
-    weight,
-    second_weight,
-    third_weight,
-    out,
-    quantised,
-    factors,
-    sums,
-    stride,
-    width,
-    as_floats,
-    as_bytes,
-    at,
-    size,
-    kind,
-    second_at,
-    second_size,
-    second_kind,
-    third_at,
-    third_size,
-    third_kind,
-    n_apart,
-    eps,
-    second_eps,
-    third_eps,
-):
+@kernel("jfii", PartArgs, PartArgs, PartArgs, TargetArgs)
+def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
     """Norm up to three parts of rows (n, stride), a block for each: in place, but the first `n_apart` go elsewhere.
 
     These become rows of products' input, as in `norm_rows`, each part in its own MAX_TOKENS rows of that.
     """
-    t, part = cuda.blockIdx.x, cuda.blockIdx.y
+    t, number = cuda.blockIdx.x, cuda.blockIdx.y
     parts = cuda.shared.array(_WARPS, np.float32)
     if t >= inputs[N_TOKENS]:
         return
-    if part == 1:
-        at, size, kind, weight, eps = second_at, second_size, second_kind, second_weight, second_eps
-    if part == 2:
-        at, size, kind, weight, eps = third_at, third_size, third_kind, third_weight, third_eps
+    weight, kind, at, size, eps = first
+    if number == 1:
+        weight, kind, at, size, eps = second
+    if number == 2:
+        weight, kind, at, size, eps = third
     if kind == NOTHING:
         return
-    start = t * stride + at
-    mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
-    if part >= n_apart:
-        _norm_in_place(x, weight, start, size, cuda.threadIdx.x, mean, inverse, kind)
+    norm, start = NormArgs(weight, kind, eps), t * stride + at
+    mean, inverse = moments(x, start, size, THREADS, norm, parts)
+    if number >= n_apart:
+        _norm_in_place(x, norm, start, size, cuda.threadIdx.x, mean, inverse)
         return
-    to = (part * MAX_TOKENS + t) * width
-    _put_normed(
-        inputs,
-        x,
-        weight,
-        start,
-        0,
-        size,
-        width,
-        mean,
-        inverse,
-        kind,
-        t,
-        out,
-        to,
-        quantised,
-        factors,
-        sums,
-        width,
-        as_floats,
-        as_bytes,
-        part * MAX_TOKENS * (width // WARP),
-    )
+    row, first_unit = number * MAX_TOKENS + t, number * MAX_TOKENS * (to.width // WARP)
+    _put_normed(inputs, x, norm, start, 0, size, to.width, mean, inverse, t, to, row * to.width, first_unit)
 
 
 @kernel("jffiiirr")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sum, lane, mul, nearest, together, warp_max
+from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sum, lane, mul, nearest, record, together, warp_max
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
 
+TargetArgs = record("TargetArgs", f="floats factors", b="quantised", j="sums", i="width as_floats as_bytes")
+"""Where rows go that products read, `width` values each: as floats, as units of bytes with factors and sums, or both."""
 _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the inverse of their factor would overflow
 
 
@@ -38,13 +40,22 @@ def unit_of(inputs, t, unit, n_units):
 
 
 @together
-def quantise(value, i, quantised, factors, sums, unit):
+def quantise(value, i, to, unit):
     """Store the values that a warp's lanes i hold as one unit."""
     byte, factor = _rounded(value, warp_max(abs(value)))
     word = i // 4
-    quantised[32 * unit + 8 * (word % 4) + 4 * (word // 4) + i % 4] = byte
+    to.quantised[32 * unit + 8 * (word % 4) + 4 * (word // 4) + i % 4] = byte
     total = half_warp_sum(byte)
     if i % 16 == 0:
-        sums[2 * unit + i // 16] = total
+        to.sums[2 * unit + i // 16] = total
     if i == 0:
-        factors[unit] = factor
+        to.factors[unit] = factor
+
+
+@together
+def put(value, i, to, at, unit):
+    """Store a lane's value as the float at a place, its warp's values as a unit, or both."""
+    if to.as_floats:
+        to.floats[at] = value
+    if to.as_bytes:
+        quantise(value, i, to, unit)

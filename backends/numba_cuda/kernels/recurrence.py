@@ -20,6 +20,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     lane,
     mul,
     quotient,
+    record,
     remainder,
     warp_barrier,
     warp_sums,
@@ -44,6 +45,18 @@ from augury.backends.numba_cuda.kernels.inputs import (
 COLUMNS = 4  # of a warp
 MAX_ROWS = 256  # of a matrix
 _TILE = COLUMNS * MAX_ROWS
+RecurArgs = record(
+    "RecurArgs",
+    f="x table state saved aside added y",
+    i="stride n_heads n_key_heads n_rows value_dim is_tiled query_at key_at value_at step_at beta_at n_steps n_aside",
+)
+"""A recurrence.
+
+`x` (n, stride) is what tokens feed: from `query_at` on queries, and so on. Steps are decays, by head or by key; by channel they
+are betas, which `table` (value_dim / 4, n_rows, 4) is multiplied with in the exponent. `y` is (n, n_heads * value_dim).
+Matrices are in `state` and `saved` (slots, n_heads, value_dim / 4, n_rows, 4), inputs of drafted tokens in `aside` (slots,
+n_aside, n_key_heads * n_rows + n_steps) and `added` (slots, n_aside, n_heads * value_dim).
+"""
 BY_HEAD, BY_CHANNEL, BY_KEY = "by_head", "by_channel", "by_key"  # what decays differ by
 
 
@@ -119,59 +132,35 @@ def _recur(kind, has_delta):
         for c in range(COLUMNS):
             to[at + c] = values[c]
 
-    @kernel("jfffffffiiiiiiiiiiiii", name="recur" + "_delta" * has_delta + f"_{kind}")
-    def recur(
-        inputs,
-        x,
-        table,
-        state,
-        saved,
-        aside,
-        added,
-        y,
-        stride,
-        n_heads,
-        n_key_heads,
-        n_rows,
-        value_dim,
-        is_tiled,
-        query_at,
-        key_at,
-        value_at,
-        step_at,
-        beta_at,
-        n_steps,
-        n_aside,
-    ):
-        """Take the tokens of all runs through a layer's recurrence.
-
-        Args:
-            inputs: Of the pass.
-            x: (n, stride), what tokens feed: from `query_at` on queries, and so on. Steps are decays, by head or by key; by
-                channel they are betas, which `table` is multiplied with in the exponent.
-            table: (value_dim / 4, n_rows, 4).
-            state, saved: (slots, n_heads, value_dim / 4, n_rows, 4).
-            aside: (slots, n_aside, n_key_heads * n_rows + n_steps).
-            added: (slots, n_aside, n_heads * value_dim).
-            y: (n, n_heads * value_dim).
-        """
+    @kernel("j", RecurArgs, name="recur" + "_delta" * has_delta + f"_{kind}")
+    def recur(inputs, how):
+        """Take the tokens of all runs through a layer's recurrence; see `RecurArgs`."""
+        x, table, state, aside, added, n_rows, n_steps = (
+            how.x,
+            how.table,
+            how.state,
+            how.aside,
+            how.added,
+            how.n_rows,
+            how.n_steps,
+        )
         run, i = RUNS + cuda.blockIdx.y * RUN_FIELDS, cuda.threadIdx.x
         if cuda.blockIdx.y >= inputs[N_RUNS]:
             return
         tile = cuda.shared.array(_TILE, np.float32)
         sums = cuda.local.array(COLUMNS, np.float32)
         values = cuda.local.array(COLUMNS, np.float32)
-        column, width = COLUMNS * cuda.blockIdx.x, n_heads * value_dim
-        head = quotient(column, value_dim)
-        key_head = remainder(head, n_key_heads) if is_tiled else quotient(head, quotient(n_heads, n_key_heads))
+        column, width, n_key_heads = COLUMNS * cuda.blockIdx.x, how.n_heads * how.value_dim, how.n_key_heads
+        head = quotient(column, how.value_dim)
+        key_head = remainder(head, n_key_heads) if how.is_tiled else quotient(head, quotient(how.n_heads, n_key_heads))
         key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + SLOT] * width + column) * n_rows
         step = column if kind == BY_CHANNEL else head * n_rows if kind == BY_KEY else head
         beta, row = column if kind == BY_CHANNEL else head, column * n_rows
-        kept, n_certain, save = inputs[run + SLOT] * n_aside, inputs[run + N_CERTAIN], inputs[run + SAVE]
+        kept, n_certain, save = inputs[run + SLOT] * how.n_aside, inputs[run + N_CERTAIN], inputs[run + SAVE]
         if inputs[run + IS_START]:
             _clear(tile, n_rows, i)
         else:
-            _load(tile, saved if inputs[run + IS_RESTORED] else state, own, n_rows, i)
+            _load(tile, how.saved if inputs[run + IS_RESTORED] else state, own, n_rows, i)
         for j in range(-1, inputs[run + N]):
             t = inputs[ORDER + inputs[run + FIRST] + j] if j >= 0 else 0
             path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
@@ -181,29 +170,30 @@ def _recur(kind, has_delta):
                 for node in range(path + 1, path + 1 + inputs[path]):
                     above = inputs[node]
                     is_aside = above < 0
-                    place = kept + (-1 - above if is_aside else remainder(inputs[CELLS + above], n_aside))
-                    at = place * (n_keys + n_steps) if is_aside else above * stride
-                    at_key, at_step = at + key + (0 if is_aside else key_at), at + step + (n_keys if is_aside else step_at)
+                    place = kept + (-1 - above if is_aside else remainder(inputs[CELLS + above], how.n_aside))
+                    at = place * (n_keys + n_steps) if is_aside else above * how.stride
+                    at_key = at + key + (0 if is_aside else how.key_at)
+                    at_step = at + step + (n_keys if is_aside else how.step_at)
                     source = aside if is_aside else x
                     take_in(tile, source, at_key, at_step, table, row, added, place * width + column, n_rows, i)
             if j >= 0:
-                at = t * stride
-                at_key, at_step = at + key_at + key, at + step_at + step
+                at = t * how.stride
+                at_key, at_step = at + how.key_at + key, at + how.step_at + step
                 product(tile, x, at_key, at_step, table, row, n_rows, i, sums)
                 if has_delta:
                     warp_sums(sums, COLUMNS)
                 for c in range(COLUMNS):
                     values[c] = sums[c]
-                add_values(x, at + value_at + column, at + beta_at + beta, values)
-                sweep(tile, x, at_key, at_step, at + query_at + key, table, row, n_rows, i, values, sums)
+                add_values(x, at + how.value_at + column, at + how.beta_at + beta, values)
+                sweep(tile, x, at_key, at_step, at + how.query_at + key, table, row, n_rows, i, values, sums)
                 warp_sums(sums, COLUMNS)
                 if i == 0:
-                    put(sums, y, t * width + column)
+                    put(sums, how.y, t * width + column)
                     if j >= n_certain:
-                        put(values, added, (kept + remainder(inputs[CELLS + t], n_aside)) * width + column)
+                        put(values, added, (kept + remainder(inputs[CELLS + t], how.n_aside)) * width + column)
                 warp_barrier()
             if j + 1 == save:
-                _store(tile, saved, own, n_rows, i)
+                _store(tile, how.saved, own, n_rows, i)
             if j + 1 == n_certain:
                 _store(tile, state, own, n_rows, i)
 

@@ -16,6 +16,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     mul,
+    record,
     remainder,
     root,
     together,
@@ -23,9 +24,26 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, SLOTS, STATES
 from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs, quantise, unit_of
 
 _WARPS = THREADS // WARP
+DecayArgs = record("DecayArgs", f="rows", i="stride decay_at beta_at")
+"""Rows (n, stride), in which decays and betas have their places."""
+LengthArgs = record("LengthArgs", i="n n_scaled size", r="eps scale")
+"""Heads, `n` of `size` values that rows begin with, which are divided by their lengths; of these the first are scaled, too."""
+GroupsArgs = record(
+    "GroupsArgs",
+    f="y values skip gates weight",
+    i="size values_stride gates_stride group step has_skip has_norm is_gated_first is_sigmoid per_block",
+    r="eps",
+)
+"""Groups of y (n, size) that are normed and gated.
+
+`values` are (n, values_stride), `gates` (n, gates_stride), `skip` (size,). `group` values are normed together; of the norm's
+weights those of the next group come after `step`. A block has `per_block` groups, which are whole units unless it has all.
+"""
+FedArgs = record("FedArgs", f="x aside", i="stride key_at n_keys step_at n_aside n_kept")
+"""What tokens feed: `x` (n, stride), from `key_at` on keys, from `step_at` on steps; `aside` is (slots, n_aside, n_kept)."""
 
 
 @lane
@@ -35,95 +53,56 @@ def _scale(rows, start, size, i, factor):
 
 
 @together
-def _unit_head(rows, start, size, scale, eps):
-    """Divide a head by its length, and multiply it by a scale: a warp."""
-    i = cuda.threadIdx.x
-    total = add(warp_sum(squares(rows, start, size, i, WARP)), np.float32(eps))
-    _scale(rows, start, size, i, div(np.float32(scale), root(total)))
+def _scale_head(rows, stride, t, heads):
+    """Divide a head of a token by its length, and multiply it by a scale: a warp, whose block has the head's number."""
+    i, head = cuda.threadIdx.x, cuda.blockIdx.x
+    start = t * stride + head * heads.size
+    total = add(warp_sum(squares(rows, start, heads.size, i, WARP)), np.float32(heads.eps))
+    scale = heads.scale if head < heads.n_scaled else np.float32(1)
+    _scale(rows, start, heads.size, i, div(np.float32(scale), root(total)))
 
 
-@kernel("jffff" + 10 * "i" + "rr")
-def decay(
-    inputs,
-    rows,
-    ends,
-    dt,
-    a,
-    stride,
-    ends_stride,
-    size,
-    decay_at,
-    beta_at,
-    has_dt,
-    betas_at,
-    n_units,
-    n_scaled,
-    unit_size,
-    eps,
-    scale,
-):
+@kernel("jfffiiii", DecayArgs, LengthArgs)
+def decay(inputs, ends, dt, a, ends_stride, size, has_dt, betas_at, to, heads):
     """Decays exp(a * s), s = softplus(t + dt), and betas of all tokens: sigmoid(b), or s; a thread for each.
 
     Before that, heads of length 1: a warp for each.
 
     Args:
         inputs: Of the pass.
-        rows: (n, stride), in which decays and betas have their places.
         ends: (n, ends_stride), each t, and b from `betas_at` on, unless it is 0.
         dt: (size,) as is `a`.
-        n_units: How many heads of `unit_size` values, with which rows begin, are divided by their lengths; of these the first
-            `n_scaled` are multiplied by `scale`.
+        to: See `DecayArgs`.
+        heads: See `LengthArgs`.
     """
-    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - n_units) * WARP + cuda.threadIdx.x
+    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - heads.n) * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
         return
-    if cuda.blockIdx.x < n_units:
-        start = t * stride + cuda.blockIdx.x * unit_size
-        _unit_head(rows, start, unit_size, scale if cuda.blockIdx.x < n_scaled else np.float32(1), eps)
+    if cuda.blockIdx.x < heads.n:
+        _scale_head(to.rows, to.stride, t, heads)
         return
     step = ends[t * ends_stride + i]
     if has_dt:
         step = add(step, dt[i])
     step = softplus(step)
-    rows[t * stride + decay_at + i] = exp(mul(step, a[i]))
-    rows[t * stride + beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
+    to.rows[t * to.stride + to.decay_at + i] = exp(mul(step, a[i]))
+    to.rows[t * to.stride + to.beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
 
 
-@kernel("jffff" + 11 * "i" + "rrr")
-def decay_keys(
-    inputs,
-    rows,
-    times,
-    betas,
-    a,
-    stride,
-    times_stride,
-    betas_stride,
-    size,
-    key_dim,
-    n_heads,
-    decay_at,
-    beta_at,
-    n_units,
-    n_scaled,
-    unit_size,
-    floor,
-    eps,
-    scale,
-):
+@kernel("jfffiiiiir", DecayArgs, LengthArgs)
+def decay_keys(inputs, times, betas, a, times_stride, betas_stride, size, key_dim, n_heads, floor, to, heads):
     """Decays by key exp(a * softplus(t)), or exp(floor * sigmoid(a * t)), and betas sigmoid(b), after heads of length 1."""
-    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - n_units) * WARP + cuda.threadIdx.x
+    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - heads.n) * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
         return
-    if cuda.blockIdx.x < n_units:
-        start = t * stride + cuda.blockIdx.x * unit_size
-        _unit_head(rows, start, unit_size, scale if cuda.blockIdx.x < n_scaled else np.float32(1), eps)
+    if cuda.blockIdx.x < heads.n:
+        _scale_head(to.rows, to.stride, t, heads)
         return
     step, factor = times[t * times_stride + i], a[i // key_dim]
     step = mul(factor, softplus(step)) if floor == 0 else mul(np.float32(floor), sigmoid(mul(factor, step)))
-    rows[t * stride + decay_at + i] = exp(step)
+    to.rows[t * to.stride + to.decay_at + i] = exp(step)
     if i < n_heads:
-        rows[t * stride + beta_at + i] = sigmoid(betas[t * betas_stride + i])
+        to.rows[t * to.stride + to.beta_at + i] = sigmoid(betas[t * betas_stride + i])
 
 
 @kernel("jffii")
@@ -140,117 +119,74 @@ def _gated(value, gate, is_sigmoid):
 
 
 @lane
-def _skip(y, values, skip, gates, y_at, values_at, gates_at, first, group, i, has_skip, is_gated_first, is_sigmoid):
+def _skip(how, t, first, i):
     """Y += skip * values of a group, gated if that comes first; a lane's share of the squares of that."""
-    total = np.float32(0)
-    for j in range(first + i, first + group, WARP):
-        value = y[y_at + j]
-        if has_skip:
-            value = fma(skip[j], values[values_at + j], value)
-        if is_gated_first:
-            value = _gated(value, gates[gates_at + j], is_sigmoid)
-        y[y_at + j] = value
+    total, y_at, values_at, gates_at = np.float32(0), t * how.size, t * how.values_stride, t * how.gates_stride
+    for j in range(first + i, first + how.group, WARP):
+        value = how.y[y_at + j]
+        if how.has_skip:
+            value = fma(how.skip[j], how.values[values_at + j], value)
+        if how.is_gated_first:
+            value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
+        how.y[y_at + j] = value
         total = fma(value, value, total)
     return total
 
 
 @lane
-def _norm_group(
-    y, weight, gates, out, y_at, gates_at, to, first, group, step, i, inverse, has_norm, is_gated_first, is_sigmoid
-):
-    for j in range(i, group, WARP):
-        value = y[y_at + first + j]
-        if has_norm:
-            value = mul(mul(value, np.float32(inverse)), weight[step + j])
-        if not is_gated_first:
-            value = _gated(value, gates[gates_at + first + j], is_sigmoid)
+def _norm_group(how, out, to, t, first, step, i, inverse):
+    """Write a group, normed, and gated if that comes last."""
+    y_at, gates_at = t * how.size + first, t * how.gates_stride + first
+    for j in range(i, how.group, WARP):
+        value = how.y[y_at + j]
+        if how.has_norm:
+            value = mul(mul(value, np.float32(inverse)), how.weight[step + j])
+        if not how.is_gated_first:
+            value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
         out[to + first + j] = value
 
 
 @lane
-def _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, first, step):
+def _keep_aside(inputs, fed, t, first, step):
     """Keep keys and steps of a drafted token aside, where no recurrence reads any more what was there."""
-    place = inputs[SLOTS + t] * n_aside + remainder(inputs[CELLS + t], n_aside)
-    for i in range(first, n_kept, step):
-        aside[place * n_kept + i] = x[t * stride + (key_at + i if i < n_keys else step_at + i - n_keys)]
+    place = inputs[SLOTS + t] * fed.n_aside + remainder(inputs[CELLS + t], fed.n_aside)
+    for i in range(first, fed.n_kept, step):
+        at = fed.key_at + i if i < fed.n_keys else fed.step_at + i - fed.n_keys
+        fed.aside[place * fed.n_kept + i] = fed.x[t * fed.stride + at]
 
 
-@kernel("jffffffbfjff" + 18 * "i" + "r", most_registers=112)  # two blocks
-def gate_groups(
-    inputs,
-    y,
-    values,
-    skip,
-    gates,
-    weight,
-    out,
-    quantised,
-    factors,
-    sums,
-    x,
-    aside,
-    size,
-    values_stride,
-    gates_stride,
-    group,
-    step,
-    width,
-    has_skip,
-    has_norm,
-    is_gated_first,
-    is_sigmoid,
-    as_bytes,
-    stride,
-    key_at,
-    n_keys,
-    step_at,
-    n_aside,
-    n_kept,
-    per_block,
-    eps,
-):
+@kernel("j", GroupsArgs, TargetArgs, FedArgs, most_registers=112)  # two blocks
+def gate_groups(inputs, how, to, fed):
     """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for some groups of a token.
 
     Besides, what drafted tokens have fed the recurrence is kept aside, as this comes after it.
 
     Args:
         inputs: Of the pass.
-        y: (n, size).
-        values, gates: (n, values_stride), (n, gates_stride).
-        skip: (size,).
-        weight: Of the norm, of a group; weights of the next one come after `step`.
-        out: (n, width), of which units are made.
-        group: Values that are normed together.
-        per_block: Groups of a block, which are whole units unless it has all groups.
-        x: (n, stride), what tokens feed, from `key_at` on keys, from `step_at` on steps.
-        aside: (slots, n_aside, n_kept).
+        how: See `GroupsArgs`.
+        to: Always as floats, of which units are made.
+        fed: See `FedArgs`.
     """
     t, thread, block = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
+    size, group, per_block = how.size, how.group, how.per_block
     n_groups = size // group
     n_blocks = (n_groups + per_block - 1) // per_block
     if inputs[STATES + t] >= 0:
         own, step_of_all = block * THREADS + thread, n_blocks * THREADS
-        _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, own, step_of_all)
-    i = thread % WARP
-    y_at, values_at, gates_at, to = t * size, t * values_stride, t * gates_stride, t * width
+        _keep_aside(inputs, fed, t, own, step_of_all)
+    i, out = thread % WARP, t * to.width
     end = min(n_groups, (block + 1) * per_block)
     for number in range(block * per_block + thread // WARP, end, _WARPS):
         first = number * group
-        total = warp_sum(
-            _skip(y, values, skip, gates, y_at, values_at, gates_at, first, group, i, has_skip, is_gated_first, is_sigmoid)
-        )
-        inverse = inverse_root(total, group, eps)
-        at = number * step
-        _norm_group(
-            y, weight, gates, out, y_at, gates_at, to, first, group, at, i, inverse, has_norm, is_gated_first, is_sigmoid
-        )
+        total = warp_sum(_skip(how, t, first, i))
+        _norm_group(how, to.floats, out, t, first, number * how.step, i, inverse_root(total, group, how.eps))
     is_last = block == n_blocks - 1
-    if is_last and thread < width - size:
-        out[to + size + thread] = np.float32(0)
+    if is_last and thread < to.width - size:
+        to.floats[out + size + thread] = np.float32(0)
     cuda.syncthreads()
-    if as_bytes:
-        last = width // WARP if is_last else end * group // WARP
+    if to.as_bytes:
+        last = to.width // WARP if is_last else end * group // WARP
         for unit in range(block * per_block * group // WARP + thread // WARP, last, _WARPS):
-            quantise(out[to + WARP * unit + i], i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
+            quantise(to.floats[out + WARP * unit + i], i, to, unit_of(inputs, t, unit, to.width // WARP))

@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, fma, kernel, lane, mul, quotient, remainder
+from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, fma, kernel, lane, mul, quotient, record, remainder
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_among
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_among
 
 EXPERTS, PLACES, SOURCES, STARTS, SECTIONS = 4, 5, 6, 7, 8
+CombineArgs = record("CombineArgs", f="weights shared y", i="n_most k n_weights is_weighed has_shared adds")
+"""How rows are added up.
+
+`weights` (tokens, n_weights) are of the k rows of a token, and at the end of the shared row, which may be one of the k.
+`shared` and `y` are (tokens, stride); y is added to, if `adds`. `n_most` is how many rows a pass has at most.
+"""
 
 
 @lane
@@ -26,74 +32,50 @@ def token_at(routes, n_most, per_token, place):
     return quotient(routes[SOURCES * n_most + place], per_token)
 
 
-@kernel("jfffbfjjiiiiiii")
-def gather_rows(
-    inputs, x, weights, out, quantised, factors, sums, routes, n_most, k, width, n_apart, has_weights, as_floats, as_bytes
-):
-    """The token of every place, as floats (rows, width), as units, or both; times its weight, if `has_weights`.
-
-    A warp takes 32 values. Units lie as `unit_among` says.
-    """
+@kernel("jffjiiii", TargetArgs)
+def gather_rows(inputs, x, weights, routes, n_most, k, n_apart, has_weights, to):
+    """The token of every place, times its weight, if `has_weights`; a warp takes 32 values. Units lie as `unit_among` says."""
     thread, place = cuda.threadIdx.x, cuda.blockIdx.y
     if place >= inputs[N_TOKENS] * k:
         return
     i = thread % WARP
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= width:
+    if WARP * unit >= to.width:
         return
     row = routes[SOURCES * n_most + place]
     t = quotient(row, k)
-    value = x[t * width + WARP * unit + i]
+    value = x[t * to.width + WARP * unit + i]
     if has_weights:
         value = mul(value, weights[t + row])
-    if as_floats:
-        out[place * width + WARP * unit + i] = value
-    if as_bytes:
-        quantise(value, i, quantised, factors, sums, unit_among(n_apart, place, unit, width // WARP))
+    put(value, i, to, place * to.width + WARP * unit + i, unit_among(n_apart, place, unit, to.width // WARP))
 
 
 @lane
-def _combined(rows, weights, routes, first, at, k, stride, i, is_weighed):
-    """Value i of the sum of a token's rows."""
-    total = np.float32(0)
-    for j in range(k):
-        weight = np.float32(1) if is_weighed else weights[at + j]
-        total = fma(rows[routes[first + j] * stride + i], weight, total)
-    return total
+def _put_combined(routes, rows, stride, how, t, i):
+    """Store value i of what token t is given, or add it; see `CombineArgs`."""
+    total, at = np.float32(0), t * how.n_weights
+    for j in range(how.k):
+        weight = np.float32(1) if how.is_weighed else how.weights[at + j]
+        total = fma(rows[routes[PLACES * how.n_most + t * how.k + j] * stride + i], weight, total)
+    if how.has_shared:
+        total = fma(how.shared[t * stride + i], how.weights[at + how.n_weights - 1], total)
+    how.y[t * stride + i] = add(how.y[t * stride + i], total) if how.adds else total
 
 
 @lane
-def _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds):
-    """Store value i of what token t is given, or add it; see `combine`."""
-    at = t * n_weights
-    total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
-    if has_shared:
-        total = fma(shared[t * stride + i], weights[at + n_weights - 1], total)
-    y[t * stride + i] = add(y[t * stride + i], total) if adds else total
-
-
-@lane
-def combine(
-    routes, rows, weights, shared, y, n_most, k, n_weights, stride, first, n, thread, n_threads, is_weighed, has_shared, adds
-):
-    """Values of y[t], n from the first on: the weighted sums of tokens' rows (places, stride), and of shared ones, or added.
-
-    Args:
-        routes: With all rows of a pass.
-        weights: (tokens, n_weights), at the end the shared row's, which may be one of the k.
-        shared, y: (tokens, stride).
-    """
-    n_tokens = quotient(routes[3 * routes[0]], k)  # the last tile ends with the last row
+def combine(routes, rows, stride, how, first, n, thread, n_threads):
+    """Values of y[t], n from the first on: the weighted sums of tokens' rows (places, stride), and of shared ones."""
+    n_tokens = quotient(routes[3 * routes[0]], how.k)  # the last tile ends with the last row
     value, end = np.int32(thread), np.int32(n * n_tokens)
     while value < end:  # a range would take more registers
         t, i = quotient(value, n), first + remainder(value, n)
-        _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds)
+        _put_combined(routes, rows, stride, how, t, i)
         value = np.int32(value + n_threads)
 
 
-@kernel("jjffff" + 7 * "i")
-def combine_rows(inputs, routes, rows, weights, shared, y, n_most, k, n_weights, stride, is_weighed, has_shared, adds):
+@kernel("jjfi", CombineArgs)
+def combine_rows(inputs, routes, rows, stride, how):
     """All values of y; see `combine`."""
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and i < stride:
-        _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds)
+        _put_combined(routes, rows, stride, how, t, i)

@@ -15,12 +15,19 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     mul,
     quotient,
+    record,
     remainder,
     together,
 )
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import put, unit_of
 
 _NONE = float("-inf")
+MergeArgs = record("MergeArgs", f="sinks gates", i="has_sinks gate_stride gate_size is_softplus")
+"""What is done beside merging.
+
+`sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. Of `gates` (tokens, gate_stride) each multiplies `gate_size`
+neighbouring values, through a softplus or sigmoid; with a size of 0 there are none.
+"""
 
 
 @lane
@@ -52,68 +59,31 @@ def merged(parts, start, n, other, n_others, dim, i, sink):
     return div(value, total)
 
 
-@lane
-def _opened(gate, is_softplus):
-    return softplus(gate) if is_softplus else sigmoid(gate)
-
-
 @together
-def merge_heads(
-    inputs,
-    t,
-    row,
-    first_head,
-    n,
-    first,
-    end,
-    other_first,
-    other_end,
-    parts,
-    sinks,
-    out,
-    quantised,
-    factors,
-    sums,
-    gates,
-    n_heads,
-    dim,
-    n_splits,
-    width,
-    has_sinks,
-    gate_stride,
-    gate_size,
-    is_softplus,
-    as_floats,
-    as_bytes,
-):
-    """Merge what two ranges of splits gave n heads of token t, as floats (tokens, width), as units, or both.
+def merge_heads(inputs, t, row, first_head, n, own, other, parts, dim, n_splits, how, to):
+    """Merge what two ranges of splits, from the first up to an end, gave n heads of token t: rows (tokens, width).
 
     Args:
         inputs: Of the pass.
-        row: Of token t among those of `parts`.
+        row: Of the first head among those of `parts`, see `attend`.
         first_head: Its first value begins a unit.
-        parts: See `attend`.
-        sinks: (n_heads,) scores with nothing to mix, if `has_sinks`.
-        gates: (tokens, gate_stride): each multiplies `gate_size` neighbouring values; 0: there are none.
+        how: See `MergeArgs`.
     """
+    (first, end), (other_first, other_end) = own, other
     i, size, step = cuda.threadIdx.x % WARP, n * dim, n_splits * (dim + 2)
     first_unit, n_warps = cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP
-    at = (row * n_heads + first_head) * step + first * (dim + 2)
+    at = row * step + first * (dim + 2)
     for j in range(WARP * first_unit + i, size, WARP * n_warps):
-        head = quotient(j, dim)
-        sink = sinks[first_head + head] if has_sinks else np.float32(_NONE)
-        value = merged(
-            parts, at + head * step, end - first, other_first - first, other_end - other_first, dim, remainder(j, dim), sink
-        )
-        parts[at + head * step + remainder(j, dim)] = value  # which no other thread reads
+        head, number = quotient(j, dim), remainder(j, dim)
+        sink = how.sinks[first_head + head] if how.has_sinks else np.float32(_NONE)
+        n_others, start = other_end - other_first, at + head * step
+        parts[start + number] = merged(parts, start, end - first, other_first - first, n_others, dim, number, sink)
     for unit in range(first_unit, (size + WARP - 1) // WARP, n_warps):  # of one loop the compiler would make three, at once
         value, j = np.float32(0), WARP * unit + i
-        to = first_head * dim + j
+        column = first_head * dim + j
         if j < size:
             value = parts[at + quotient(j, dim) * step + remainder(j, dim)]
-            if gate_size:
-                value = mul(value, _opened(gates[t * gate_stride + quotient(to, gate_size)], is_softplus))
-        if as_floats:
-            out[t * width + to] = value
-        if as_bytes:
-            quantise(value, i, quantised, factors, sums, unit_of(inputs, t, to // WARP, width // WARP))
+            if how.gate_size:
+                gate = how.gates[t * how.gate_stride + quotient(column, how.gate_size)]
+                value = mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))
+        put(value, i, to, t * to.width + column, unit_of(inputs, t, column // WARP, to.width // WARP))

@@ -19,10 +19,11 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     mul,
     quotient,
+    record,
     warp_barrier,
 )
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_TOKENS
-from augury.backends.numba_cuda.kernels.norm import moments, normed, sum_of_block
+from augury.backends.numba_cuda.kernels.norm import NormArgs, moments, normed, sum_of_block
 
 MAX_STREAMS = 8
 MAX_MIXED = 64  # streams, of those that layers begin
@@ -30,17 +31,22 @@ STREAM_THREADS = 64 if SIMULATED else 128
 _SHARES = MAX_STREAMS * (2 + MAX_STREAMS)
 _HELD = MAX_STREAMS * STREAM_THREADS
 _WARPS = THREADS // WARP
+ShareArgs = record("ShareArgs", f="coefficients scales base weights", i="n_made", r="eps post_scale post_eps")
+"""What weights of streams are made of: `coefficients` (tokens, n_made), for reading, for writing, and (n, n) for mixing.
+
+There is one of `scales` for each of these parts; `base` is (n_made,), `weights` (tokens, n_made).
+"""
 
 
 @lane
-def _share(coefficients, scales, base, at, i, n, eps, post_scale, post_eps):
+def _share(how, at, i, n):
     """What becomes of coefficient i: a gate, of which the first n are for reading and n more for writing, or a score."""
     part = min(quotient(i, n), 2)
-    value = fma(coefficients[at + i], scales[part], base[i])
+    value = fma(how.coefficients[at + i], how.scales[part], how.base[i])
     if part == 0:
-        value = add(sigmoid(value), np.float32(eps))
+        value = add(sigmoid(value), np.float32(how.eps))
     elif part == 1:
-        value = fma(sigmoid(value), np.float32(post_scale), np.float32(post_eps))
+        value = fma(sigmoid(value), np.float32(how.post_scale), np.float32(how.post_eps))
     return value
 
 
@@ -76,41 +82,24 @@ def _read(streams, start, n, size, shares, seen, y, at, first):
         seen[at + i], y[at + i] = value, np.float32(0)
 
 
-@kernel("j" + 7 * "f" + 4 * "i" + "rrr")
-def read_streams(
-    inputs,
-    streams,
-    coefficients,
-    scales,
-    base,
-    weights,
-    seen,
-    y,
-    n,
-    size,
-    n_made,
-    n_rounds,
-    eps,
-    post_scale,
-    post_eps,
-):
+@kernel("jfffiii", ShareArgs)
+def read_streams(inputs, streams, seen, y, n, size, n_rounds, shared):
     """Seen = the weighted sum of a token's streams, or without coefficients their mean; y = 0. A block takes a token.
 
     Args:
         inputs: Of the pass.
         streams: (tokens, n, size).
-        coefficients, weights: (tokens, n_made), of which these are made: for reading, for writing, and (n, n) for mixing.
-        scales: One of each of these parts.
-        base: (n_made,).
         seen, y: (tokens, size).
         n_rounds: How often rows and columns of weights for mixing are divided by their sums.
+        shared: See `ShareArgs`.
     """
+    n_made, eps = shared.n_made, shared.eps
     t, thread = cuda.blockIdx.x, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
     shares = cuda.shared.array(_SHARES, np.float32)
     for i in range(thread, n_made, THREADS):
-        shares[i] = _share(coefficients, scales, base, t * n_made, i, n, eps, post_scale, post_eps)
+        shares[i] = _share(shared, t * n_made, i, n)
     if n_made == 0 and thread < n:
         shares[thread] = div(np.float32(1), np.float32(n))
     cuda.syncthreads()
@@ -126,7 +115,7 @@ def read_streams(
             warp_barrier()
     cuda.syncthreads()
     for i in range(thread, n_made, THREADS):
-        weights[t * n_made + i] = shares[i]
+        shared.weights[t * n_made + i] = shares[i]
     _read(streams, t * n * size, n, size, shares, seen, y, t * size, thread)
 
 
@@ -185,10 +174,10 @@ def write_streams(inputs, streams, weights, y, n, size, stride, post, comb):
 
 
 @lane
-def _sum_normed(x, start, weight, size, mean, inverse, kind, first):
+def _sum_normed(x, start, norm, size, mean, inverse, first):
     total = np.float32(0)
     for i in range(first, size, THREADS):
-        total = add(total, normed(x, start + i, weight, i, size, mean, inverse, kind))
+        total = add(total, normed(x, start + i, norm, i, size, mean, inverse))
     return total
 
 
@@ -206,8 +195,8 @@ def _mix(streams, start, n, size, scores, seen, at, first):
         seen[at + i] = div(value, total)
 
 
-@kernel("jfffiiir")
-def mix_streams(inputs, streams, weight, seen, n, size, kind, eps):
+@kernel("jffii", NormArgs)
+def mix_streams(inputs, streams, seen, n, size, norm):
     """Seen = the mean of streams (n, MAX_TOKENS, size), weighed by softmax of the sums of their norms; a block a token."""
     t, thread = cuda.blockIdx.x, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
@@ -215,9 +204,9 @@ def mix_streams(inputs, streams, weight, seen, n, size, kind, eps):
     scores, parts = cuda.shared.array(MAX_MIXED, np.float32), cuda.shared.array(_WARPS, np.float32)
     for stream in range(n):
         start = (stream * MAX_TOKENS + t) * size
-        mean, inverse = moments(streams, start, size, THREADS, kind, eps, parts)
+        mean, inverse = moments(streams, start, size, THREADS, norm, parts)
         cuda.syncthreads()  # all have read what is written next
-        total = sum_of_block(_sum_normed(streams, start, weight, size, mean, inverse, kind, thread), parts)
+        total = sum_of_block(_sum_normed(streams, start, norm, size, mean, inverse, thread), parts)
         cuda.syncthreads()
         if thread == 0:
             scores[stream] = total

@@ -25,10 +25,19 @@ from augury.backends.numba_cuda.kernels.dialect import (
     load16,
     mul,
     quotient,
+    record,
     together,
 )
 from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS, TILE_UNITS, floats_of, weights_of, words_of
 
+MatrixArgs = record("MatrixArgs", w="words", f="bias", i="n_rows n_units n_steps n n_cuts has_bias", r="scale")
+"""A matrix W, or several, one below the other, each in whole tiles.
+
+Rows of W have `n_units` units in `n_steps` tiles, and `n_cuts` cuts; all of them have `n` units, in whole tiles. A product is
+scale * W x + bias, if `has_bias`. Of several matrices there is a bias and a scale of each row, if these have scales.
+"""
+SourceArgs = record("SourceArgs", w="values factors halves")
+"""Units of all tokens, see `quantise`: bytes, factors, and sums of halves; for weights that are floats, floats."""
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
 
@@ -74,17 +83,17 @@ def _quantised_unit(fmt, n_tokens):
         return read(w, n, u), number_words(w, n, u)
 
     @lane
-    def add_products(held, u, unit, n_units, x, factors, halves, rows, sums):
+    def add_products(held, u, unit, n_units, x, rows, sums):
         a, b, c, d, e, f, g, h = weights(held[0])
         of_unit = numbers(held[1], u)
         for i in range(n_tokens):
             place = rows[i] * n_units + unit
-            p, q, r, v = load16(x, 8 * place)
+            p, q, r, v = load16(x.values, 8 * place)
             low, high = dp4a(b, r, dp4a(a, p, np.int32(0))), dp4a(f, v, dp4a(e, q, np.int32(0)))
-            p, q, r, v = load16(x, 8 * place + 4)
+            p, q, r, v = load16(x.values, 8 * place + 4)
             low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
-            x_low, x_high = load8(halves, 2 * place)
-            x_factor = float_of(factors[place])
+            x_low, x_high = load8(x.halves, 2 * place)
+            x_factor = float_of(x.factors[place])
             sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, of_unit)
 
     return read_unit, add_products
@@ -98,16 +107,16 @@ def _float_unit(fmt, n_tokens):
         return w, n, u
 
     @lane
-    def add_products(held, u, unit, n_units, x, factors, halves, rows, sums):
+    def add_products(held, u, unit, n_units, x, rows, sums):
         w, n, u = held
         for i in range(4):
             a, b, c, d, e, f, g, h = eight(w, n, u, i)
             for token in range(n_tokens):
                 at = (rows[token] * n_units + unit) * 32 + 8 * i
-                p, q, r, v = load16(x, at)
+                p, q, r, v = load16(x.values, at)
                 total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
                 total = fma(d, float_of(v), fma(c, float_of(r), total))
-                p, q, r, v = load16(x, at + 4)
+                p, q, r, v = load16(x.values, at + 4)
                 total = fma(f, float_of(q), fma(e, float_of(p), total))
                 sums[token] = fma(h, float_of(v), fma(g, float_of(r), total))
 
@@ -126,9 +135,9 @@ def _of_several(read, add_products, n):
         return read_half(w, n, u), read_half(w, n, u + TILE * tiles)
 
     @lane
-    def add_both(held, u, unit, n_units, x, factors, halves, rows, sums):
-        add_half(held[0], u, unit, n_units, x, factors, halves, rows, sums)
-        add_half(held[1], u + TILE * tiles, unit + TILE_UNITS * tiles, n_units, x, factors, halves, rows, sums)
+    def add_both(held, u, unit, n_units, x, rows, sums):
+        add_half(held[0], u, unit, n_units, x, rows, sums)
+        add_half(held[1], u + TILE * tiles, unit + TILE_UNITS * tiles, n_units, x, rows, sums)
 
     return read_both, add_both
 
@@ -142,7 +151,8 @@ def sums_of(fmt, n_tokens, n_ahead):
     read_several, add_several = _of_several(read_unit, add_products, n_ahead)
 
     @lane
-    def sums_of_slice(w, n, first, n_units, begin, end, s, x, factors, halves, rows, sums):
+    def sums_of_slice(of, first, begin, end, s, x, rows, sums):
+        w, n, n_units = of.words, of.n, of.n_units
         n_groups = quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
         u, unit = first + TILE * begin, TILE_UNITS * begin + s
         if n_groups > 0:
@@ -151,11 +161,11 @@ def sums_of(fmt, n_tokens, n_ahead):
                 ahead = held
                 if i + 1 < n_groups:
                     ahead = read_several(w, n, u + TILE * n_ahead)
-                add_several(held, u, unit, n_units, x, factors, halves, rows, sums)
+                add_several(held, u, unit, n_units, x, rows, sums)
                 held = ahead
                 u, unit = u + TILE * n_ahead, unit + TILE_UNITS * n_ahead
         while unit < min(TILE_UNITS * end, n_units):
-            add_products(read_unit(w, n, u), u, unit, n_units, x, factors, halves, rows, sums)
+            add_products(read_unit(w, n, u), u, unit, n_units, x, rows, sums)
             u, unit = u + TILE, unit + TILE_UNITS
 
     return sums_of_slice
@@ -167,13 +177,13 @@ def sums_of_cut_of(fmt, n_tokens, n_ahead=None):
     add_slice = sums_of(fmt, n_tokens, 1 if fmt.is_float else n_ahead or AHEAD[n_tokens])
 
     @lane
-    def sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, rows, i, sums):
+    def sums_of_cut(of, tile, cut, n_cuts, matrix, x, rows, i, sums):
         for token in range(n_tokens):
             sums[token] = np.float32(0)
-        begin, end = cut_of(cut, n_steps, n_cuts)
-        if tile >= 0 and TILE_ROWS * tile < n_rows:
-            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
-            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, rows, sums)
+        begin, end = cut_of(cut, of.n_steps, n_cuts)
+        if tile >= 0 and TILE_ROWS * tile < of.n_rows:
+            first = (matrix * ((of.n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * of.n_steps * TILE + i
+            add_slice(of, first, begin, end, i // TILE_ROWS, x, rows, sums)
 
     return sums_of_cut
 

@@ -25,8 +25,8 @@ from augury.backends.numba_cuda.kernels.dialect import (
     together,
 )
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of
-from augury.backends.numba_cuda.kernels.matmul import PARAMETERS, put, tile_of_block, tokens_of_block
-from augury.backends.numba_cuda.kernels.sums import add_unit_of, cut_of
+from augury.backends.numba_cuda.kernels.matmul import put, tile_of_block, tokens_of_block
+from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, cut_of
 
 MATRIX_ROWS, _COLUMNS = 16, 8  # rows of weights and tokens of an instruction
 _TILES = (16, 32, 64)  # tokens that share one reading of the weights
@@ -60,20 +60,20 @@ def _products_of(fmt, n_tokens):
     nothing = (np.int32(0),) * 4
 
     @together
-    def add_products(w, n, u, v, i, place, x, factors, halves, sums):
+    def add_products(w, n, u, v, i, place, x, sums):
         """Add what a unit gives: rows u and v of it are this lane's, i // 4 of a tile's tokens, and of the sums two others."""
         a, b = fragment(w, n, u, i % 4)
         c, d = fragment(w, n, v, i % 4)
         upper, lower = numbers(number_words(w, n, u), u), numbers(number_words(w, n, v), v)
         first_words, first = index_of(8 * (place + i // 4) + 2 * (i % 4)), index_of(place + 2 * (i % 4))
         for tile in range(n_tokens // _COLUMNS):
-            p, q = load8(x, first_words + 8 * _COLUMNS * tile)
+            p, q = load8(x.values, first_words + 8 * _COLUMNS * tile)
             at = first + _COLUMNS * tile
             if has_two_scales:
                 low, high = mma16(a, c, p), mma16(b, d, q)
             else:
                 low, high = mma32(a, c, b, d, p, q), nothing
-            add_four(sums, 4 * tile, low, high, load16(halves, 2 * at), load8(factors, at), upper, lower)
+            add_four(sums, 4 * tile, low, high, load16(x.halves, 2 * at), load8(x.factors, at), upper, lower)
 
     return add_products
 
@@ -84,29 +84,12 @@ def _multiply(fmt, n_tokens):
     n_totals = SLICES * n_of_slice
     find = tile_of_block if n_tokens == MATRIX_TILE else tokens_of_block  # which takes fewer registers
 
-    @kernel(PARAMETERS + "i", name=f"multiply_{fmt.name}_matrix_{n_tokens}", most_registers=_REGISTERS[n_tokens])
-    def multiply(
-        inputs,
-        w,
-        x,
-        factors,
-        halves,
-        bias,
-        y,
-        n_rows,
-        n_units,
-        n_steps,
-        n,
-        n_cuts,
-        stride,
-        column,
-        has_bias,
-        mode,
-        which,
-        scale,
-        n_apart,
-    ):
+    name = f"multiply_{fmt.name}_matrix_{n_tokens}"
+
+    @kernel("j", MatrixArgs, SourceArgs, "fiiiii", name=name, most_registers=_REGISTERS[n_tokens])
+    def multiply(inputs, w, x, y, stride, column, mode, which, n_apart):
         """See `matmul`; units for the same weights are those of `n_apart` rows of x."""
+        n_rows, n_steps, n_cuts = w.n_rows, w.n_steps, w.n_cuts
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
         if first >= n_wanted:
             return
@@ -127,9 +110,9 @@ def _multiply(fmt, n_tokens):
             begin, end = cut_of(cut, n_steps, n_cuts)
             unit = TILE_UNITS * begin + s
             u, v = np.uint32(upper + TILE_ROWS * unit), np.uint32(lower + TILE_ROWS * unit)
-            place, end = np.uint32(unit * n_apart + t), np.uint32(min(n_units, TILE_UNITS * end) * n_apart)
+            place, end = np.uint32(unit * n_apart + t), np.uint32(min(w.n_units, TILE_UNITS * end) * n_apart)
             while place < end:  # all of 32 bits, which a range would not be
-                add_products(w, n, u, v, i, place, x, factors, halves, sums)
+                add_products(w.words, w.n, u, v, i, place, x, sums)
                 u, v, place = np.uint32(u + TILE), np.uint32(v + TILE), np.uint32(place + TILE_UNITS * n_apart)
             for turn in range(n_groups):
                 if turn == group and cut < n_cuts:
@@ -144,7 +127,7 @@ def _multiply(fmt, n_tokens):
             token = first - (first & 1) + 8 * (j // 4) + 2 * (i % 4) + j % 2
             if row < n_rows and first <= token < n_wanted:
                 total = _tree(totals, at, n_of_slice)
-                put(y, token * stride + column + row, total, bias, matrix * n_rows + row, has_bias, mode, scale)
+                put(y, token * stride + column + row, total, w, matrix * n_rows + row, mode)
 
     return multiply
 

@@ -7,47 +7,19 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, put_rows
-from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.matmul import MOST_STAGED, STORE, put_rows
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, sums_of_cut_of
 
 MOST_REGISTERS = {4: 112}  # by tokens: so that 16 warps have room, where the compiler takes 128 for 8.0 if left to itself
 
 
 def _multiply_two(fmt, other, n_tokens):
     sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
-    n_staged = MOST_CUTS * WARP * n_tokens
+    n_staged = MOST_STAGED * n_tokens
+    name, most_registers = f"multiply_{fmt.name}_{other.name}_{n_tokens}", MOST_REGISTERS.get(n_tokens)
 
-    @kernel(
-        "jwwwiiii" + 2 * "wffiiiir",
-        name=f"multiply_{fmt.name}_{other.name}_{n_tokens}",
-        most_registers=MOST_REGISTERS.get(n_tokens),
-    )
-    def multiply_two(
-        inputs,
-        x,
-        factors,
-        halves,
-        n_units,
-        n_steps,
-        stride,
-        n_blocks,
-        w,
-        bias,
-        y,
-        n_rows,
-        n,
-        n_cuts,
-        has_bias,
-        scale,
-        other_w,
-        other_bias,
-        other_y,
-        other_rows,
-        other_n,
-        other_cuts,
-        other_has_bias,
-        other_scale,
-    ):
+    @kernel("j", SourceArgs, "ii", *2 * (MatrixArgs, "f"), name=name, most_registers=most_registers)
+    def multiply_two(inputs, x, stride, n_blocks, w, y, other_w, other_y):
         """Multiply the same rows by two matrices of different types, as `multiply` does, one after the other.
 
         The first `n_blocks` blocks multiply by W, the others by the other matrix; rows of products, which begin with y and
@@ -56,27 +28,28 @@ def _multiply_two(fmt, other, n_tokens):
         t, block, is_other = cuda.blockIdx.y * n_tokens, cuda.blockIdx.x, cuda.blockIdx.x >= n_blocks
         if t >= inputs[N_TOKENS]:
             return
+        words, bias, n_rows, n_units, n_steps, n, n_cuts, has_bias, scale = w
         if is_other:
-            block, w, bias, y, n_rows, n = block - n_blocks, other_w, other_bias, other_y, other_rows, other_n
-            n_cuts, has_bias, scale = other_cuts, other_has_bias, other_scale
-        thread = cuda.threadIdx.x
-        i = thread % WARP
-        warp = block * (cuda.blockDim.x // WARP) + thread // WARP
+            words, bias, n_rows, _, _, n, n_cuts, has_bias, scale = other_w  # whose rows are as long
+            block, y = block - n_blocks, other_y
+        own = MatrixArgs(words, bias, n_rows, n_units, n_steps, n, n_cuts, has_bias, scale)
+        i = cuda.threadIdx.x % WARP
+        warp = block * (cuda.blockDim.x // WARP) + cuda.threadIdx.x // WARP
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, np.int64)
         for token in range(n_tokens):
             rows[token] = t + token
         if is_other:
-            sums_of_other(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, rows, i, sums)
+            sums_of_other(own, tile, cut, n_cuts, 0, x, rows, i, sums)
         else:
-            sums_of_one(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, rows, i, sums)
+            sums_of_one(own, tile, cut, n_cuts, 0, x, rows, i, sums)
         staged = cuda.shared.array(n_staged, np.float32)
         if n_cuts > 1:
             add_cuts(sums, staged, cut, n_cuts, n_tokens)
         if cut > 0:
             return
         slice_sums(sums, n_tokens)
-        put_rows(sums, n_tokens, tile, i, n_rows, t, inputs[N_TOKENS], y, stride, 0, bias, 0, has_bias, STORE, scale)
+        put_rows(sums, n_tokens, tile, own, 0, t, inputs[N_TOKENS], y, stride, 0, STORE)
 
     return multiply_two
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
-from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, AttendArgs, ChoiceArgs
+from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.heads import MAX_DIM, prepare_heads
+from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
-from augury.backends.numba_cuda.tape import norm_kind, splits_of, tokens_of
+from augury.backends.numba_cuda.tape import splits_of, tokens_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, ChooseBlocks, PrepareHeads
@@ -48,19 +49,19 @@ class Heads:
 def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads], *, lag: int = 0) -> None:
     """Write what becomes of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
     roles, steps = ("q", "k", "v")[heads[0].cache is not None :], heads[0].steps
+    n = dict(zip(roles, (each.n for each in heads), strict=False))
     arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": lag}
-    arguments |= {"head_dim": heads[0].dim, "value_dim": heads[-1].dim, "is_rope_first": steps.is_rope_first}
-    arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, **turned(tape.weights, steps.rope, n_ctx)}
-    arguments |= {"keys_kept_as": NOT_KEPT, "values_kept_as": NOT_KEPT}
+    arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, "is_rope_first": steps.is_rope_first}
+    arguments |= {"heads": HeadsArgs(n.get("q", 0), n.get("k", 0), heads[0].dim, heads[-1].dim)}
+    arguments |= {
+        "turn": turned(tape.weights, steps.rope, n_ctx),
+        **dict.fromkeys(("keys", "values"), StoreArgs(kept_as=NOT_KEPT)),
+    }
     for role, each in zip(roles, heads, strict=False):
-        if role != "v":
-            arguments["n_heads" if role == "q" else "n_kv_heads"] = each.n
-        if (norm := each.steps.norm) is not None:
-            arguments |= {f"{role}_norm": tape.weights.norm(norm, each.n), f"{role}_kind": norm_kind(norm)}
-            arguments[f"{role}_eps"] = norm.eps
+        if each.steps.norm is not None:
+            arguments[role] = tape.weights.norm_arguments(each.steps.norm, each.n)
         if (cache := each.cache) is not None:
-            name = "key" if role == "k" else "value"
-            arguments |= {f"{name}_codes": cache.codes, f"{name}_halves": cache.halves, f"{name}s_kept_as": cache.number}
+            arguments["keys" if role == "k" else "values"] = StoreArgs(cache.codes, cache.halves, cache.number)
         arguments |= sharpened(tape.weights, each.steps.temperature, n_ctx)
     tape.launch(prepare_heads, (sum(each.n for each in heads), tape.size.n_tokens), WARP, **arguments)
 
@@ -124,43 +125,45 @@ class AttendEmitter(OperationEmitter):
         """See `OperationEmitter.emit`."""
         attend, keys, values, blocks, n_splits = self.operation, self._keys, self._values, self._blocks, tape.size.n_splits
         n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
-        rows, choice = self.layout.rows(attend.queries, tape), {} if attend.choice is None else tape.choice
+        rows, choice = self.layout.rows(attend.queries, tape), ChoiceArgs() if attend.choice is None else tape.choice
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
         arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
         arguments |= {"head_dim": self._head_dim, "value_dim": self._value_dim, "n_splits": n_splits + n_pooled}
         arguments |= {"window": min(window or 0, FOREVER), "chunk": min(attend.chunk or 0, FOREVER)}
-        arguments["parts"] = tape.buffers["parts of attention"]
+        arguments |= {"parts": tape.buffers["parts of attention"], "counters": tape.buffers["counters"]}
         if attend.slopes is not None:
             slopes = tape.weights.constant(("slopes", attend.slopes), lambda: np.array(attend.slopes, np.float32))
             arguments |= {"slopes": slopes, "has_slopes": True}
-        own: Arguments = {"pool": 1, **_planes(keys, values), **({} if blocks else choice)}
-        launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, own)]
+        own = AttendArgs(**arguments, pool=1)
+        read: Arguments = {"keys": _planes(keys), "values": _planes(values), "choice": ChoiceArgs() if blocks else choice}
+        launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, own, read)]
         if blocks is not None and attend.pooled is not None:
             cache = self.scope.cache(attend.pooled)
-            pooled: Arguments = {"pool": blocks.size, "first_split": n_splits, **_planes(cache, cache), **choice}
-            pooled |= {"block_size": 1} if choice else {}  # not of positions, but of blocks
-            launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, pooled))
-        launches[-1][2].update(self._merged(tape))
+            pooled = AttendArgs(**arguments, pool=blocks.size, first_split=n_splits)
+            if choice.block_size:
+                choice = choice._replace(block_size=1)  # not of positions, but of blocks
+            read = {"keys": _planes(cache), "values": _planes(cache), "choice": choice}
+            launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, pooled, read))
+        read |= self._merged(tape)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
-            for kernel, n_blocks, more in launches:
-                tape.launch(kernel, (n_blocks, attend.n_heads, n), ATTEND_THREADS, first_token=first, **arguments, **more)
+            for kernel, n_blocks, how, more in launches:
+                grid = (n_blocks, attend.n_heads, n)
+                tape.launch(kernel, grid, ATTEND_THREADS, how=how._replace(first_token=first), **more)
 
     def _merged(self, tape: Tape) -> Arguments:
         """The arguments of the launch that merges what splits give."""
-        operation, sinks = self.operation, self.operation.sinks
-        arguments: Arguments = {"counters": tape.buffers["counters"], **self.layout.operand(operation.out, tape).arguments}
+        operation, sinks, arguments = self.operation, self.operation.sinks, dict[str, Any]()
         if sinks is not None:
-            arguments |= {"sinks": tape.weights.vector(sinks), "has_sinks": True}
+            arguments = {"sinks": tape.weights.vector(sinks), "has_sinks": True}
         if isinstance(operation, AttendGated):
             gates = self.layout.rows(operation.gates, tape)
             arguments |= {"gates": gates.at, "gate_stride": gates.width, "is_softplus": operation.kind is GateKind.SOFTPLUS}
             arguments["gate_size"] = operation.out.width // operation.gates.width
-        return arguments
+        return {"merge": MergeArgs(**arguments), "to": self.layout.operand(operation.out, tape).target}
 
 
-def _planes(keys: Cache, values: Cache) -> Arguments:
-    planes: Arguments = {"keys": keys.codes, "key_halves": keys.halves}
-    return {**planes, "values": values.codes, "value_halves": values.halves}
+def _planes(cache: Cache) -> Any:
+    return CacheArgs(cache.codes, cache.halves)
 
 
 def check_dim(what: str, dim: int) -> None:
@@ -182,13 +185,13 @@ def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(n, n_tokens - first)
 
 
-def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Arguments:
-    """The arguments of kernels for a rope: cosines and sines, how many pairs, where they begin, whether they are neighbours."""
+def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Any:
+    """What kernels are told of a rope."""
     if rope is None:
-        return {}
+        return TurnArgs()
     key = ("turns", rope.frequencies.tobytes(), rope.magnitude)
     turns = weights.constant(key, lambda: rope.turns(n_ctx).swapaxes(1, 2).astype(np.float32))
-    return {"turns": turns, "n_pairs": len(rope.frequencies), "offset": rope.offset, "is_interleaved": rope.is_interleaved}
+    return TurnArgs(turns, len(rope.frequencies), rope.offset, rope.is_interleaved)
 
 
 def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> Arguments:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT
+from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs
+from augury.backends.numba_cuda.kernels.cells import CacheArgs
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
@@ -64,11 +65,11 @@ class ChooseEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
         operation, layout, n_blocks, n_tokens = self.operation, self.layout, self._n_blocks, tape.size.n_tokens
-        tape.choice = {}
+        tape.choice = ChoiceArgs()
         if operation.queries is None:
             return
         rows, keys = layout.rows(operation.queries, tape), self._keys
-        arguments: Arguments = {"stride": rows.width, "keys": keys.codes, "halves": keys.halves, "dim": keys.dim}
+        arguments: Arguments = {"stride": rows.width, "keys": CacheArgs(keys.codes, keys.halves), "dim": keys.dim}
         arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[_CHOSEN], "n_chosen": operation.n_chosen}
         arguments |= {"size": operation.size, "length": self.scope.options.n_ctx, "n_blocks": n_blocks}
         if isinstance(operation, Choose) and self._is_by_head:
@@ -84,8 +85,8 @@ class ChooseEmitter(OperationEmitter):
                     raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
                 scored |= {"shares": column - start, "share": layout.scale(operation.weights)}
             tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
-        tape.choice = {"chosen": tape.buffers[_CHOSEN], "block_size": operation.size}
-        tape.choice |= {"chosen_stride": self._n_lists * n_blocks, "group_stride": n_blocks if self._n_lists > 1 else 0}
+        group_stride = n_blocks if self._n_lists > 1 else 0
+        tape.choice = ChoiceArgs(tape.buffers[_CHOSEN], operation.size, self._n_lists * n_blocks, group_stride)
 
 
 class PoolEmitter(OperationEmitter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.kernels import experts, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
+from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.rows import Operand
-    from augury.backends.numba_cuda.weights import Matrix
 
 __all__ = ["GATINGS", "OPERATIONS"]
 
@@ -59,10 +58,10 @@ class ChooseExpertsEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
-        tape.launch(experts.route, (1,), THREADS, **self.arguments(tape))
+        tape.launch(experts.route, (1,), THREADS, how=self.arguments(tape))
 
-    def arguments(self, tape: Tape) -> Arguments:
-        """The arguments of kernels; leaves the routes to their readers."""
+    def arguments(self, tape: Tape) -> Any:
+        """What kernels are told; leaves the routes to their readers."""
         operation, router, buffers = self.operation, self.operation.router, tape.buffers
         logits, n_experts = self.layout.rows(operation.logits, tape), router.logits.n_out
         is_joined = bool(operation.joined) and tape.weights.join(operation.joined)
@@ -70,11 +69,7 @@ class ChooseExpertsEmitter(OperationEmitter):
         tile = self._tile(tape, tape.size.n_tokens * k)
         n_tiles = min(tape.size.n_tokens * k, n_experts + is_joined + tape.size.n_tokens * k // tile)
         tape.tiles[operation.out] = Tiles(buffers["routes"], n_tiles, tile, n_most, k)
-        arguments: Arguments = {
-            "logits": logits.at,
-            "width": logits.width,
-            "values": buffers["scores of experts"],
-        }
+        arguments: Arguments = {"logits": logits.at, "width": logits.width, "values": buffers["scores of experts"]}
         arguments |= {"weights": buffers["weights of experts"], "routes": buffers["routes"], "n_most": n_most}
         arguments |= {"n_experts": n_experts, "k": router.n_used, "gating": GATINGS[router.gating]}
         arguments |= {"is_normalised": router.is_normalised, "n_groups": router.n_groups, "n_alike": router.n_alike}
@@ -84,7 +79,7 @@ class ChooseExpertsEmitter(OperationEmitter):
             arguments |= {"bias": tape.weights.vector(router.bias), "has_bias": True}
         if router.token_experts is not None:
             arguments |= {"table": tape.weights.integers(router.token_experts), "has_table": True}
-        return arguments
+        return experts.RouteArgs(**arguments)
 
     def _tile(self, tape: Tape, n_rows: int) -> int:
         """How many of a pass's rows share a reading of an expert's weights: as many as it is likely to have.
@@ -131,16 +126,9 @@ class MultiplyAndChooseEmitter(OperationEmitter):
         n_warps = max(WARPS, matrix.n_cuts)
         n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
         grid = (n_blocks, -(-tape.size.n_tokens // at_once))
-        product = self._product(tape, matrix) | {"n_blocks": n_blocks}
-        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, **self._choice.arguments(tape), **product)
-
-    def _product(self, tape: Tape, matrix: Matrix) -> Arguments:
-        x = self.layout.operand(self._multiply.operation.x, tape)
-        sizes = {"n_rows": matrix.n_rows, "n_units": matrix.n_units, "n_steps": matrix.n_steps, "n": matrix.n}
-        arguments: Arguments = {"w": matrix.words, "x": x.floats, "counters": tape.buffers["counters"], **sizes}
-        if matrix.bias is not None:
-            arguments |= {"product_bias": matrix.bias, "has_product_bias": HAS_BIAS}
-        return arguments | {"n_cuts": matrix.n_cuts, "product_scale": matrix.scale}
+        product: Arguments = {"w": matrix.arguments, "counters": tape.buffers["counters"], "n_blocks": n_blocks}
+        product["x"] = self.layout.operand(multiply.x, tape).source(is_float=True)
+        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, how=self._choice.arguments(tape), **product)
 
 
 class SharedExpertEmitter(OperationEmitter):
@@ -205,17 +193,17 @@ class FeedExpertsEmitter(OperationEmitter):
             activate(tape, gate, rows, ups, hidden, size, per_token=k, n_apart=tiles.n_apart)
         to, rows = layout.rows(operation.out, tape), Rows(tape.buffers["experts' rows"], block.down.n_out)
         combined: Arguments = {"weights": weights, "n_weights": block.router.n_used + 1}
-        combined |= {"is_weighed": block.weighs_input, "adds": to is tape.x}
+        combined |= {"is_weighed": block.weighs_input, "adds": to is tape.x, "y": to.at}
         if self._other is not None and k == block.router.n_used:
             combined |= {"shared": layout.rows(self._other, tape).at, "has_shared": True}
-        tape.multiply_combined(hidden, block.down, rows, tiles, to.at, **combined)
+        tape.multiply_combined(hidden, block.down, rows, tiles, **combined)
 
     def _gather(self, tape: Tape, x: Operand, to: Operand, tiles: Tiles) -> None:
         """Write that a row is copied for each of its experts."""
         k, grid = tiles.per_token, (warps_of(units_of(x.width)), tape.size.n_tokens * tiles.per_token)
         how = {"n_most": tiles.n_most, "k": k, "n_apart": tiles.n_apart, "has_weights": self._block.weighs_input}
         places = {"x": x.floats, "weights": tape.buffers["weights of experts"], "routes": tiles.at}
-        tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **how, **to.arguments)
+        tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **how, to=to.target)
 
 
 class AddWeighedEmitter(OperationEmitter):

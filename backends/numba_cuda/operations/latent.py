@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels.cells import CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
-from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
+from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT, LatentArgs
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
-from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, splits_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Tape, splits_of, warps_of
 from augury.errors import UnsupportedError
 from augury.lowering import MultiplyHeads, PrepareLatents
 
@@ -62,12 +64,11 @@ class PrepareLatentsEmitter(OperationEmitter):
         arguments: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
         arguments |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
         arguments |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
-        arguments |= {"codes": cache.codes, "halves": cache.halves, "kept_as": cache.number}
-        for name, norm in (("latent", operation.norm), ("turned", operation.turned_norm)):
-            if norm is not None:
-                arguments |= {f"{name}_norm": weights.norm(norm), f"{name}_kind": norm_kind(norm), f"{name}_eps": norm.eps}
-        grid = (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens)
-        tape.launch(prepare_latents, grid, WARP, **arguments, **turned(weights, operation.rope, n_ctx), **to.arguments)
+        arguments |= {"cache": StoreArgs(cache.codes, cache.halves, cache.number), "to": to.target}
+        arguments |= {"latent": weights.norm_arguments(operation.norm), "turn": turned(weights, operation.rope, n_ctx)}
+        if operation.turned_norm is not None:
+            arguments["turned"] = weights.norm_arguments(operation.turned_norm)
+        tape.launch(prepare_latents, (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens), WARP, **arguments)
         if keys.n_in:
             tape.multiply_tiles(to, [keys], Rows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
 
@@ -107,18 +108,16 @@ class AttendLatentsEmitter(OperationEmitter):
         if attend.sinks is not None:
             common |= {"sinks": weights.vector(attend.sinks), "has_sinks": True}
         arguments: Arguments = {"absorbed": self._absorbed(tape), "heads": rows.at, "stride": rows.width, "length": n_ctx}
-        arguments |= {"words": cache.codes, "halves": cache.halves, "dim": cache.dim, "n_latent": self._n_latent}
+        arguments |= {"dim": cache.dim, "n_latent": self._n_latent, "head_dim": operation.queries.width // n_heads}
         arguments |= {"counters": tape.buffers["counters"], "scale": attend.scale}
-        arguments["head_dim"] = operation.queries.width // n_heads
-        if attend.choice is not None:
-            arguments |= {name: each for name, each in tape.choice.items() if name != "group_stride"}  # of all heads
-        arguments |= {"unit_factors": to.factors, "unit_sums": to.sums, "out": to.floats, "quantised": to.quantised}
-        arguments |= {"as_floats": to.as_floats, "as_bytes": to.as_bytes, "width": to.width if is_merged else 0}
-        arguments |= turned(weights, prepare.rope, n_ctx) | sharpened(weights, prepare.temperature, n_ctx)
+        arguments |= sharpened(weights, prepare.temperature, n_ctx)
+        read: Arguments = {"cache": CacheArgs(cache.codes, cache.halves), "turn": turned(weights, prepare.rope, n_ctx)}
+        read |= {"to": to.target if is_merged else TargetArgs()} | ({} if attend.choice is None else {"choice": tape.choice})
         kernel, n_blocks = ATTEND_LATENT[cache.kept_as, n_rows], -(-n_heads // (HEADS * n_rows))
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             common["first_token"] = first
-            tape.launch(kernel, (n_splits, n_blocks, n), LATENT_THREADS, **arguments, **common)
+            how = LatentArgs(**arguments, **common)
+            tape.launch(kernel, (n_splits, n_blocks, n), LATENT_THREADS, how=how, **read)
             if not is_merged:
                 _emit_rows(tape, merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
 
@@ -167,7 +166,7 @@ def _buffers(matrices: Matrices) -> dict[str, int]:
 def _emit_rows(tape: Tape, kernel: Kernel, to: Operand, n_rows: int, **arguments: Pointer | float) -> None:
     """Write a kernel that makes an operand of some rows."""
     grid = (warps_of(units_of(to.width)), n_rows)
-    tape.launch(kernel, grid, WARP * WARPS, **{"n": tape.size.n_tokens, **arguments}, **to.arguments)
+    tape.launch(kernel, grid, WARP * WARPS, **{"n": tape.size.n_tokens, **arguments}, to=to.target)
 
 
 def _tiles_of(tape: Tape, n_heads: int) -> Tiles:

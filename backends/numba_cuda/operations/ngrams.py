@@ -14,7 +14,6 @@ from augury.backends.numba_cuda.operations.recurrence import convolve
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.state import State
-from augury.backends.numba_cuda.tape import norm_kind
 from augury.blocks import Convolution
 from augury.errors import UnsupportedError
 from augury.lowering import GateStreams, LookUpNgrams
@@ -82,9 +81,9 @@ class GateStreamsEmitter(OperationEmitter):
         if any(rows[name].width != value.width for name, value in values.items()):
             raise UnsupportedError("streams of n-grams that share rows with other values; use backend reference")
         arguments: Arguments = {name: each.at for name, each in rows.items()}
-        for prefix, norm in (("key_", operation.key_norm), ("query_", operation.query_norm), ("", operation.norm)):
-            arguments |= {f"{prefix}weight": tape.weights.norm(norm, n), f"{prefix}kind": norm_kind(norm)}
-            arguments[f"{prefix}eps"] = norm.eps
+        arguments |= {
+            name: tape.weights.norm_arguments(getattr(operation, name), n) for name in ("key_norm", "query_norm", "norm")
+        }
         tape.launch(give, (tape.size.n_tokens, n), THREADS, n=n, size=size, **arguments)
 
 

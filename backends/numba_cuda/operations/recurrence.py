@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
-from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, convolve as kernel
+from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, ConvolveArgs, StepArgs, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
+from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.state import State
@@ -42,8 +44,7 @@ def convolve(
     gates: Sequence[Rows] = (),
     has_silu: bool = False,
     to: Operand | None = None,
-    n_steps: int = 0,
-    steps: Arguments | None = None,
+    steps: Any = StepArgs(),  # noqa: B008 - a tuple
 ) -> None:
     """Write a convolution.
 
@@ -57,21 +58,19 @@ def convolve(
         gates: What inputs and outputs are multiplied with, if anything, in rows as far apart as the inputs.
         has_silu: Whether outputs go through SiLU.
         to: Where outputs go as well, as matrices read them.
-        n_steps: How many decays are made beside it, in rows of y.
-        steps: The kernel's arguments for these.
+        steps: What kernels are told of decays that are made beside it, in rows of y.
     """
     arguments: Arguments = {"taps": taps or tape.weights.taps(conv), "size": conv.state.shape[0] + 1}
     arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}
-    arguments |= {"n_channels": conv.n_channels, "has_silu": has_silu, "n_steps": n_steps, **(steps or {})}
+    arguments |= {"n_channels": conv.n_channels, "has_silu": has_silu, "x_stride": x.width, "y_stride": y.width}
     if gates:
         arguments |= {"gate_in": gates[0].at, "gate_out": gates[1].at, "has_gates": True}
     if conv.bias is not None:
         arguments |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
-    if to is not None:
-        arguments |= to.arguments
-    n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, n_steps))
-    grid, rows = (n_blocks, min(tape.size.n_tokens, state.n_slots)), {"x": x.at, "y": y.at}
-    tape.launch(kernel, grid, CONVOLVE_THREADS, **rows, x_stride=x.width, y_stride=y.width, **arguments)
+    n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
+    how, target = ConvolveArgs(x=x.at, y=y.at, **arguments), TargetArgs() if to is None else to.target
+    grid = (n_blocks, min(tape.size.n_tokens, state.n_slots))
+    tape.launch(kernel, grid, CONVOLVE_THREADS, how=how, to=target, steps=steps)
 
 
 class ConvolveEmitter(OperationEmitter):
@@ -95,9 +94,9 @@ class ConvolveEmitter(OperationEmitter):
         """See `OperationEmitter.emit_states`."""
         self._convolve(tape, is_state_alone=True)
 
-    def _steps(self, tape: Tape) -> tuple[int, Arguments]:  # noqa: ARG002 - for those with some
-        """How many decays are made beside it, and the kernel's arguments for these."""
-        return 0, {}
+    def _steps(self, tape: Tape) -> Any:  # noqa: ARG002 - for those with some
+        """What kernels are told of decays that are made beside it."""
+        return StepArgs()
 
     def _convolve(self, tape: Tape, *, is_state_alone: bool) -> None:
         convolution, layout = self.operation, self.layout
@@ -107,7 +106,6 @@ class ConvolveEmitter(OperationEmitter):
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
             raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
         to = layout.operand(convolution.out, tape) if layout.is_operand(convolution.out) and not is_state_alone else None
-        n_steps, steps = self._steps(tape)
         convolve(
             tape,
             self._conv,
@@ -118,8 +116,7 @@ class ConvolveEmitter(OperationEmitter):
             gates=gates,
             has_silu=convolution.has_silu,
             to=to,
-            n_steps=n_steps,
-            steps=steps,
+            steps=self._steps(tape),
         )
 
 
@@ -132,13 +129,11 @@ class ConvolveAndDecayEmitter(ConvolveEmitter):
         self._decay = both["decay"]
         super().__init__(both["convolution"], scope)
 
-    def _steps(self, tape: Tape) -> tuple[int, Arguments]:
+    def _steps(self, tape: Tape) -> Any:
         decay, layout = self._decay, self.layout
         assert decay.dt is not None and decay.a is not None  # noqa: PT018
         t, step_at = layout.rows(decay.t, tape), layout.row(decay.out[0])[1] - layout.row(self.operation.out)[1]
-        steps: Arguments = {"ends": t.at, "ends_stride": t.width, "step_at": step_at}
-        steps |= {"dt": tape.weights.vector(decay.dt), "a": tape.weights.vector(decay.a)}
-        return decay.t.width, steps
+        return StepArgs(t.at, tape.weights.vector(decay.dt), tape.weights.vector(decay.a), t.width, decay.t.width, step_at)
 
 
 def _column(first: Rows, other: Rows) -> int:
@@ -162,8 +157,8 @@ class DecayEmitter(OperationEmitter):
             arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
         if decay.b is not None:
             arguments["betas_at"] = _column(t, layout.rows(decay.b, tape))
-        rows = _begin(tape, layout, decay.out, heads)
-        tape.launch(recurrent_ends.decay, (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), WARP, **rows, **arguments)
+        arguments |= _begin(tape, layout, decay.out, heads)
+        tape.launch(recurrent_ends.decay, (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), WARP, **arguments)
 
 
 class DecayByKeyEmitter(OperationEmitter):
@@ -213,12 +208,10 @@ class ScaleAndDecayEmitter(OperationEmitter):
 def _begin(tape: Tape, layout: Layout, out: tuple[Value, ...], heads: ScaleToLength | None) -> Arguments:
     """The rows that kernels of decays write to, which begin with heads if there are such, and the columns of decays."""
     rows = layout.rows(out[0] if heads is None else heads.x, tape)
-    names = ("decay_at", "beta_at")
-    columns: Arguments = {name: _column(rows, layout.rows(value, tape)) for name, value in zip(names, out, strict=False)}
-    if heads is not None:
-        columns |= {"n_units": _n_units(heads), "n_scaled": heads.n_scaled, "unit_size": heads.size}
-        columns |= {"eps": heads.eps, "scale": heads.scale}
-    return {"rows": rows.at, "stride": rows.width, **columns}
+    to = DecayArgs(rows.at, rows.width, *(_column(rows, layout.rows(value, tape)) for value in out))
+    if heads is None:
+        return {"to": to}
+    return {"to": to, "heads": LengthArgs(_n_units(heads), heads.n_scaled, heads.size, heads.eps, heads.scale)}
 
 
 def _n_units(heads: ScaleToLength | None) -> int:
@@ -264,21 +257,20 @@ class RecurEmitter(OperationEmitter):
             arguments["table"] = tape.weights.flat(recur.a.weight, shape, columns=recurrence.COLUMNS)
         steps = {"step_at": layout.row(recur.betas if recur.decays is None else recur.decays)[1], "n_steps": _n_steps(recur)}
         grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, min(tape.size.n_tokens, state.n_slots))
-        kernel = recurrence.RECUR[kind, heads.has_delta]
-        tape.launch(kernel, grid, WARP, x=row.at, stride=row.width, **steps, **arguments)
+        how = recurrence.RecurArgs(x=row.at, stride=row.width, **steps, **arguments)
+        tape.launch(recurrence.RECUR[kind, heads.has_delta], grid, WARP, how=how)
 
     def emit_states(self, tape: Tape) -> None:
         """See `OperationEmitter.emit_states`."""
         self.emit(tape)
 
-    def kept(self, tape: Tape) -> Arguments:
-        """The arguments of `gate_groups` for inputs of drafted tokens, which are kept aside."""
+    def kept(self, tape: Tape) -> Any:
+        """What `gate_groups` is told of inputs of drafted tokens, which are kept aside."""
         recur, layout = self.operation, self.layout
         row, n_keys = layout.whole_row(recur.keys, tape), recur.keys.width
         step_at = layout.row(recur.betas if recur.decays is None else recur.decays)[1]
-        rows: Arguments = {"x": row.at, "stride": row.width, "key_at": layout.row(recur.keys)[1], "step_at": step_at}
-        sizes = {"n_keys": n_keys, "n_kept": n_keys + _n_steps(recur), "n_aside": self.state.n_aside}
-        return {**rows, **sizes, "aside": self.state.aside}
+        columns = (layout.row(recur.keys)[1], n_keys, step_at)
+        return FedArgs(row.at, self.state.aside, row.width, *columns, self.state.n_aside, n_keys + _n_steps(recur))
 
 
 def _n_steps(recur: Recur) -> int:
@@ -321,11 +313,11 @@ class GateEmitter(OperationEmitter):
             values = layout.rows(operation.values, tape)
             arguments |= {"values": values.at, "values_stride": values.width, "skip": _skip(operation.skip, size, tape)}
             arguments["has_skip"] = True
-        to = layout.operand(operation.out, tape).arguments
-        out = {name: each for name, each in to.items() if name != "as_floats"}
-        kept = {"n_aside": 1} if self.recurrence is None else self.recurrence.kept(tape)
+        to, fed = layout.operand(operation.out, tape).target, FedArgs(n_aside=1)
+        if self.recurrence is not None:
+            fed = self.recurrence.kept(tape)
         grid = (tape.size.n_tokens, -(-n_groups // per_block))
-        tape.launch(recurrent_ends.gate_groups, grid, THREADS, **arguments, **out, **kept)
+        tape.launch(recurrent_ends.gate_groups, grid, THREADS, how=GroupsArgs(**arguments), to=to, fed=fed)
 
 
 def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:

@@ -214,11 +214,12 @@ def activate(
     """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
     arguments: Arguments = {"rows": gates.at, "stride": gates.width, "size": size, "per_token": per_token, "n_apart": n_apart}
     if ups is not None:
-        arguments |= {"ups": ups.at, "up_stride": ups.width, "has_up": True}
+        arguments |= {"ups": ups.at, "up_stride": ups.width}
     if divisors is not None:
         arguments |= {"divisors": tape.weights.vector(divisors), "has_divisors": True}
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
-    tape.launch(kernels.gate, grid, WARP * WARPS, kind=gate.number, **arguments, **gate.arguments, **to.arguments)
+    how = gate.arguments(has_up=ups is not None)
+    tape.launch(kernels.gate, grid, WARP * WARPS, how=how, to=to.target, **arguments)
 
 
 def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:

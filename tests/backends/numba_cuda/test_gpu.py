@@ -131,7 +131,7 @@ class Driver:
             value = C_TYPES.get(kind, ctypes.c_uint64).from_address(place).value
             arguments.append(self.view(value).view(ELEMENTS[kind]) if kind in ELEMENTS else value)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        simulator.run(kernel.function, grid, config.blockDimX, arguments)
+        simulator.run(kernel.function, grid, config.blockDimX, kernel.grouped(arguments))
 
     def view(self, address):
         """The memory from an address on, in the allocation that has it."""

@@ -7,12 +7,14 @@ from oracles.cuda_products import in_order
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.activation import NUMBERS
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
-from augury.backends.numba_cuda.kernels.cells import TYPES
+from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, AttendArgs, ChoiceArgs
+from augury.backends.numba_cuda.kernels.cells import TYPES, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.gate import gate
-from augury.backends.numba_cuda.kernels.heads import prepare_heads
+from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
+from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -97,11 +99,14 @@ def test_attention_over_several_splits(name):
         sums=np.zeros((n, width // 16), np.int32),
     )
     at = memory.at
-    names = ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts", "counters")
-    places = [at[each] for each in (*names, "sinks", "out", "bytes", "factors", "sums", "gates")]
-    sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    sizes += (0, 0, 0, 1, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1, 0.25, cap)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes))
+    places = {name: at[name] for name in ("rows", "slopes", "parts", "counters")}
+    sizes = {"stride": N_HEADS * key_dim, "n_heads": N_HEADS, "n_kv_heads": N_KV_HEADS, "head_dim": key_dim, "length": N_CTX}
+    sizes |= {"value_dim": value_dim, "window": window, "chunk": chunk, "n_splits": n_splits, "has_slopes": "slopes" in how}
+    given = {"how": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap), "keys": CacheArgs(at["keys"], at["key_halves"])}
+    given |= {"values": CacheArgs(at["values"], at["value_halves"])}
+    given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in how, gates.shape[1], gate_size)}
+    given |= {"to": TargetArgs(at["out"], at["factors"], at["bytes"], at["sums"], width, 1, 1)}
+    launch = Launch.of(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, at["inputs"], **given)
     memory.device.launch(launch)
     found = memory.read("out", (n, width))
     memory.device.is_reversed = True
@@ -148,14 +153,16 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
     counters = np.zeros(n, np.uint32)
     memory = Memory(**arrays, parts=parts, counters=counters, sinks=sinks, out=np.zeros((n, dim), np.float32))
     at, run = memory.at, memory.device.launch
-    merge = (dim, 1, 0, 0, 0, 1, 0)
-    for kernel, cache, how, grid, told_of_merge in (
-        (ATTEND["f16", "f16"], "rows", (0, 0, 0, 1), n_splits, (0,) * 8),
-        (ATTEND_POOLED["f16"], "pooled", (1, N_CTX // pool, 0, pool), n_pooled, (n_splits, *merge)),
+    how = AttendArgs(at["q"], parts=at["parts"], counters=at["counters"], stride=dim, n_heads=1, n_kv_heads=1, head_dim=dim)
+    how = how._replace(value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, scale=0.25)
+    merge = {"merge": MergeArgs(at["sinks"], has_sinks=1), "to": TargetArgs(at["out"], width=dim, as_floats=1)}
+    merge |= {"choice": ChoiceArgs(at["chosen"], 1, N_CTX // pool)}
+    for kernel, name, of, grid, more in (
+        (ATTEND["f16", "f16"], "rows", how, n_splits, {}),
+        (ATTEND_POOLED["f16"], "pooled", how._replace(pool=pool, first_split=n_splits), n_pooled, merge),
     ):
-        places = [at[each] for each in ("inputs", "q", *[cache] * 4, "q", "chosen", "parts", "counters", "sinks", *["out"] * 5)]
-        sizes = (dim, 1, 1, dim, dim, N_CTX, window, 0, n_splits + n_pooled, 0, *how, 0, *told_of_merge, 0.25, 0.0)
-        run(Launch(kernel, (grid, 1, n), ATTEND_THREADS, (*places, *sizes)))
+        cache = CacheArgs(at[name], at[name])
+        run(Launch.of(kernel, (grid, 1, n), ATTEND_THREADS, at["inputs"], how=of, keys=cache, values=cache, **more))
     for t, position in enumerate(positions):
         ends = pool * np.arange((position + 1) // pool) + pool - 1
         last, blocks = rows[0, 0, max(0, position + 1 - window) : position + 1], pooled[0, 0, ends[chosen[t, ends // pool] > 0]]
@@ -178,10 +185,12 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     names = ("key_codes", "key_halves", "value_codes", "value_halves")
     planes = dict(zip(names, (plane for pair in empty for plane in (pair[0], pair[-1])), strict=True))
     memory = Memory(inputs=made, rows=rows, **planes)
-    nothing = [memory.at["rows"]] * 5
-    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 8, TYPES[kind], TYPES[kind], length, 0)
-    places = (memory.at["inputs"], memory.at["rows"], *nothing, *(memory.at[name] for name in names))
-    launch = Launch(prepare_heads, (n_heads + 2 * n_kv_heads, 3, 1), 32, (*places, *sizes, np.inf, 0.0, 0.0, 0.0))
+    at = [memory.at[name] for name in names]
+    caches = {"keys": StoreArgs(*at[:2], TYPES[kind]), "values": StoreArgs(*at[2:], TYPES[kind])}
+    given = {"heads": HeadsArgs(n_heads, n_kv_heads, *dims), "stride": width, "length": length, "limit": np.inf}
+    launch = Launch.of(
+        prepare_heads, (n_heads + 2 * n_kv_heads, 3), 32, memory.at["inputs"], rows=memory.at["rows"], **given, **caches
+    )
     memory.device.launch(launch)
     start = n_heads * dims[0]
     for part, dim in enumerate(dims):
@@ -203,10 +212,10 @@ def test_activations_of_feed_forwards(name, limits_activated):
     made = told([0, 1], [0, 0])
     memory = Memory(inputs=made, rows=rows, divisors=divisors, out=np.full((2, width), np.nan, np.float32))
     at = memory.at
-    places = (at["inputs"], at["rows"], at["rows"].at(4 * size), at["divisors"], at["out"], at["out"], at["out"], at["out"])
-    flags = (0, 0, NUMBERS[name], 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
-    sizes = (2 * size, 2 * size, size, width)
-    memory.device.launch(Launch(gate, (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
+    given = {"rows": at["rows"], "ups": at["rows"].at(4 * size), "divisors": at["divisors"], "has_divisors": 1, "size": size}
+    given |= {"stride": 2 * size, "up_stride": 2 * size, "to": TargetArgs(at["out"], width=width, as_floats=1)}
+    how = GateArgs(NUMBERS[name], 1, limits_activated, limit, *constants)
+    memory.device.launch(Launch.of(gate, (2, 2), 32, at["inputs"], how=how, **given))
     given = constants[:2] if name == "situ" else constants
     gates, ups = np.split(rows.astype(float), 2, axis=1)
     gates, ups = (gates, ups) if limits_activated else (np.minimum(gates, limit), ups.clip(-limit, limit))
@@ -221,8 +230,8 @@ def test_an_activation_leaves_alone_what_lies_beside_its_values():
     rows, width = RNG.standard_normal((3, 2)).astype(np.float32), 40
     memory = Memory(inputs=told([0, 1, 2], [0] * 3), rows=rows, out=np.full((3, width), np.nan, np.float32))
     at = memory.at
-    how = {"stride": 2, "size": 2, "width": width, "kind": NUMBERS["relu"], "as_floats": True, "limit": np.inf}
-    memory.device.launch(Launch.of(gate, (1, 3), 4 * WARP, at["inputs"], rows=at["rows"], out=at["out"], **how))
+    to, how = TargetArgs(at["out"], width=width, as_floats=True), GateArgs(NUMBERS["relu"], limit=np.inf)
+    memory.device.launch(Launch.of(gate, (1, 3), 4 * WARP, at["inputs"], rows=at["rows"], stride=2, size=2, how=how, to=to))
     found = memory.read("out", (3, width))
     assert np.array_equal(found[:, :2], np.maximum(rows, 0))
     assert not found[:, 2:WARP].any()

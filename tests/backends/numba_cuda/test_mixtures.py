@@ -113,9 +113,18 @@ def routed(router, logits, bias, table):
     at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
-    sizes = (n_most, N_EXPERTS, N_EXPERTS, N_USED, GATINGS[router.gating], 1, int(router.token_experts is not None))
-    rest = (int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike, 0, 0, 2, router.scale)
-    device.launch(Launch(experts.route, (1, 1, 1), THREADS, (*at.values(), *sizes, *rest)))
+    sizes = {
+        "n_most": n_most,
+        "n_experts": N_EXPERTS,
+        "width": N_EXPERTS,
+        "k": N_USED,
+        "gating": GATINGS[router.gating],
+        "tile": 2,
+    }
+    sizes |= {name: getattr(router, name) for name in ("n_groups", "n_groups_used", "n_alike", "is_normalised", "scale")}
+    places = {name: each for name, each in at.items() if name != "inputs"}
+    how = experts.RouteArgs(**places, **sizes, has_bias=1, has_table=router.token_experts is not None)
+    device.launch(Launch.of(experts.route, (1,), THREADS, at["inputs"], how=how))
     for name in ("weights", "routes"):
         device.read(at[name], arrays[name])
     n, told = N_TOKENS * N_USED, arrays["routes"]

@@ -14,7 +14,8 @@ from oracles.states import script_rows
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import CountingDevice, Launch
-from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.norm import NormArgs, norm_rows
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.blocks import Activation, Block, GateKind, LinearRecurrence
 from augury.errors import UnsupportedError
@@ -51,13 +52,18 @@ def test_what_kernels_compute_together(name, layer):
     assert FUSED[name, layer] in " ".join(ends[2][len(ends[1]) - n_output : len(ends[2]) - n_output])
 
 
+NUMBERS = ("stride", "y_stride", "size", "n_out", "step", "is_output", "is_traded")
+
+
 def test_arguments_go_to_kernels_by_name():
     at = CountingDevice().allocate(4, "").at(0)
-    launch = Launch.of(norm_rows, (3, 2), 64, at, size=5, eps=0.5, as_bytes=True)
-    values = dict(zip(norm_rows.names, launch.arguments, strict=True))
-    assert (values["size"], values["eps"], values["as_bytes"], values["width"]) == (5, 0.5, 1, 0)
+    weight, to = CountingDevice().allocate(4, "").at(0), TargetArgs(width=7, as_bytes=True)
+    launch = Launch.of(norm_rows, (3, 2), 64, at, size=5, norm=NormArgs(weight, eps=0.5), to=to)
+    assert norm_rows.names == ("inputs", "x", "y", *NUMBERS, "y_norm", "norm", "to")
+    nothing, numbers = (at, 0, 0), tuple(5 if name == "size" else 0 for name in NUMBERS)
+    assert launch.arguments == (at, at, at, *numbers, *nothing, weight, 0, 0.5, at, at, at, at, 7, 0, 1)
+    assert len(norm_rows.parameters) == len(launch.arguments)
     assert launch.grid == (3, 2, 1)
-    assert values["x"] is values["inputs"] is at
     with pytest.raises(TypeError, match="kernel norm_rows has no sise; it has inputs, x"):
         Launch.of(norm_rows, (1,), 64, at, sise=5)
 
