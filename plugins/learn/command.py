@@ -181,7 +181,7 @@ def _record(
             for number, each in zip(numbers, told, strict=True):
                 recorded.add_features(number, each)
     n, n_all = (sum(map(len, each)) for each in (pieces, texts))
-    left_out = f"; {n_all - n} are left out (--disk, short ends)" if n < n_all else ""
+    left_out = f"; {n_all - n} are left out (--disk, short ends, repeated texts)" if n < n_all else ""
     say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
     return pieces
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
         if text.messages is not None:
             if engine.chat_template is None:
                 raise UnsupportedError(f"{text.where}: this model has no chat template; give texts in place of conversations")
-            ids: Sequence[int] = engine.chat_template.encode(text.messages, add_generation_prompt=False)
+            of_template = {"tools": text.params.get("tools"), "kwargs": text.params.get("chat_template_kwargs")}
+            ids: Sequence[int] = engine.chat_template.encode(text.messages, add_generation_prompt=False, **of_template)
         elif text.tokens is not None:
             ids = text.tokens
         elif engine.tokenizer is None:
@@ -113,11 +115,15 @@ def answered(
 def pieces_of(texts: Sequence[np.ndarray], seed: int, n_most: int, n_ctx: int) -> list[np.ndarray]:
     """Pieces (T,) int32 of texts, in random order of the texts, as many as have `n_most` tokens together.
 
-    None is longer than a context of `n_ctx` tokens.
+    None is longer than a context of `n_ctx` tokens. A text that another one begins with is left out, or it would be learnt from
+    and held out at once: each turn of a conversation begins with those before.
 
     Raises:
         AuguryError: There is too little text to hold some of it out.
     """
+    rising = sorted((text.tobytes(), number) for number, text in enumerate(texts))
+    repeated = {number for (content, number), (after, _) in pairwise(rising) if after.startswith(content)}
+    texts = [text for number, text in enumerate(texts) if number not in repeated]
     pieces, n, n_piece = list[np.ndarray](), 0, min(_N_PIECE, n_ctx)
     for number in np.random.default_rng(seed).permutation(len(texts)):
         for start in range(0, len(texts[number]), n_piece):

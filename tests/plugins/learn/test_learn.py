@@ -17,14 +17,15 @@ from oracles.models import tiny_file, tiny_model
 from augury import Engine
 from augury.batch import Batch
 from augury.cli import Prompt
-from augury.errors import AuguryError
+from augury.errors import AuguryError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
-from augury.plugins.learn.corpus import most_tokens, pieces_of
+from augury.plugins.learn.corpus import encoded, most_tokens, pieces_of
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
 from augury.plugins.learn.recorded import Recorded
 from augury.testing.tiny_model import write_tiny_model
+from augury.text.chat_template import ChatTemplate
 
 N_PROMPTS, N_DRAFTED = 24, 200
 UNTOLD = "hrm_text-dense"  # its layers tell no hidden states
@@ -233,6 +234,28 @@ def test_texts_are_files_folders_and_lines(learn, model, tmp_path):
     assert "left out:" in err
     assert "3 pieces of text" in err
     assert accepted(model, tmp_path / "head.gguf")[1]
+
+
+def test_a_conversation_is_written_by_the_template_with_its_tools_and_variables(model):
+    source = "{% for each in tools %}<{{ each.function.name }}>{% endfor %}{{ mood }}"
+    source += "{% for each in messages %}|{{ each.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "an in"}]
+    tool = {"type": "function", "function": {"name": "on"}}
+    with Engine.load(model / "model.gguf", threads=1, n_ctx=512, spec_type="none") as engine:
+        with pytest.raises(UnsupportedError, match="a:1: this model has no chat template"):
+            list(encoded(engine, [Prompt(messages=messages, where="a:1")]))
+        engine.chat_template = ChatTemplate(source, engine.tokenizer)
+        params = {"tools": [tool], "chat_template_kwargs": {"mood": "er"}}
+        (ids,) = encoded(engine, [Prompt(messages=messages, params=params)])
+        assert engine.tokenizer.decode(ids.tolist()) == "<on>er|the|an in"
+
+
+def test_a_text_that_another_begins_with_is_left_out():
+    turns = [np.arange(n, dtype=np.int32) for n in (10, 50, 30)]
+    other = np.int32([0, 1, 2, 3, 4, 5, 6, 7, 9, 8])
+    pieces = pieces_of([*turns, other, turns[1]], 1, 10**6, 64)
+    assert sorted(map(len, pieces)) == [10, 50]
+    assert {piece[9] for piece in pieces} == {8, 9}
 
 
 def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():
