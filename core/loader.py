@@ -153,7 +153,7 @@ def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, named: 
     what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
     name = f"blk.{n}.nextn.eh_proj.weight"
     if not plan.nextn and name not in file.tensors:
-        found = f"its metadata states {n_nextn} {what}, but tensor {name!r} is missing" if n_nextn else f"it has no {what}"
+        found = f"nextn_predict_layers is {n_nextn}, but tensor {name!r} is missing" if n_nextn else f"it has no {what}"
         return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave draft-mtp out"
     if not plan.nextn:
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"

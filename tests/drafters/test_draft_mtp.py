@@ -378,9 +378,11 @@ def test_it_is_said_why_a_target_has_no_such_layers(monkeypatch):
 
     missing = "blk.2.nextn.eh_proj.weight"
     found = lack(lambda file: altered(file, without=(missing,)))
-    assert f"its metadata states 1 layers that predict further tokens, but tensor {missing!r} is missing; give the" in found
+    assert f"nextn_predict_layers is 1, but tensor {missing!r} is missing; give the file of these layers" in found
     assert "not supported in architecture 'exaone-moe'; leave draft-mtp out" in lack(of_another_family)
-    assert "not computed by backend plain, expected numba-cpu or reference; use that" in lack(backend=Plain(NoOptions()))
+    found = lack(backend=Plain(NoOptions()))
+    assert "not computed by backend plain, expected numba-cpu or " in found
+    assert " or reference; use that, or leave draft-mtp out" in found
     monkeypatch.setattr("augury.loader.place", lambda *_: Plain(NoOptions()))
     assert "computed on one device alone, not on plain; leave draft-mtp out, or the placement (-ngl)" in lack()
 
