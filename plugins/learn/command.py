@@ -151,11 +151,11 @@ def _check_memory(sizes: HeadSizes) -> None:
     Raises:
         CapacityError: It does not.
     """
-    from augury.plugins.learn.fitting import N_BATCH, N_WINDOW
+    from augury.plugins.learn.fitting import N_BATCH, N_ROW
     from augury.plugins.learn.training import N_STEPS
 
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the target's rows
-    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_WINDOW * sizes.n_drafted)  # logits, and what becomes of them
+    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and what becomes of them
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
@@ -201,7 +201,7 @@ def _train(
     from augury.plugins.learn.training import Trainer
 
     corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
-    n_total = args.epochs * -(-len(corpus.windows) // N_BATCH)
+    n_total = args.epochs * -(-len(corpus.rows) // N_BATCH)
     weights = first_weights(recorded.sizes, target, tokens, seed)
     trainer = Trainer(recorded.sizes, weights, target.output(tokens), target.softcap, _RATE, n_total)
     with ProgressDisplay() as progress:

@@ -12,19 +12,22 @@ from augury.plugins.learn.head import TargetTensors, Weights
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import Batch, Trainer
 
-__all__ = ["N_BATCH", "N_WINDOW", "Corpus", "fit", "percent"]
+__all__ = ["N_BATCH", "N_ROW", "Corpus", "fit", "percent"]
 
-N_BATCH = 4  # windows
-N_WINDOW = 256  # tokens that a head looks back at while it is trained, at most
+N_BATCH = 4  # rows
+N_ROW = 256  # tokens: a head looks back at no more while it is trained
 _SAVE_EVERY_S = 120.0
 _PATIENCE = 2  # epochs without a better one, after which it ends
 
 
+_Window = tuple[int, int, int]
+
+
 class Corpus:
-    """Recorded texts as batches of windows.
+    """Recorded texts as batches of rows, which are full: a row holds windows of several texts, where one does not fill it.
 
     Attributes:
-        windows: Number of a piece and the window's start in it, of those to learn from.
+        rows: Windows of the pieces to learn from: number of a piece, start in it, and length.
         held_out: The same of those that are not learnt from.
     """
 
@@ -33,32 +36,30 @@ class Corpus:
     ) -> None:
         """The first `n_held_out` of the pieces (T,) int32 are held out; the head drafts the tokens `drafted` (V_d,)."""
         self._recorded, self._target, self._pieces, self._drafted = recorded, target, pieces, drafted
-        self._n = min(N_WINDOW, max(map(len, pieces)) - 1)
-        self.windows = self._windows(range(n_held_out, len(pieces)))
-        self.held_out = self._windows(range(n_held_out))
+        self.rows = self._rows(range(n_held_out, len(pieces)))
+        self.held_out = self._rows(range(n_held_out))
 
-    def batch(self, windows: Sequence[tuple[int, int]], *, is_learnt: bool = True) -> Batch:
-        """Up to `N_BATCH` windows; the others of the batch are empty. Of pieces held out the second half counts alone.
+    def batch(self, rows: Sequence[Sequence[_Window]], *, is_learnt: bool = True) -> Batch:
+        """Up to `N_BATCH` rows; the others of the batch are empty. Of pieces held out the second half counts alone.
 
         The engine goes on from there, too. The first half may be a prompt, which nobody drafts, and many begin alike.
         """
-        n_embd, n = self._recorded.sizes.n_embd, self._n
-        features = np.zeros((N_BATCH, n + 1, 4 * n_embd), np.float32)
-        tokens, is_there = np.zeros((N_BATCH, n + 2), np.int32), np.zeros((N_BATCH, n + 1), bool)
-        for i, (number, start) in enumerate(windows):
-            kept = self._recorded.window(number, start, n + 1)
-            features[i, : len(kept)] = kept
-            following = self._pieces[number][start : start + n + 2]
-            tokens[i, : len(following)] = following
-            places, n_piece = start + np.arange(len(kept)), len(self._pieces[number])
-            is_there[i, : len(kept)] = is_learnt | ((places >= n_piece // 2) & (places < n_piece - 1))
-        return Batch(
-            features[:, :-1, : 3 * n_embd],
-            self._target.embedding(tokens[:, 1:-1]),
-            features[:, 1:, 3 * n_embd :],
-            is_there[:, 1:],
-            np.isin(tokens[:, 2:], self._drafted),
-        )
+        n_embd, shape = self._recorded.sizes.n_embd, (N_BATCH, N_ROW)
+        features, outputs = np.zeros((*shape, 3 * n_embd), np.float32), np.zeros((*shape, n_embd), np.float32)
+        tokens, texts, is_there, is_drafted = (np.zeros(shape, kind) for kind in (np.int32, np.int32, bool, bool))
+        for i, row in enumerate(rows):
+            at = 0
+            for text, (number, start, n) in enumerate(row, start=1):
+                here, piece = (i, slice(at, at + n)), self._pieces[number]
+                kept = self._recorded.window(number, start, n + 1)
+                features[here], outputs[here] = kept[:-1, : 3 * n_embd], kept[1:, 3 * n_embd :]
+                places = np.arange(start + 1, start + n + 1)
+                tokens[here], texts[here] = piece[places], text
+                is_there[here] = is_learnt | ((places >= len(piece) // 2) & (places < len(piece) - 1))
+                predicted = piece[start + 2 : start + n + 2]  # one less where the piece ends
+                is_drafted[i, at : at + len(predicted)] = np.isin(predicted, self._drafted)
+                at += n
+        return Batch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 
     def accepted(self, trainer: Trainer) -> list[float]:
         """The shares of drafts in the texts held out whose first 1, 2, ... tokens are right."""
@@ -66,9 +67,19 @@ class Corpus:
         n, *right = np.sum([trainer.accepted(self.batch(group, is_learnt=False)) for group in groups], axis=0).tolist()
         return [each / max(n, 1) for each in right]
 
-    def _windows(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Of pieces: windows share a token, which is the last of one and the first of the next."""
-        return [(number, start) for number in numbers for start in range(0, len(self._pieces[number]) - 1, self._n)]
+    def _rows(self, numbers: Sequence[int]) -> list[list[_Window]]:
+        """Of pieces: windows of one share a token, which is the last of one and the first of the next."""
+        rows, n_free = list[list[_Window]](), 0
+        for number in numbers:
+            start, end = 0, len(self._pieces[number]) - 1
+            while start < end:
+                if not n_free:
+                    rows.append([])
+                    n_free = N_ROW
+                n = min(n_free, end - start)
+                rows[-1].append((number, start, n))
+                start, n_free = start + n, n_free - n
+        return rows
 
 
 def fit(
@@ -87,23 +98,23 @@ def fit(
         recorded: Keeps checkpoints.
         corpus: To learn from.
         n_epochs: At most.
-        seed: Of the order of windows.
+        seed: Of the order of rows.
         progress: Told how many batches are over.
         say: Told what each epoch came to.
 
     Returns:
         The weights of the best epoch.
     """
-    n_of_epoch, lengths = -(-len(corpus.windows) // N_BATCH), list[float]()
+    n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
     if (saved := recorded.load("checkpoint")) is not None:
         lengths = saved.pop("lengths").tolist()
         trainer.restore(saved)
     saved_at = monotonic()
     while len(lengths) < n_epochs and max(lengths[-_PATIENCE:], default=0) >= max(lengths, default=0):
-        order = np.random.default_rng([seed, len(lengths)]).permutation(len(corpus.windows))
+        order = np.random.default_rng([seed, len(lengths)]).permutation(len(corpus.rows))
         for i in range(trainer.n_steps - len(lengths) * n_of_epoch, n_of_epoch):
             progress("training", trainer.n_steps, n_epochs * n_of_epoch)
-            trainer.step(corpus.batch([corpus.windows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]))
+            trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]))
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
                 saved_at = monotonic()

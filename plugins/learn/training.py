@@ -1,6 +1,6 @@
 """The training of an EAGLE-3 head by JAX: several steps of drafting unrolled, each over what the step before made.
 
-Position p of a window is given the target's features of token p and token p + 1, and predicts token p + 2, as when it drafts.
+Position p of a text is given the target's features of token p and token p + 1, and predicts token p + 2, as when it drafts.
 In step j > 0 it is given, in place of these features, its own output of step j - 1 at p - 1. Then it sees the keys of step 0 up
 to p - j, and after them those of its own steps, at p - j + 1 to p: the texts of all drafts that could begin, at once.
 
@@ -32,12 +32,13 @@ _Arrays = dict[str, Any]
 
 @frozen(eq=False)
 class Batch:
-    """Windows of texts: B of T tokens."""
+    """Rows of texts: B of T tokens, each row of one text or several."""
 
-    features: np.ndarray  # (B, T, 3 E) float32, the target's, of tokens 0 to T - 1
-    embedded: np.ndarray  # (B, T, E) float32, the target's embedding of tokens 1 to T
-    outputs: np.ndarray  # (B, T, E) float32, what the target's output multiplies at tokens 1 to T
-    is_there: np.ndarray  # (B, T) bool: False where the text has ended
+    features: np.ndarray  # (B, T, 3 E) float32, the target's
+    embedded: np.ndarray  # (B, T, E) float32, the target's embedding of each next token
+    outputs: np.ndarray  # (B, T, E) float32, what the target's output multiplies at each next token
+    texts: np.ndarray  # (B, T) int32, the text of each token, by its number in the row from 1 on; 0: none
+    is_there: np.ndarray  # (B, T) bool: whether the prediction counts
     is_drafted: np.ndarray  # (B, T) bool: whether the text's token to predict is one that the head drafts
 
 
@@ -102,7 +103,7 @@ def _zeros(weights: Weights) -> Weights:
 
 
 def _arrays(batch: Batch) -> tuple[np.ndarray, ...]:
-    return batch.features, batch.embedded, batch.outputs, batch.is_there, batch.is_drafted
+    return batch.features, batch.embedded, batch.outputs, batch.texts, batch.is_there, batch.is_drafted
 
 
 def _norm(x: Any, weight: Any) -> Any:
@@ -123,13 +124,13 @@ def _later(x: Any, n: int) -> Any:
     return jnp.pad(x, [(0, 0), (n, 0), *[(0, 0)] * (x.ndim - 2)])[:, : x.shape[1]] if n else x
 
 
-def _attention(query: Any, keys: list[Any], values: list[Any], step: int) -> Any:
-    """(B, T, H, D) of the keys and values (B, T, G, D) of this step and those before."""
+def _attention(query: Any, keys: list[Any], values: list[Any], step: int, texts: Any) -> Any:
+    """(B, T, H, D) of the keys and values (B, T, G, D) of this step and those before, each text by itself."""
     n, n_heads, dim = query.shape[1:]
     grouped = query.reshape(*query.shape[:2], keys[0].shape[2], -1, dim)  # (B, T, G, H / G, D)
     scores = [jnp.einsum("bpgrd,bsgd->bpgrs", grouped, keys[0])]
-    is_seen = np.tri(n, k=-step, dtype=bool)[None, :, None, None]
-    scores[0] = jnp.where(is_seen, scores[0], -1e30)
+    is_seen = np.tri(n, k=-step, dtype=bool) & (texts[:, :, None] == texts[:, None])
+    scores[0] = jnp.where(is_seen[:, :, None, None], scores[0], -1e30)
     shifted = [(_later(keys[i], step - i), _later(values[i], step - i)) for i in range(1, step + 1)]
     scores += [jnp.einsum("bpgrd,bpgd->bpgr", grouped, key)[..., None] for key, _ in shifted]
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * dim**-0.5, axis=-1)
@@ -141,32 +142,32 @@ def _attention(query: Any, keys: list[Any], values: list[Any], step: int) -> Any
 
 def _losses(weights: _Arrays, rows: Any, batch: tuple[Any, ...], *, sizes: HeadSizes, softcap: float | None) -> tuple[Any, Any]:
     """The loss, and what `Trainer.accepted` tells."""
-    features, embedded, outputs, is_there, is_drafted = batch
+    features, embedded, outputs, texts, is_there, is_drafted = batch
     n_batch, n = is_there.shape
     wanted = outputs @ rows.T
     wanted = wanted if softcap is None else softcap * jnp.tanh(wanted / softcap)
     chances, best = jax.nn.softmax(wanted, axis=-1), wanted.argmax(axis=-1)
     hidden = _norm(features, weights["enc.output_norm.weight"]) @ weights["fc.weight"].T
-    token = _norm(embedded, weights["blk.0.attn_norm.weight"])
+    token, n_embd = _norm(embedded, weights["blk.0.attn_norm.weight"]), sizes.n_embd
+    of_tokens = {name: token @ weights[f"blk.0.attn_{name}.weight"][:, :n_embd].T for name in "qkv"}  # alike in all steps
     keys, values = list[Any](), list[Any]()
     loss, is_right, right = jnp.float32(0), is_there, []
     for step in range(N_STEPS):
-        is_there = is_there & (jnp.arange(n) >= step)
+        is_there = is_there & (_later(texts, step) == texts)
         seen = _norm(hidden, weights["blk.0.attn_norm_2.weight"])
-        both = jnp.concatenate([token, seen], axis=-1)
         query, key, value = (
-            (both @ weights[f"blk.0.attn_{name}.weight"].T).reshape(n_batch, n, heads, sizes.head_dim)
-            for name, heads in (("q", sizes.n_heads), ("k", sizes.n_kv_heads), ("v", sizes.n_kv_heads))
+            (of_token + seen @ weights[f"blk.0.attn_{name}.weight"][:, n_embd:].T).reshape(n_batch, n, -1, sizes.head_dim)
+            for name, of_token in of_tokens.items()
         )
         keys.append(_rope(key))
         values.append(value)
-        mixed = _attention(_rope(query), keys, values, step)
+        mixed = _attention(_rope(query), keys, values, step, texts)
         x = seen + mixed @ weights["blk.0.attn_output.weight"].T
         inner = _norm(x, weights["blk.0.ffn_norm.weight"])
         gate = jax.nn.silu(inner @ weights["blk.0.ffn_gate.weight"].T) * (inner @ weights["blk.0.ffn_up.weight"].T)
         x = x + gate @ weights["blk.0.ffn_down.weight"].T
         logits = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
-        each = -(chances * jax.nn.log_softmax(logits, axis=-1)).sum(axis=-1)
+        each = jax.nn.logsumexp(logits, axis=-1) - (chances * logits).sum(axis=-1)  # the cross entropy: chances sum to 1
         loss += _STEP_WEIGHT**step * (each * is_there).sum() / jnp.maximum(is_there.sum(), 1)
         is_right = _later(is_right, 1 if step else 0) & is_there & is_drafted & (logits.argmax(axis=-1) == best)
         right.append(is_right)

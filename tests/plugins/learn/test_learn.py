@@ -147,7 +147,8 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     told = rig._model.forward(Batch.chain(text[:-1], features=("output", *sizes.features)))
     features = np.hstack([told.features(each) for each in sizes.features])[None]
     embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
-    batch = training.Batch(features[:, :-1], embedded, told.features("output")[None, 1:], is_there, is_there)
+    outputs, texts = told.features("output")[None, 1:], is_there.astype(np.int32)
+    batch = training.Batch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
     rig.loader.close()
     learning = trainer(first)
     while learning.n_steps < 30:
@@ -281,23 +282,58 @@ def test_texts_have_no_more_tokens_than_is_said(model):
             assert len(engine.tokenizer.encode(text)) + 7 <= most_tokens([Prompt(text=text)], 7)
 
 
-def test_batches_are_of_windows_and_judge_second_halves_by_what_the_head_drafts(monkeypatch):
-    monkeypatch.setattr(fitting, "N_WINDOW", 4)
-    pieces = [np.int32([1, 2, 3, 4, 5, 6]), np.int32([7, 8, 9, 8, 7, 8, 9, 8, 7, 8, 9])]
+def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_drafts(monkeypatch):
+    monkeypatch.setattr(fitting, "N_ROW", 4)
+    pieces = [np.int32([1, 2, 3, 4, 5, 6]), np.int32([7, 8, 9, 8, 7, 8, 9, 8]), np.int32([8, 8, 5, 9])]
     recorded = SimpleNamespace(
         sizes=SimpleNamespace(n_embd=1),
         window=lambda number, start, n: np.tile(pieces[number][start : start + n, None], 4) + np.float16([0, 0.25, 0.5, 0.75]),
     )
     corpus = fitting.Corpus(recorded, SimpleNamespace(embedding=lambda ids: ids[..., None]), pieces, 1, np.int32([5, 8, 9]))
-    assert corpus.held_out == [(0, 0), (0, 4)]
-    assert corpus.windows == [(1, 0), (1, 4), (1, 8)]
-    batch = corpus.batch([(1, 4), (1, 8)])
+    assert corpus.held_out == [[(0, 0, 4)], [(0, 4, 1)]]
+    assert corpus.rows == [[(1, 0, 4)], [(1, 4, 3), (2, 0, 1)], [(2, 1, 2)]]
+    batch = corpus.batch(corpus.rows[1:])
     assert batch.features.shape == (fitting.N_BATCH, 4, 3)
     assert batch.features[0, 1].tolist() == [8, 8.25, 8.5]
-    assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 7]
-    assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 7.75]
-    assert batch.is_there.sum(axis=1).tolist() == [4, 2, 0, 0]
-    assert batch.is_drafted[0].tolist() == [True, True, False, True]
+    assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 8]
+    assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 8.75]
+    assert batch.texts.tolist() == [[1, 1, 1, 2], [1, 1, 0, 0], [0] * 4, [0] * 4]
+    assert np.array_equal(batch.is_there, batch.texts > 0)
+    assert batch.is_drafted[:2].tolist() == [[True, True, False, True], [True, False, False, False]]
     judged = corpus.batch(corpus.held_out, is_learnt=False)
     assert judged.is_there[:2].tolist() == [[False, False, True, True], [False] * 4]
     assert judged.is_drafted[0].tolist() == [False, False, True, False]
+
+
+def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own():
+    rng, n_embd, lengths = np.random.default_rng(5), 8, (9, 2, 13)
+    sizes = HeadSizes(32, n_embd, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
+    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.shapes.items()}
+    kinds = {"features": (3 * n_embd,), "embedded": (n_embd,), "outputs": (n_embd,), "is_drafted": ()}
+    texts = [{kind: rng.standard_normal((n, *rest), np.float32) for kind, rest in kinds.items()} for n in lengths]
+
+    def learnt(rows):
+        """What is right of rows of texts, their loss, and its gradients."""
+        arrays = {kind: np.zeros((len(rows), 24, *rest), np.float32) for kind, rest in kinds.items()}
+        owners = np.zeros((len(rows), 24), np.int32)
+        for i, row in enumerate(rows):
+            at = 0
+            for text in row:
+                here = (i, slice(at, at + len(text["features"])))
+                for kind, values in text.items():
+                    arrays[kind][here] = values
+                owners[here] = owners[i].max() + 1
+                at = here[1].stop
+        arrays["is_drafted"] = arrays["is_drafted"] > 0
+        trainer = training.Trainer(sizes, weights, weights["output.weight"], None, 1e-2, 2)
+        batch = training.Batch(**arrays, texts=owners, is_there=owners > 0)
+        right = trainer.accepted(batch)
+        loss = trainer.step(batch)
+        return right.tolist(), loss, {name: values for name, values in trainer.saved().items() if "means" in name}
+
+    together, apart = learnt([texts]), learnt([[text] for text in texts])
+    assert together[0] == apart[0]
+    assert together[0][0] == sum(n - 2 for n in lengths)
+    assert together[1] == pytest.approx(apart[1], rel=1e-6)
+    for name, gradient in together[2].items():
+        assert np.abs(gradient - apart[2][name]).max() < 1e-4 * np.abs(gradient).max()
