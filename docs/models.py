@@ -144,11 +144,8 @@ def _blocks(plans: Sequence[ModelPlan]) -> str:
             found.setdefault(type(block).__name__, {}).update(dict.fromkeys(_special(block)))
         for layer in plan.layers:
             marks = [each.name for each in attrs.fields(type(layer))[2:] if getattr(layer, each.name) != each.default]
-            marks = [mark for mark in marks if mark != "residual"]
             found.setdefault("Layer", {}).update(dict.fromkeys(marks))
-        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
-        ends = [] if plan.output.residual is None else [plan.output.residual]
-        for connection in (*(each for residual in residuals for each in residual.connections), *ends):
+        for connection in plan.connections:
             found.setdefault(type(connection).__name__, {}).update(dict.fromkeys(_special(connection)))
     parts = [part for plan in plans for part in plan.parts()]
     marks = ["layer norms"] * any(getattr(part, "kind", None) is NormKind.LAYER for part in parts)
@@ -165,7 +162,7 @@ def _special(block: Block) -> Iterable[str]:
                 yield f"without {each.name}"
             if isinstance(value, Enum) and value.name != "SILU":
                 yield value.name
-        elif value is not None and value != each.default:
+        elif value is not None and value != each.default and each.name != "connection":
             yield each.name
 
 

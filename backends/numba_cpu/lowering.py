@@ -52,7 +52,7 @@ class Lowering:
         self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
         self._layers: list[list[BlockEmitter]] = []
         for layer in plan.layers:
-            self._layers.append([self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks])
+            self._layers.append([self._emitter(each) for each in layer.blocks])
             self._sources.append(next((emitter.caches for emitter in self._layers[-1] if emitter.caches), ()))
         self._blocks = [*(emitter for layer in self._layers for emitter in layer), self._embedding, self._output]
         self._moving = [cache for emitter in self._blocks for cache in emitter.caches]  # with accepted tokens
@@ -60,7 +60,7 @@ class Lowering:
         self._injections = [self._emitter(each) for each in plan.injections]
         self._blocks += self._injections
         of_nextn = [nextn.layer for nextn in plan.nextn]
-        self._layers += [[self._emitter(each, plan.n_seen(layer, each)) for each in layer.blocks] for layer in of_nextn]
+        self._layers += [[self._emitter(each) for each in layer.blocks] for layer in of_nextn]
         for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
             self._blocks += [*ends, *blocks]
         n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
@@ -73,8 +73,8 @@ class Lowering:
         self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
-    def _emitter(self, block: Block, n_seen: int | None = None) -> BlockEmitter:
-        return BlockEmitter(block, self.options, n_seen or self.plan.embedding.n_embd, self._sources)
+    def _emitter(self, block: Block) -> BlockEmitter:
+        return BlockEmitter(block, self.options, self.plan.n_seen(block), self._sources)
 
     @property
     def state_bytes(self) -> int:
@@ -213,7 +213,7 @@ class Lowering:
         writing: Tape, streams: TapeStreams, output: Output, emitter: BlockEmitter, features: tuple[str, ...]
     ) -> None:
         """Write the records of an output."""
-        streams.read(output.residual)
+        streams.read(output.connection)
         if "output" in features:
             writing.give_features("output", writing.norm(output.norm))
         emitter.emit(writing)
@@ -228,13 +228,12 @@ class Lowering:
             emitter.begin(writing)
         for n, (block, emitter) in sorted(blocks, key=lambda each: each[0] > 0 and not each[1][0].is_parallel):
             left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
-            connection = layer.connection(block)
-            streams.read(connection)
+            streams.read(block.connection)
             if is_read or n + 1 < len(blocks):
                 emitter.emit(writing)
             else:
                 emitter.emit_kept(writing)
-            streams.write(connection)
+            streams.write(block.connection)
             if n >= layer.n_abreast and block.is_parallel:  # others do not see what it adds
                 apart += writing.take_pending()
             writing.put_back(left)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import Layer, Linear, ModelPlan, Norm
+    from augury.blocks import Block, Layer, Linear, ModelPlan, Norm
 
 __all__ = ["Streams"]
 
@@ -36,9 +36,7 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        residuals = [layer.residual for layer in plan.every_layer if layer.residual is not None]
-        found = [each for residual in residuals for each in residual.connections]
-        self._connections = [*found, *([] if plan.output.residual is None else [plan.output.residual])]
+        self._connections = plan.connections
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
         self._n_banks = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
         for layer in plan.every_layer:
@@ -109,7 +107,7 @@ class TapeStreams:
         """What goes on to the next layer: x with all that was left to be added to it, or the streams one after the other."""
         return self._tape.norm(None) if self._n == 1 else self._all
 
-    def read(self, connection: Connection | None) -> None:
+    def read(self, connection: Block | None) -> None:
         """Write what the next block sees."""
         tape = self._tape
         tape.seen = x = tape.space.x
@@ -143,7 +141,7 @@ class TapeStreams:
                 row = self._arena.keep(np.full(16, 1 / self._n, np.float32), "scratch")
                 self._read(Rows(row, 0, 0))
 
-    def write(self, connection: Connection | None) -> None:
+    def write(self, connection: Block | None) -> None:
         """Write what becomes of the streams with what the block left."""
         tape = self._tape
         tape.seen = tape.space.x
@@ -225,7 +223,7 @@ class TapeStreams:
 def _check(layer: Layer, n_streams: int) -> None:
     """Refuse what would be added to one of several streams."""
     odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
-    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if layer.connection(block) is None]
+    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if block.connection is None]
     odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0)
     odd += [f"{type(block).__name__}.post_norm" for block in layer.blocks if getattr(block, "post_norm", None) is not None]
     if n_streams > 1 and odd:

@@ -66,7 +66,7 @@ class Workspace:
         layers = plan.every_layer
         names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
-        n_added = max((plan.n_seen(layer, block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)
+        n_added = max((plan.n_seen(block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)
         return {**dict.fromkeys(names, row_bytes(plan.embedding.n_embd)), "y": row_bytes(n_added)}
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:

@@ -70,13 +70,13 @@ class Lowering:
         if plan.output.tokens is not None:
             raise UnsupportedError("an output of some tokens of a vocabulary is not computed here; use backend numba-cpu")
         self._streams = Streams(plan)
-        ends = (plan.embedding, plan.output)
-        self._embedding, self._output = (BlockEmitter(block, options, plan.embedding.n_embd, ()) for block in ends)
+        self._embedding, self._output = (
+            BlockEmitter(block, options, plan.n_seen(block), ()) for block in (plan.embedding, plan.output)
+        )
         self._layers: list[list[BlockEmitter]] = []
         for layer in plan.layers:
             sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
-            sizes = ((block, plan.n_seen(layer, block)) for block in layer.blocks)
-            self._layers.append([BlockEmitter(block, options, n_seen, sources) for block, n_seen in sizes])
+            self._layers.append([BlockEmitter(block, options, plan.n_seen(block), sources) for block in layer.blocks])
         self._blocks = [self._embedding, *(emitter for emitters in self._layers for emitter in emitters), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
@@ -144,7 +144,7 @@ class Lowering:
         for i in range(*parts.layers):
             self._emit_layer(tape, i)
             self._give_features(tape, f"layer.{i}", parts)
-        self._streams.read(tape, self.plan.output.residual)
+        self._streams.read(tape, self.plan.output.connection)
         if "output" in parts.features:
             at = self.buffers["output"]
             tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
@@ -212,14 +212,10 @@ class Lowering:
         elif any(block.is_parallel for block in layer.blocks):
             before = tape.put_aside()
         for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
-            tape.seen = before if n == 0 or block.is_parallel else tape.x
-            if layer.residual is None:
-                emitter.emit(tape)
-                continue
-            tape.seen = tape.x
-            self._streams.read(tape, layer.connection(block))
+            tape.seen = before if block.connection is None and (n == 0 or block.is_parallel) else tape.x
+            self._streams.read(tape, block.connection)
             emitter.emit(tape)
-            self._streams.write(tape, layer.connection(block))
+            self._streams.write(tape, block.connection)
         tape.go_on()
         if layer.scale != 1.0:
             tape.blend(tape.x, tape.x, layer.scale, 0.0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.blocks import Layer, ModelPlan
+    from augury.blocks import Block, Layer, ModelPlan
 
 __all__ = ["Streams"]
 
@@ -52,9 +52,7 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
-        self._connections = [each for residual in residuals for each in residual.connections]
-        self._connections += [] if plan.output.residual is None else [plan.output.residual]
+        self._connections = plan.connections
         for unknown in (type(each).__name__ for each in self._connections if not isinstance(each, Connection)):
             raise UnsupportedError(f"connection {unknown}, which backend numba-cuda does not compute; use another backend")
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
@@ -63,7 +61,7 @@ class Streams:
             most = f"{MAX_STREAMS} of them, or {MAX_MIXED} that layers begin"
             raise UnsupportedError(f"{max(self._n, n_begun + 1)} residual streams, backend numba-cuda computes at most {most}")
         self._n_begun = n_begun
-        if self._n > 1 and plan.output.weight is not None and plan.output.residual is None:
+        if self._n > 1 and plan.output.weight is not None and plan.output.connection is None:
             raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
         for layer in plan.layers:
             _check(layer, self._n)
@@ -93,7 +91,7 @@ class Streams:
             tape.blend(Rows(tape.buffers[_ALL].at(4 * i * size), self._n * size), x, 0.0, 1.0, width=size)
         tape.x = tape.seen = Rows(tape.buffers[_ADDED], size)
 
-    def read(self, tape: Tape, connection: Connection | None) -> None:
+    def read(self, tape: Tape, connection: Block | None) -> None:
         """Write what the next block sees, and let it add to nothing where that is not what it sees."""
         match connection:
             case AttentionResidual():
@@ -112,9 +110,10 @@ class Streams:
             case AllStreams():
                 tape.x = tape.seen = self._all(tape)
 
-    def write(self, tape: Tape, connection: Connection | None) -> None:
+    def write(self, tape: Tape, connection: Block | None) -> None:
         """Write what becomes of the streams with what a block added."""
-        tape.add_pending()
+        if connection is not None:
+            tape.add_pending()
         match connection:
             case HyperConnection(coefficients=made, n_streams=n):
                 self._write(tape, made.n_out, n, n if made.n_out > 2 * n else 0)
@@ -175,10 +174,10 @@ class Streams:
 def _check(layer: Layer, n_streams: int) -> None:
     """Refuse what would see or be added to one of several streams."""
     odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
-    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if layer.connection(block) is None]
+    odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if block.connection is None]
     if n_streams > 1:
         odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0)
         routers = [block.router for block in layer.blocks if hasattr(block, "router")]
         odd += ["Router.is_early"] * any(router.is_early for router in routers)
-    if odd and (n_streams > 1 or layer.residual is not None):
+    if odd and (n_streams > 1 or any(block.connection for block in layer.blocks)):
         raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")

@@ -105,9 +105,8 @@ class Tape:
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
         self.choice = ChoiceArgs()
-        self._pending: tuple[Rows, Norm | None, bool] | None = (
-            None  # rows that the next norm adds to x, as they are or normed, or swaps with it
-        )
+        # rows that the next norm adds to x, as they are or normed, or swaps with it
+        self._pending: tuple[Rows, Norm | None, bool] | None = None
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
     @staticmethod

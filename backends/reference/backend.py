@@ -34,14 +34,11 @@ class Reference(Backend):
         """What the slots of a loaded plan will take."""
         plan.for_context(options.n_ctx)  # refuses one that is too long
         options.check_cache_types(plan)
-        n_seen = {id(block): plan.n_seen(layer, block) for layer in plan.every_layer for block in layer.blocks}
         for block in plan.blocks():
             if type(block) not in KNOWN:
-                check_operations(block, n_seen.get(id(block), plan.embedding.n_embd))
-        for connection in (each for layer in plan.layers if layer.residual for each in layer.residual.connections):
-            if type(connection) not in KNOWN:
-                name = type(connection).__name__
-                raise UnsupportedError(f"connection {name}, which reference does not compute; take one of augury.blocks")
+                check_operations(block, plan.n_seen(block))
+        for name in (type(each).__name__ for each in plan.connections if type(each) not in KNOWN):
+            raise UnsupportedError(f"connection {name}, which reference does not compute; take one of augury.blocks")
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

@@ -45,11 +45,11 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
-        blocks = [(i, block, plan.n_seen(layer, block)) for i, layer in enumerate(self._layers) for block in layer.blocks]
-        blocks += [(0, block, plan.embedding.n_embd) for block in (plan.embedding, plan.output)]
+        blocks = [(i, block) for i, layer in enumerate(self._layers) for block in layer.blocks]
+        blocks += [(0, block) for block in (plan.embedding, plan.output)]
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=n_seen))(block, options, weights)
-            for i, block, n_seen in blocks
+            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=plan.n_seen(block)))(block, options, weights)
+            for i, block in blocks
             if type(block) in CACHES or type(block) not in KNOWN
         }
         for i, mixer in self._caches:
@@ -89,7 +89,7 @@ class ReferenceModel(Model):
             hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
-        x = read(ends.output.residual, weights, streams)
+        x = read(ends.output.connection, weights, streams)
         normed = each_normed(x, ends.output.norm, weights)
         features["output"] = normed.astype(np.float32)
         if type(ends.output) in KNOWN:
@@ -141,8 +141,7 @@ class ReferenceModel(Model):
         """
         layer, streams = self._layers[i], before
         for block in layer.blocks:
-            connection = layer.connection(block)
-            x = read(connection, weights, before if block.is_parallel else streams)
+            x = read(block.connection, weights, before if block.is_parallel else streams)
             if type(block) not in KNOWN:
                 y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
@@ -154,7 +153,7 @@ class ReferenceModel(Model):
                 y = mixture(block, weights, batch, x, before[:, -1])
             else:
                 y = STATELESS[type(block)](block, weights, x)
-            streams = write(connection, weights, streams, y)
+            streams = write(block.connection, weights, streams, y)
         x = each_normed(layer.scale * streams[:, -1], layer.norm, weights)
         return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
 

@@ -12,12 +12,12 @@ from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, H
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
-    from augury.blocks import Connection
+    from augury.blocks import Block
 
 __all__ = ["read", "write"]
 
 
-def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -> np.ndarray:
+def read(connection: Block | None, weights: Weights, streams: np.ndarray) -> np.ndarray:
     """What a block sees, (n, E)."""
     match connection:
         case AttentionResidual(norm=norm) if norm is not None:
@@ -38,7 +38,7 @@ def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -
     return streams[:, -1]
 
 
-def write(connection: Connection | None, weights: Weights, streams: np.ndarray, y: np.ndarray) -> np.ndarray:
+def write(connection: Block | None, weights: Weights, streams: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The streams once a block has given y (n, E)."""
     match connection:
         case AttentionResidual(begins=True):

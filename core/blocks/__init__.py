@@ -52,7 +52,6 @@ from augury.blocks.residual import (
     Connection,
     GatedHyperConnection,
     HyperConnection,
-    Residual,
     StreamMean,
 )
 from augury.blocks.transformer import (
@@ -113,7 +112,6 @@ __all__ = [
     "Pooling",
     "Preparation",
     "Projection",
-    "Residual",
     "Rope",
     "Router",
     "Rows",

@@ -25,14 +25,17 @@ class Block:
 
     Attributes:
         is_parallel: Whether it sees x as it was before its layer, whatever other blocks have added.
+        connection: How it reads and writes residual streams, a `Connection`; None: it sees x, the last of them, and adds to it.
     """
 
     is_parallel: bool = field(default=False, kw_only=True)
+    connection: Block | None = field(default=None, kw_only=True)
 
     def tensors(self) -> tuple[Part, ...]:
-        """What it has of the model file, in the order of its fields."""
+        """What it has of the model file, in the order of its fields, and its connection's."""
         parts = (getattr(self, each.name) for each in fields(type(self)))
-        return tuple(part for part in parts if isinstance(part, Part))
+        of_connection = () if self.connection is None else self.connection.tensors()
+        return (*(part for part in parts if isinstance(part, Part)), *of_connection)
 
     @property
     def reads_embedding(self) -> bool:

@@ -18,7 +18,6 @@ from augury.errors import CapacityError, OptionError
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Norm, Part
-    from augury.blocks.residual import Connection, Residual
 
 __all__ = ["Layer", "ModelPlan", "NextnLayer"]
 
@@ -30,9 +29,6 @@ _Choosing = Attention | LatentAttention | CompressedAttention
 class Layer:
     """x += mixer(x), then x += feed_forward(x). Each is a block, several one after the other, or missing.
 
-    With a `residual`, mixer and feed-forward see what it says in place of x, and what they give is not merely added to x, which
-    is the last of the streams then.
-
     Afterwards `x *= scale`, and `x = norm(x)` where there is a norm.
     """
 
@@ -40,19 +36,11 @@ class Layer:
     feed_forward: _Blocks = None
     norm: Norm | None = None
     scale: float = 1.0
-    residual: Residual | None = None
-
-    def connection(self, block: Block) -> Connection | None:
-        """How one of its blocks reads and writes the residual streams; None: it sees x and adds to it."""
-        if self.residual is None:
-            return None
-        return {id(self.mixer): self.residual.mixer, id(self.feed_forward): self.residual.feed_forward}.get(id(block))
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Its parts of the model file, block by block, then its own norm."""
-        residual = [] if self.residual is None else self.residual.connections
-        parts = tuple(part for block in (*self.blocks, *residual) for part in block.tensors())
+        parts = tuple(part for block in self.blocks for part in block.tensors())
         return parts if self.norm is None else (*parts, self.norm)
 
     @property
@@ -73,6 +61,11 @@ class Layer:
     def with_blocks(self, change: Callable[[Block], Block]) -> Layer:
         """The same layer with other blocks in place of its own."""
         return evolve(self, mixer=_changed(self.mixer, change), feed_forward=_changed(self.feed_forward, change))
+
+    def connected(self, *connections: Block) -> Layer:
+        """The same layer, whose blocks read and write residual streams by these connections, in their order."""
+        left = [*connections]
+        return self.with_blocks(lambda block: evolve(block, connection=left.pop(0)))
 
 
 def _each(blocks: _Blocks) -> tuple[Block, ...]:
@@ -180,15 +173,16 @@ class ModelPlan:
         """How many values each token has between two layers, in all residual streams that the embedding begins."""
         return self.embedding.n_streams * self.embedding.n_embd
 
-    def n_seen(self, layer: Layer, block: Block) -> int:
-        """How many values of a token a block of a layer sees: x, or all residual streams."""
-        return self.n_hidden if isinstance(layer.connection(block), AllStreams) else self.embedding.n_embd
+    def n_seen(self, block: Block) -> int:
+        """How many values of a token a block sees: x, or all residual streams."""
+        return self.n_hidden if isinstance(block.connection, AllStreams) else self.embedding.n_embd
 
     @property
     def _changes_streams(self) -> bool:
         """Whether layers begin residual streams, or trade two of them."""
-        trades = any(isinstance(block, SecondStream) and block.trades for layer in self.layers for block in layer.blocks)
-        return trades or any(layer.residual and self.embedding.n_streams == 1 for layer in self.layers)
+        blocks = [block for layer in self.layers for block in layer.blocks]
+        trades = any(isinstance(block, SecondStream) and block.trades for block in blocks)
+        return trades or (self.embedding.n_streams == 1 and any(block.connection for block in blocks))
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""
@@ -198,6 +192,11 @@ class ModelPlan:
         yield from (self.output, *self.injections)
         for each in self.nextn:
             yield from (each.embedding, each.input, *each.layer.blocks, each.output)
+
+    @property
+    def connections(self) -> list[Block]:
+        """How its blocks read and write residual streams, where they are connected."""
+        return [block.connection for block in self.blocks() if block.connection is not None]
 
     def parts(self) -> Iterator[Part]:
         """What all of it has of the model file, in order."""

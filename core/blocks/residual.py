@@ -14,7 +14,7 @@ from augury.blocks.block import Block
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Norm, Vector
 
-__all__ = ["AllStreams", "AttentionResidual", "Connection", "GatedHyperConnection", "HyperConnection", "Residual", "StreamMean"]
+__all__ = ["AllStreams", "AttentionResidual", "Connection", "GatedHyperConnection", "HyperConnection", "StreamMean"]
 
 
 @frozen
@@ -87,16 +87,3 @@ class AllStreams(Block):
 
 Connection = AttentionResidual | HyperConnection | GatedHyperConnection | StreamMean | AllStreams
 """How a block reads and writes the residual streams."""
-
-
-@frozen
-class Residual:
-    """The connections of a layer's mixer and feed-forward."""
-
-    mixer: Connection
-    feed_forward: Connection | None = None  # None: there is no feed-forward
-
-    @property
-    def connections(self) -> tuple[Connection, ...]:
-        """Of the mixer, then of the feed-forward if there is one."""
-        return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from augury.blocks.indexer import BlockIndexer, PoolIndexer
     from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
-    from augury.blocks.residual import Connection
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
 
@@ -296,12 +295,7 @@ class Output(Block):
     norm: Norm | None
     weight: Linear | None  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
-    residual: Connection | None = None  # what it reads in place of x
     tokens: Integers | None = None  # which token each logit is of, where there are not those of all; the others' are -inf
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its own, and those of its connection."""
-        return super().tensors() + (() if self.residual is None else self.residual.tensors())
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: it makes logits of x."""

@@ -144,15 +144,14 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
             file.tensor(name, shape)
         except ModelFileError as error:
             yield TENSORS, str(error)
-    blocks = [(i, layer, block) for i, layer in enumerate(plan.layers) for block in layer.blocks]
-    for i, of, block in blocks:
+    for i, block in ((i, block) for i, layer in enumerate(plan.layers) for block in layer.blocks):
         if isinstance(block, Attention):
             for what, found, expected in _attention_sizes(block, plan.embedding.n_embd):
                 if found != expected:
                     yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
         elif type(block).lower is not Block.lower:
             try:
-                block.lowered(plan.n_seen(of, block))
+                block.lowered(plan.n_seen(block))
             except PluginError as error:
                 yield SIZES, f"layer {i}, {error}"
     for end in (plan.embedding, plan.output):

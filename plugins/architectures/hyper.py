@@ -25,7 +25,6 @@ from augury.blocks import (
     Output,
     PoolIndexer,
     Pooling,
-    Residual,
     Rope,
     StreamMean,
     Vector,
@@ -108,7 +107,7 @@ class HunyuanV4(Transformer):
         mixer, feed_forward = (connection(decoder, f"{at}.hc_{part}", 2, **post) for part in ("attn", "ffn"))
         o = decoder.linear(f"{at}.attn_output", attention.o.n_in, decoder.n_embd, **_PLAIN)
         attention = attrs.evolve(attention, o=o, sinks=sinks, gate=gate, **choice)
-        return Layer(attention, cls.feed_forward(decoder, layer), residual=Residual(mixer, feed_forward))
+        return Layer(attention, cls.feed_forward(decoder, layer)).connected(mixer, feed_forward)
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> Any:
@@ -125,14 +124,14 @@ class HunyuanV4(Transformer):
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         """The last block."""
-        return attrs.evolve(plain_output(decoder), residual=connection(decoder, "output_hc", 1))
+        return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
-def mixed_streams(decoder: Decoder, layer: int) -> Residual:
+def mixed_streams(decoder: Decoder, layer: int) -> list[HyperConnection]:
     """The connections of a layer whose streams are mixed."""
     n_rounds = max(decoder.keys.count("hyper_connection.sinkhorn_iterations", least=0), 1)
     names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
-    return Residual(*(connection(decoder, name, 3, post_scale=2.0, n_rounds=n_rounds) for name in names))
+    return [connection(decoder, name, 3, post_scale=2.0, n_rounds=n_rounds) for name in names]
 
 
 class DeepSeek4(Transformer):
@@ -164,7 +163,7 @@ class DeepSeek4(Transformer):
         if len(ratios) < max(layer + 1, decoder.n_layers) or any(ratio not in _RATIOS for ratio in ratios):
             keys.fail(key, ratios[:8], f"{decoder.n_layers} of 0, 4 and 128, one per layer")
         mixer = cls.attention(decoder, layer, ratios[layer])
-        return Layer(mixer, cls.feed_forward(decoder, layer), residual=mixed_streams(decoder, layer))
+        return Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int, ratio: int) -> CompressedAttention:
@@ -253,7 +252,7 @@ class DeepSeek4(Transformer):
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         """The last block."""
-        return attrs.evolve(plain_output(decoder), residual=connection(decoder, "output_hc", 1))
+        return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
 class Glm5Next(KimiK3):
@@ -272,14 +271,14 @@ class Glm5Next(KimiK3):
         if not keys.flag("attention.indexer.kpool_select_tail", default=False):
             keys.fail("attention.indexer.kpool_select_tail", False, "true: tokens see those of the last block")
         layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
-        output = attrs.evolve(plain_output(decoder), residual=StreamMean())
+        output = attrs.evolve(plain_output(decoder), connection=StreamMean())
         return {"main": decoder.plan(layers, output=output, n_streams=n)}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int) -> Layer:
         """A layer, from 0."""
         mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
-        return Layer(mixer, cls.feed_forward(decoder, layer), residual=mixed_streams(decoder, layer))
+        return Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
 
     @classmethod
     def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:

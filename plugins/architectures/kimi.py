@@ -19,7 +19,6 @@ from augury.blocks import (
     LinearRecurrence,
     MixtureOfExperts,
     ModelPlan,
-    Residual,
 )
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -159,8 +158,8 @@ class KimiK3(KimiLinear):
         decoder = Decoder(file, least=0, may_have_experts=True)
         if not decoder.keys.count("attn_res.block_size", least=0):
             return {"main": plan}
-        residual = AttentionResidual(decoder.norm("output_res_score"))
-        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, residual=residual))}
+        connection = AttentionResidual(decoder.norm("output_res_score"))
+        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, connection=connection))}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int) -> Layer:
@@ -170,7 +169,7 @@ class KimiK3(KimiLinear):
             return plain
         of_mixer, of_feed_forward = (decoder.norm(f"blk.{layer}.{part}_res_score") for part in ("attn", "ffn"))
         mixer = AttentionResidual(of_mixer if layer else None, begins=layer % size == 0)
-        return attrs.evolve(plain, residual=Residual(mixer, AttentionResidual(of_feed_forward)))
+        return plain.connected(mixer, AttentionResidual(of_feed_forward))
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:

@@ -21,7 +21,6 @@ from augury.blocks import (
     Output,
     PoolIndexer,
     Pooling,
-    Residual,
     Rope,
 )
 from augury.files.gguf import ModelFile
@@ -52,7 +51,7 @@ class Qwen4(Qwen35):
         layers = []
         for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
             if layer in memories:
-                layers.append(Layer(cls.memory(decoder, layer), residual=Residual(AllStreams())))
+                layers.append(Layer(cls.memory(decoder, layer)).connected(AllStreams()))
             delta_net = attrs.evolve(cls.delta_net(decoder, layer, None), has_sigmoid=True) if is_recurrent else None
             layers.append(cls.layer(decoder, layer, delta_net or cls.attention(decoder, layer, rope)))
 
@@ -60,7 +59,7 @@ class Qwen4(Qwen35):
             return cls.layer(decoder, layer, cls.attention(decoder, layer, rope))
 
         def read_by(name: str, output: Output) -> Output:
-            return attrs.evolve(output, residual=cls.connection(decoder, name, writes=False))
+            return attrs.evolve(output, connection=cls.connection(decoder, name, writes=False))
 
         plan = decoder.plan(
             layers,
@@ -77,7 +76,7 @@ class Qwen4(Qwen35):
         """A layer, from 0, with this mixer."""
         experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
         names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
-        return Layer(mixer, experts, residual=Residual(*(cls.connection(decoder, name) for name in names)))
+        return Layer(mixer, experts).connected(*(cls.connection(decoder, name) for name in names))
 
     @classmethod
     def connection(cls, decoder: Decoder, name: str, *, writes: bool = True) -> GatedHyperConnection:

@@ -37,7 +37,6 @@ from augury.blocks import (
     PoolIndexer,
     Pooling,
     Projection,
-    Residual,
     Rope,
     Rows,
     SecondStream,
@@ -183,9 +182,9 @@ def pooled(indexer):
 
 def with_streams(connection, output):
     """A plan with several residual streams."""
-    layers = (attrs.evolve(LAYER, residual=Residual(connection, connection)),) * 2
+    layers = (LAYER.connected(connection, connection),) * 2
     embedding = attrs.evolve(PLAN.embedding, n_streams=S)
-    return attrs.evolve(PLAN, embedding=embedding, layers=layers, output=attrs.evolve(PLAN.output, residual=output))
+    return attrs.evolve(PLAN, embedding=embedding, layers=layers, output=attrs.evolve(PLAN.output, connection=output))
 
 
 VARIANTS = {
@@ -276,8 +275,9 @@ VARIANTS = {
     "capped feed-forward": feed_forward(activation=Activation.SITU, constants=(0.3, 0.2)),
     "xielu": feed_forward(gate=None, activation=Activation.XIELU, constants=(0.7, 0.9, 0.5, -1e-6)),
     "mixed streams": attrs.evolve(
-        with_layers(residual=Residual(AttentionResidual(LAYER_NORM, begins=True), AttentionResidual(LAYER_NORM))),
-        output=attrs.evolve(PLAN.output, residual=AttentionResidual(LAYER_NORM)),
+        PLAN,
+        layers=(LAYER, LAYER.connected(AttentionResidual(LAYER_NORM, begins=True), AttentionResidual(LAYER_NORM))),
+        output=attrs.evolve(PLAN.output, connection=AttentionResidual(LAYER_NORM)),
     ),
     "hyper-connections": with_streams(HYPER, HYPER_OUTPUT),
     "hyper-connections that mix streams": with_streams(

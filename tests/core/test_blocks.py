@@ -14,7 +14,6 @@ from augury.blocks import (
     ModelPlan,
     Norm,
     Output,
-    Residual,
     Rope,
     Rows,
 )
@@ -49,7 +48,10 @@ def test_a_connection_that_a_backend_does_not_know_is_refused(backend):
     class Bridge(Block):
         """Not in any vocabulary."""
 
-    kind, plan = BACKENDS[backend], attrs.evolve(PLAN, layers=(attrs.evolve(LAYER, residual=Residual(Bridge())),))
+    kind, plan = (
+        BACKENDS[backend],
+        attrs.evolve(PLAN, layers=(LAYER.connected(Bridge(), Bridge()),)),
+    )
     with pytest.raises(UnsupportedError, match="Bridge"):
         kind(kind.options_class()).state_spec(plan, ModelOptions())
 

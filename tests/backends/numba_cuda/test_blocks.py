@@ -14,7 +14,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
 from augury.backends.numba_cuda.operations import attention
-from augury.blocks import Block, Integers, NextnLayer, Residual
+from augury.blocks import Block, Integers, NextnLayer
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -116,7 +116,7 @@ class Bridge(Block):
     {
         "an output of some tokens": {"output": attrs.evolve(PLAN.output, tokens=Integers("tokens", 7))},
         "layers that predict further tokens": {"nextn": (NextnLayer(PLAN.embedding, None, PLAN.layers[0], PLAN.output),)},
-        "connection Bridge": {"layers": (attrs.evolve(PLAN.layers[0], residual=Residual(Bridge())),)},
+        "connection Bridge": {"layers": (PLAN.layers[0].connected(Bridge(), Bridge()),)},
         "block Bridge does not say how it is computed": {"layers": (attrs.evolve(PLAN.layers[0], mixer=Bridge()),)},
     }.items(),
 )
@@ -130,7 +130,7 @@ def test_streams_that_blocks_would_add_to_otherwise_are_refused():
     for told, layer in {
         "FeedForward.is_parallel": {"feed_forward": attrs.evolve(plan.layers[0].feed_forward, is_parallel=True)},
         "scale": {"scale": 0.5},
-        "Attention without a connection": {"residual": None},
+        "Attention without a connection": {"mixer": attrs.evolve(plan.layers[0].mixer, connection=None)},
     }.items():
         with pytest.raises(UnsupportedError, match=f"several residual streams in a layer with {told}"):
             load("numba-cuda", attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], **layer), plan.layers[1])))

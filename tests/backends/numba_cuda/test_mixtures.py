@@ -47,8 +47,9 @@ def loaded(name, backend, change=lambda plan: plan):
 def mixture_alone(plan):
     """A plan of the first mixture of another one, with what is beside it."""
     layer = next(layer for layer in plan.layers if MixtureOfExperts in map(type, layer.blocks))
-    output = attrs.evolve(plan.output, residual=None)
-    return attrs.evolve(plan, layers=(Layer(None, layer.feed_forward),), output=output)
+    alone = Layer(None, layer.feed_forward).connected(None, None)
+    output = attrs.evolve(plan.output, connection=None)
+    return attrs.evolve(plan, layers=(alone,), output=output)
 
 
 @pytest.mark.sample(1)
