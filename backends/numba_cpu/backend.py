@@ -46,7 +46,6 @@ class NumbaCpu(Backend):
 
     @classmethod
     def note(cls) -> str | None:
-        """See `tiles.note`."""
         return tiles.note()
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:

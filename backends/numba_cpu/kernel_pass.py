@@ -17,14 +17,12 @@ class KernelPass(ArrayPass):
     """Rows of logits whose best tokens and sums kernels find, with the results of `ArrayPass`."""
 
     def argmax(self) -> np.ndarray:
-        """See `Pass.argmax`."""
         n_rows, n = self._array.shape
         best = np.empty(n_rows, np.int32)
         kernels.argmax(self._array.ctypes.data, self._array.strides[0] // _FLOAT, n_rows, n, best.ctypes.data)
         return best
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Pass.top_k`."""
         n_rows, n = self._array.shape
         k = min(k, n)
         if not 1 <= k <= kernels.MAX_BEST:

@@ -191,11 +191,9 @@ class NumbaCpuModel(Model):
         return profile.limits(self._team, self.isa)
 
     def check(self) -> None:
-        """See `Model.check`."""
         self._weights.check()
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`."""
         spec = self.state_spec
         if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
             raise CapacityError(

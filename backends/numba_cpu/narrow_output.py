@@ -93,7 +93,6 @@ class NarrowPass(KernelPass):
         self._n_vocab = n_vocab
 
     def argmax(self) -> np.ndarray:
-        """See `Pass.argmax`."""
         return self._named(super().argmax())
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,25 +101,21 @@ class NarrowPass(KernelPass):
         return self._named(ids), logits
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """See `Pass.gather`."""
         places = np.minimum(np.searchsorted(self._tokens, ids), len(self._tokens) - 1)
         logits: np.ndarray = np.where(self._tokens[places] == ids, self._array[row, places], np.float32(-np.inf))
         return logits
 
     def rows(self) -> np.ndarray:
-        """See `Pass.rows`."""
         rows = np.full((len(self._array), self._n_vocab), -np.inf, np.float32)
         rows[:, self._tokens] = self._array
         return rows
 
     def row(self, row: int) -> np.ndarray:
-        """See `Pass.row`."""
         logits = np.full(self._n_vocab, -np.inf, np.float32)
         logits[self._tokens] = self._array[row]
         return logits
 
     def first(self, n: int) -> NarrowPass:
-        """See `Pass.first`."""
         m = int(np.searchsorted(self._tokens, n))
         return NarrowPass(self._array[:, :m], self._tokens[:m], n, self._features)
 

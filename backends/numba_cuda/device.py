@@ -218,7 +218,6 @@ class SimulatedDevice(Device):
         """See `Device.prepare`: lanes are compiled when they are first called."""
 
     def staging(self, n: int) -> np.ndarray:
-        """See `Device.staging`."""
         return np.zeros(n, np.int32)
 
     def program(
@@ -227,46 +226,37 @@ class SimulatedDevice(Device):
         staged: tuple[np.ndarray, Pointer] | None = None,
         fetched: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
-        """See `Device.program`."""
         return _Eager(self, steps, staged, fetched)
 
     def launch(self, launch: Launch) -> None:
-        """See `Device.launch`."""
         kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)
         arguments = [_array(each).view(ELEMENTS[letter]) if isinstance(each, Pointer) else each for letter, each in given]
         grouped = kernel.grouped(arguments)
         simulator.run(kernel.function, launch.grid, launch.n_threads, grouped, is_reversed=self.is_reversed)
 
     def copy(self, step: Copy) -> None:
-        """See `Device.copy`."""
         _array(step.to)[: step.n_bytes] = _array(step.source)[: step.n_bytes]
 
     def write(self, to: Pointer, array: np.ndarray) -> None:
-        """See `Device.write`."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         _array(to)[: len(flat)] = flat
 
     def read(self, source: Pointer, array: np.ndarray) -> None:
-        """See `Device.read`."""
         array.reshape(-1).view(np.uint8)[:] = _array(source)[: array.nbytes]
 
     def send(self, staged: np.ndarray, to: Pointer) -> None:
-        """See `Device.send`."""
         self.write(to, staged)
 
     def fetch(self, source: Pointer, staged: np.ndarray) -> None:
-        """See `Device.fetch`."""
         self.read(source, staged)
 
     def mark(self) -> None:
         """See `Device.mark`."""
 
     def wait(self) -> float | None:
-        """See `Device.wait`."""
         return None
 
     def close(self) -> None:
-        """See `Device.close`."""
         self._n_bytes.clear()
 
 

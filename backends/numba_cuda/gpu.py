@@ -84,7 +84,6 @@ class Gpu(Device):
         self._functions[name] = self._call("cuModuleGetFunction", self._modules[-1], entry.encode())
 
     def staging(self, n: int) -> np.ndarray:
-        """See `Device.staging`."""
         self._enter()
         address = self._call("cuMemHostAlloc", 4 * n, 0)
         self._pinned.append(address)
@@ -98,43 +97,35 @@ class Gpu(Device):
         staged: tuple[np.ndarray, Pointer] | None = None,
         fetched: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
-        """See `Device.program`."""
         eager = _Steps(self, steps, staged, fetched)
         return _Graph(self, eager) if self._has_graphs else eager
 
     def launch(self, launch: Launch) -> None:
-        """See `Device.launch`."""
         self._enter()
         _Call(self, launch).run()
 
     def copy(self, step: Copy) -> None:
-        """See `Device.copy`."""
         self._enter()
         self._call("cuMemcpyDtoDAsync", _address(step.to), _address(step.source), step.n_bytes, self.stream)
 
     def write(self, to: Pointer, array: np.ndarray) -> None:
-        """See `Device.write`."""
         array = np.ascontiguousarray(array)
         self.send(array, to)
         self._call("cuStreamSynchronize", self.stream)  # until then the array is to stay
 
     def read(self, source: Pointer, array: np.ndarray) -> None:
-        """See `Device.read`."""
         self.fetch(source, array)
         self._call("cuStreamSynchronize", self.stream)
 
     def send(self, staged: np.ndarray, to: Pointer) -> None:
-        """See `Device.send`."""
         self._enter()
         self._call("cuMemcpyHtoDAsync", _address(to), staged.ctypes.data, staged.nbytes, self.stream)
 
     def fetch(self, source: Pointer, staged: np.ndarray) -> None:
-        """See `Device.fetch`."""
         self._enter()
         self._call("cuMemcpyDtoHAsync", staged.ctypes.data, _address(source), staged.nbytes, self.stream)
 
     def mark(self) -> None:
-        """See `Device.mark`."""
         self._enter()
         self._call("cuEventRecord", self._marks[self._n_marks % 2], self.stream)
         self._n_marks += 1
@@ -150,7 +141,6 @@ class Gpu(Device):
         return self._seconds
 
     def close(self) -> None:
-        """See `Device.close`."""
         if self._is_closed:
             return
         self._enter()
@@ -250,7 +240,6 @@ class _Steps(Program):
         ]
 
     def run(self) -> None:
-        """See `Program.run`."""
         gpu = self._gpu
         gpu._enter()
         if self._staged is not None:
@@ -272,7 +261,6 @@ class _Graph(Program):
         self._graph: Any = None
 
     def run(self) -> None:
-        """See `Program.run`."""
         self._gpu._enter()
         if self._graph is None:
             self._steps.run()  # the driver may load a kernel when it is first launched, which spoils a recording

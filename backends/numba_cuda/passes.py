@@ -42,7 +42,6 @@ class DevicePass(Pass):
         self._is_over = False
 
     def wait(self) -> float | None:
-        """See `Pass.wait`."""
         if not self._is_over:
             own_s, self._is_over = self._chooser.device.wait(), True
             self._seconds = None if own_s is None else self._before_s + own_s
@@ -52,7 +51,6 @@ class DevicePass(Pass):
         return self._seconds
 
     def argmax(self) -> np.ndarray:
-        """See `Pass.argmax`."""
         if self._n != self._chooser.logits.n_vocab:
             found = self._all(RowRequest(1))
             ids, values = found.ids[:, 0], found.values[:, 0]
@@ -62,7 +60,6 @@ class DevicePass(Pass):
         return np.where(np.isfinite(values), ids, np.int32(-1))
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Pass.top_k`."""
         k = max(0, min(k, self._n))
         if not 0 < k <= MAX_K:
             return ArrayPass(np.stack([self.row(row) for row in rows])).top_k(np.arange(len(rows), dtype=np.int32), k)
@@ -70,7 +67,6 @@ class DevicePass(Pass):
         return found.ids[rows, :k], found.values[rows, :k]
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """See `Pass.gather`."""
         self.wait()
         if not len(ids):
             return np.empty(0, np.float32)
@@ -95,7 +91,6 @@ class DevicePass(Pass):
         return self._chooser.gather(row, ids)
 
     def log_normalizer(self, row: int) -> float:
-        """See `Pass.log_normalizer`."""
         return float(self._all(RowRequest(has_sums=True)).normalizers[row])
 
     def _all(self, wanted: RowRequest) -> RowResult:
@@ -110,7 +105,6 @@ class DevicePass(Pass):
         return found
 
     def rows(self) -> np.ndarray:
-        """See `Pass.rows`."""
         if self._read is None:
             whole = np.empty((self._n_rows, self._chooser.logits.n_vocab), np.float32)
             if self._n_rows:
@@ -129,7 +123,6 @@ class DevicePass(Pass):
         return self._rows[row]
 
     def features(self, name: str) -> np.ndarray:
-        """See `Pass.features`."""
         if name not in self._features:
             return super().features(name)
         at, n, width = self._features[name]
@@ -138,7 +131,6 @@ class DevicePass(Pass):
         return read_only(values)
 
     def first(self, n: int) -> Pass:
-        """See `Pass.first`."""
         self.wait()
         begun = evolve(self._begun, wanted=RowRequest())
         narrowed = DevicePass(self._chooser, self._fetched, self._row_slots, self._features, n, begun)
@@ -154,9 +146,7 @@ class GatheredPass(ArrayPass):
         self._chooser = chooser
 
     def log_normalizer(self, row: int) -> float:
-        """See `Pass.log_normalizer`."""
         return self._chooser.normalizer(self._array[row])
 
     def first(self, n: int) -> Pass:
-        """See `Pass.first`."""
         return GatheredPass(self._chooser, self._array[:, :n], self._features)

@@ -102,7 +102,6 @@ class ReferenceModel(Model):
         return NamedPass(passed, weights.integers(tokens.weight), self.info.n_vocab)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`."""
         self._open()
         return [array for cache in self._caches.values() for array in cache.slot_memory(slot, n)]
 

@@ -38,16 +38,13 @@ class PrepareHeadsEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
 
     def tables(self) -> Mapping[Hashable, int]:
-        """See `OperationEmitter.tables`."""
         n_ctx = self.scope.options.n_ctx
         return {key: size for steps in self.operation.steps for key, size in table_of(steps.rope, n_ctx).items()}
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         operation, arena, n_ctx, parts = self.operation, placed.arena, self.scope.options.n_ctx, []
         self._n_heads = 0
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
@@ -61,14 +58,12 @@ class PrepareHeadsEmitter(OperationEmitter):
         self._parts = arena.keep(table(parts), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         work = Work("storing keys and values" if self._kept else "preparing heads")
         operands = {"prepare_head": address(head.prepare_head), "parts": self._parts, "n_heads": self._n_heads}
         tape.add(work, head.prepare_heads, **operands)
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """See `OperationEmitter.written`."""
         return (*self.operation.x, *self.operation.out)
 
     @property
@@ -107,11 +102,9 @@ class AttendEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel, *[adjust_scores] * self._adjusts_scores)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         lists = {} if self.operation.choice is None else list_buffers(self._n_cells, 1)
         return {
             **lists,
@@ -120,7 +113,6 @@ class AttendEmitter(OperationEmitter):
         }
 
     def scratch_bytes(self) -> int:
-        """See `OperationEmitter.scratch_bytes`."""
         return attention_layer.scratch_bytes(self._keys.size, self._value_dim)
 
     def place(self, placed: Placed) -> None:
@@ -154,7 +146,6 @@ class AttendEmitter(OperationEmitter):
         self._layer = arena.keep(table([layer]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         keys, values, n_heads = self._keys, self._values, self.operation.n_heads
         n_bytes = keys.n_heads * keys.size * BYTES[keys.kind] // LANES
         if values is not None:

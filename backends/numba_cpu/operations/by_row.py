@@ -40,15 +40,12 @@ class ByRowEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         self._table = placed.arena.keep(table([_operand(each, placed) for each in self._operands]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work(type(self.operation).__name__), self._kernel, operands=self._table)
 
 

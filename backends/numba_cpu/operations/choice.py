@@ -72,16 +72,13 @@ class ChooseEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel, choice.choose)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         n_lists = self.operation.out.width
         return {**list_buffers(self._n_cells, n_lists), _SCORES: row_bytes(n_lists * up(self._n_cells, CHUNK))}
 
     def scratch_bytes(self) -> int:
-        """See `OperationEmitter.scratch_bytes`."""
         return choice.scratch_bytes(-(-self._n_cells // self.operation.size))
 
     def place(self, placed: Placed) -> None:
@@ -104,7 +101,6 @@ class ChooseEmitter(OperationEmitter):
         self._fields = {"choice": placed.arena.keep(table([made]), "scratch"), "n_lists": operation.out.width}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         keys, n_work = self._keys, self._n_heads * self._keys.size
         work = Work("indexer", bytes_per_position=keys.row_bytes, multiply_adds_per_position=n_work)
         tape.add(work, self._kernel, **self._fields)
@@ -129,15 +125,12 @@ class PoolEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (kernels.pool_kernel(self._pooled.kind), kernels.keep_to_pool, prepare_head)
 
     def scratch_bytes(self) -> int:
-        """See `OperationEmitter.scratch_bytes`."""
         return kernels.scratch_bytes(2 * self.operation.pooling.size, 2 * self._pooled.size)
 
     def tables(self) -> Mapping[Hashable, int]:
-        """See `OperationEmitter.tables`."""
         return table_of(self.operation.pooling.rope, self.scope.options.n_ctx)
 
     def place(self, placed: Placed) -> None:
@@ -168,7 +161,6 @@ class PoolEmitter(OperationEmitter):
         self._layer = arena.keep(table([layer]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work("keeping rows to pool"), kernels.keep_to_pool, layer=self._layer)
         tape.add(Work("pooling"), kernels.pool_kernel(self._pooled.kind), layer=self._layer)
 
@@ -187,16 +179,13 @@ class ChooseBlocksEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (kernels.list_cells, *[kernels.score_blocks] * (self._keys is not None))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         lists = list_buffers(self._n_cells, self.operation.out.width)
         return lists if self._keys is None else {**lists, _SCORES: row_bytes(self._n_blocks)}
 
     def scratch_bytes(self) -> int:
-        """See `OperationEmitter.scratch_bytes`."""
         return kernels.scratch_bytes(0, 0)
 
     def place(self, placed: Placed) -> None:
@@ -223,7 +212,6 @@ class ChooseBlocksEmitter(OperationEmitter):
         self._choice = placed.arena.keep(table([made]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         if self._keys is not None and self.operation.queries is not None:
             size, n_work = self.operation.size, self.operation.queries.width // self.operation.size
             n_bytes = BYTES[self._keys.kind] // LANES * self._keys.size // size

@@ -28,7 +28,6 @@ class LookUpEmitter(OperationEmitter):
     kernels = (embed.look_up,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, to = self.operation, self.placed.rows(self.operation.out, tape)
         matrix = tape.weights.matrix(operation.table)
         tape.add(
@@ -51,7 +50,6 @@ class InPlaceEmitter(OperationEmitter):
     kernels = (step.add_rows,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         if isinstance(self.operation, Normalize):
             tape.norm_x(self.operation.norm)
         else:
@@ -66,11 +64,9 @@ class GiveInputsEmitter(OperationEmitter):
     kernels = (embed.add_inputs,)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         return {INPUTS: row_bytes(self.operation.x.width)}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, size = self.operation, self.operation.x.width
         x, y = (self.placed.at(value) for value in operation.read)
         to = Place(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
@@ -85,16 +81,13 @@ class GiveLogitsEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         operation = self.operation
         return (*[logits.cap_logits] * (operation.softcap is not None), *[step.gather_rows] * (operation.norm is None))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         return {"normed": row_bytes(self.operation.x.width)}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, x = self.operation, self.placed.rows(self.operation.x, tape)
         rows = tape.norm_output(operation.norm, x, tape.space.named("normed", x.width))
         tape.logits = tape.multiply("output", rows, ((operation.linear, 0),), is_output=True)

@@ -53,7 +53,6 @@ class RouteEmitter(OperationEmitter):
     kernels = (routing.route, routing.group)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         router = self.operation.router
         return {"routes": max(_routes_bytes(MAX_TOKENS, router), n_threads * _routes_bytes(PRIVATE_TOKENS, router))}
 
@@ -62,7 +61,6 @@ class RouteEmitter(OperationEmitter):
         return 8 * self.operation.router.logits.n_out + 4 * self.operation.router.n_groups + 64
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         router, weights = self.operation.router, placed.weights
         self._bias = 0 if router.bias is None else weights.vector(router.bias.weight, router.bias.size)
@@ -124,14 +122,12 @@ class FeedExpertsEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (
             *(self._kernel, experts.multiply_experts, experts.combine),
             *(experts.quantize_inputs, experts.quantize_hidden),
         )
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         block, k = self._block, self._block.router.n_used
         n_rows = MAX_TOKENS * k
         return {
@@ -159,7 +155,6 @@ class FeedExpertsEmitter(OperationEmitter):
                 self._tables[part.weight] = (scales, biases)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         block, buffers, private = self._block, self.placed.buffers, tape.space.is_private
         x, routes = self.placed.rows(self._feed.x, tape), tape.kept[self._feed.routes].address
         inputs = [part for part in (block.gate, block.up) if part is not None]
@@ -268,12 +263,10 @@ class AddWeighedEmitter(OperationEmitter):
             )
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         self._routes = placed.arena.shared("routes of one", lambda: _routes_of_one(placed.arena), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation = self.operation
         y, to = self.placed.rows(operation.y, tape), self.placed.rows(operation.out, tape)
         shared, gate, gated = _added(operation, self.placed, tape)

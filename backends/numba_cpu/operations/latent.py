@@ -46,7 +46,6 @@ class PrepareLatentsEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         own = (latent.prepare_kernel(self.scope.cache(self.operation.cache).kind), head.prepare_head)
         return (*own, *[head.prepare_heads] * self._sharpens, latent.multiply_heads, latent.quantize_heads)
 
@@ -55,7 +54,6 @@ class PrepareLatentsEmitter(OperationEmitter):
         return max(4 * MAX_TOKENS * self.operation.keys.n_in, 4 * self._size + 256)
 
     def tables(self) -> Mapping[Hashable, int]:
-        """See `OperationEmitter.tables`."""
         return table_of(self.operation.rope, self.scope.options.n_ctx)
 
     def place(self, placed: Placed) -> None:
@@ -92,7 +90,6 @@ class PrepareLatentsEmitter(OperationEmitter):
         self._part = placed.arena.keep(table([part]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
         queries, out = placed.at(operation.queries), placed.at(operation.out)
         if self._sharpens:
@@ -112,7 +109,6 @@ class MultiplyHeadsEmitter(OperationEmitter):
     kernels = (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         return {_PRODUCTS: row_bytes(self.operation.matrices.n * self._padded)} if self._is_padded else {}
 
     def scratch_bytes(self) -> int:
@@ -120,7 +116,6 @@ class MultiplyHeadsEmitter(OperationEmitter):
         return 4 * MAX_TOKENS * self.operation.matrices.n_in
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         part, placed = self.operation.matrices, self.placed
         x, to = placed.at(self.operation.x), placed.at(self.operation.out).address
         made = placed.buffers[_PRODUCTS] if self._is_padded else to

@@ -36,11 +36,9 @@ class LookUpNgramsEmitter(OperationEmitter):
     kernels = (convolution.convolve, ngram.put_tokens, ngram.look_up)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         return dict.fromkeys((_TOKENS, _LAST), row_bytes(self._width))
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         operation, n, arena = self.operation, self.operation.n_tokens, placed.arena
         self._x, self._last = (Place(placed.buffers[name], self._width) for name in (_TOKENS, _LAST))
@@ -50,7 +48,6 @@ class LookUpNgramsEmitter(OperationEmitter):
         self._numbers = arena.keep(np.array(numbers, np.uint64).view(np.int64), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, matrix = self.operation, tape.weights.matrix(self.operation.table)
         tape.add(Work("last tokens"), ngram.put_tokens, x=self._x, n_each=operation.n_tokens)
         self.emit_states(tape)
@@ -69,7 +66,6 @@ class LookUpNgramsEmitter(OperationEmitter):
         )
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         tape.add(Work("convolution"), convolution.convolve, layer=self._layer)
 
     @property
@@ -88,7 +84,6 @@ class GateStreamsEmitter(OperationEmitter):
         return 8 * self.operation.key_norm.size + 128
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed, norm = self.operation, self.placed, tape.weights.norm
         size, (given, normed) = operation.key_norm.size, (placed.at(value).address for value in operation.out)
         rows = {"keys": placed.at(operation.keys), "values": placed.at(operation.values), "x": placed.rows(operation.x, tape)}

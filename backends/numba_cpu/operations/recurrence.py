@@ -42,7 +42,6 @@ class ConvolveEmitter(OperationEmitter):
     kernels = (convolution.convolve,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         operation = self.operation
         gates = [0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after)]
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
@@ -63,11 +62,9 @@ class ConvolveEmitter(OperationEmitter):
             self._records.append(layer)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         self.emit_states(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         for record in self._records:
             tape.add(Work("convolution"), convolution.convolve, layer=record)
 
@@ -80,7 +77,6 @@ class ScaleToLengthEmitter(OperationEmitter):
     kernels = (recurrent_ends.unit_heads,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         heads = self.operation
         tape.add(
             Work("lengths of queries and keys"),
@@ -95,7 +91,6 @@ class ScaleToLengthEmitter(OperationEmitter):
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """See `OperationEmitter.written`."""
         return (self.operation.x,)
 
 
@@ -106,7 +101,6 @@ class DecayEmitter(OperationEmitter):
     kernels = (recurrent_ends.decay,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         operation = self.operation
         *decays, betas = operation.out
         decays_at, betas_at = (4 * placed.layout.column(value) for value in (*(decays or [betas]), betas))
@@ -122,7 +116,6 @@ class DecayEmitter(OperationEmitter):
         }
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
 
 
@@ -133,7 +126,6 @@ class DecayByKeyEmitter(OperationEmitter):
     kernels = (recurrent_ends.decay_keys,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         operation, layout = self.operation, placed.layout
         decays, betas = operation.out
         self._fields = {
@@ -151,7 +143,6 @@ class DecayByKeyEmitter(OperationEmitter):
         }
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work("decays"), recurrent_ends.decay_keys, **self._fields)
 
 
@@ -166,11 +157,9 @@ class RecurEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel, recurrence.keep)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         recur, heads, layout = self.operation, self.operation.heads, placed.layout
         step, n_steps = (recur.betas, heads.value_dim) if recur.decays is None else (recur.decays, heads.n_heads)
         n_steps *= heads.key_dim if heads.is_by_key else 1
@@ -203,7 +192,6 @@ class RecurEmitter(OperationEmitter):
         tape.waits = False
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         tape.add(Work("recurrence"), self._kernel, layer=self._layer)
 
 
@@ -223,7 +211,6 @@ class GateEmitter(OperationEmitter):
             )
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         gate, size, is_by_group = self.operation, self.operation.y.width, self._n_gates < self.operation.y.width
         skip = 0
         if gate.skip is not None:
@@ -243,12 +230,10 @@ class GateEmitter(OperationEmitter):
         }
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work("gates"), recurrent_ends.gate, **self._fields)
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """See `OperationEmitter.written`."""
         return (self.operation.y, self.operation.out)
 
 

@@ -35,7 +35,6 @@ class NormalizeEmitter(OperationEmitter):
     kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
         to = Place(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
         at, apart = _source(operation.x, placed, tape)
@@ -67,7 +66,6 @@ class ResidualNormEmitter(OperationEmitter):
         self._waits = waits
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
 
 
@@ -77,7 +75,6 @@ class MultiplyEmitter(OperationEmitter):
     operation: Multiply
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
         to = [placed.rows(value, tape).address for value in operation.out]
         tape.multiply(operation.purpose, placed.rows(operation.x, tape), list(zip(operation.linears, to, strict=True)))
@@ -89,7 +86,6 @@ class AddEmitter(OperationEmitter):
     operation: Add
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add_later(self.operation.norm)
 
 
@@ -99,14 +95,12 @@ class AddStreamEmitter(OperationEmitter):
     operation: AddStream
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         if (first := self.operation.first) is not None:
             row = np.array(placed.weights.values(first.weight, (first.size,)), np.float32)
             self._first = Rows(placed.arena.keep(np.tile(row, MAX_TOKENS), "scratch"), 0, first.size)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, x, normed, z = self.operation, tape.space.x, tape.space.normed, tape.space.embedded
         assert z is not None
         tape.norm_x(None)
@@ -129,11 +123,9 @@ class ActivateEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
         x, to = placed.at(operation.x), placed.at(operation.out)
         other = Place(0, 0) if operation.up is None else placed.at(operation.up)
@@ -168,7 +160,6 @@ class JoinEmitter(OperationEmitter):
     kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
             (x, apart), part = _source(value, self.placed, tape), Place(to.address + 4 * column, to.stride)
@@ -183,7 +174,6 @@ class BeginStreamsEmitter(OperationEmitter):
     kernels = (recurrent_ends.place_rows, step.copy_rows)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         y, to = self.operation.y, tape.streams
         size = y[0].width
         if to.stride:  # x, which every thread has for itself
@@ -203,12 +193,10 @@ class ConstantEmitter(OperationEmitter):
     kernels = (recurrent_ends.place_rows,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         self._numbers = placed.arena.keep(np.array(self.operation.numbers, np.float32), "weights")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         to, width = self.placed.at(self.operation.out), self.operation.out.width
         _place(tape, "constants", Place(self._numbers, 0), to, width)
 
@@ -228,14 +216,12 @@ class ConvolveBlockEmitter(OperationEmitter):
             )
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         base = self.operation.base
         values = placed.weights.values(base.weight, base.shapes[base.weight])
         self._base = placed.arena.keep(np.array(values), "weights")  # a copy: the file may be closed
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, placed = self.operation, self.placed
         width, n_groups, n_taps = operation.x.width, operation.n_groups, operation.n_taps
         weights = placed.at(operation.weights)
@@ -263,16 +249,13 @@ class MultiplyActivatedEmitter(OperationEmitter):
 
     @property
     def kernels(self) -> Sequence[Any]:
-        """See `OperationEmitter.kernels`."""
         return (self._kernel,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         self._activating = _activating(self.operation.activate, placed)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, weights = self.operation, tape.weights
         hidden, *products = (self.placed.at(value) for value in operation.out)
         x = self.placed.rows(operation.x, tape)

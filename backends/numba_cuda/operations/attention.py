@@ -72,7 +72,6 @@ class PrepareHeadsEmitter(OperationEmitter):
     operation: PrepareHeads
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, heads = self.operation, self.layout, []
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
             heads.append(
@@ -108,7 +107,6 @@ class AttendEmitter(OperationEmitter):
             raise UnsupportedError("pooled rows are attended to beside a window, by a choice of blocks; use backend reference")
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         n_splits = splits_of(self.scope.options.n_ctx)
         n_bytes = self._part_bytes(n_splits)
         return {"parts of attention": parts_bytes(n_splits, n_bytes), "counters": 4 * MAX_TOKENS * self.operation.n_heads}
@@ -122,7 +120,6 @@ class AttendEmitter(OperationEmitter):
         return 4 * self.operation.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self._value_dim + 2)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         attend, keys, values, blocks, n_splits = self.operation, self._keys, self._values, self._blocks, tape.size.n_splits
         n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
         rows, choice = self.layout.rows(attend.queries, tape), ChoiceArgs() if attend.choice is None else tape.choice

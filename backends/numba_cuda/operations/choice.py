@@ -58,12 +58,10 @@ class ChooseEmitter(OperationEmitter):
             )
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         n_bytes = 4 * tokens_of(splits_of(self.scope.options.n_ctx)) * self._n_lists * self._n_blocks
         return {_SCORES: n_bytes, _CHOSEN: n_bytes, _COUNTERS: 4 * MAX_TOKENS}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, n_blocks, n_tokens = self.operation, self.layout, self._n_blocks, tape.size.n_tokens
         tape.choice = ChoiceArgs()
         if operation.queries is None:
@@ -99,11 +97,9 @@ class PoolEmitter(OperationEmitter):
         check_dim("pooled rows", operation.pooling.width)
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return {_POOLED: 4 * MAX_TOKENS * self.operation.pooling.width}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, pooling, n_tokens = self.operation, self.layout, self.operation.pooling, tape.size.n_tokens
         (to_pool, cache), n_ctx = map(self.scope.cache, (operation.to_pool, operation.pooled)), self.scope.options.n_ctx
         (name, start), n_values = layout.row(operation.values), operation.values.width

@@ -27,7 +27,6 @@ class LookUpEmitter(OperationEmitter):
     operation: LookUp
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, to = self.operation, self.layout.rows(self.operation.out, tape)
         ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
         look_up(tape, operation.table, to, ids, scale=operation.scale)
@@ -39,7 +38,6 @@ class BeginStreamsEmitter(OperationEmitter):
     operation: BeginStreams
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         if not self.layout.begins(self.operation.y[0]):
             tape.blend(tape.x, self.layout.rows(self.operation.y[0], tape), 0.0, 1.0)
 
@@ -50,11 +48,9 @@ class GiveInputsEmitter(OperationEmitter):
     operation: GiveInputs
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return {INPUTS: 4 * MAX_TOKENS * self.operation.x.width}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout = self.operation, self.layout
         to = Rows(tape.buffers[INPUTS], operation.x.width)
         if not layout.is_given(operation.x):
@@ -68,13 +64,11 @@ class GiveLogitsEmitter(OperationEmitter):
     operation: GiveLogits
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         linear = self.operation.linear
         made = {"logits": 4 * MAX_TOKENS * linear.n_out, "best of chunks": Logits.n_bytes}
         return {**made, **Tape.operand_buffers("normed", linear.n_in)}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, linear = self.operation, self.layout, self.operation.linear
         n_vocab, rows = linear.n_out, Rows(tape.buffers["logits"], linear.n_out)
         if layout.is_stream(operation.x):

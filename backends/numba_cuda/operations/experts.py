@@ -47,7 +47,6 @@ class ChooseExpertsEmitter(OperationEmitter):
     operation: ChooseExperts
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         router, n_most = self.operation.router, _n_most(self.operation)
         return {
             "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
@@ -57,7 +56,6 @@ class ChooseExpertsEmitter(OperationEmitter):
         }
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.launch(experts.route, (1,), THREADS, how=self.arguments(tape))
 
     def arguments(self, tape: Tape) -> Any:
@@ -110,11 +108,9 @@ class MultiplyAndChooseEmitter(OperationEmitter):
         self._multiply, self._choice = MultiplyEmitter(multiply, scope), ChooseExpertsEmitter(choice, scope)
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return self._choice.buffers()
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         multiply, first = self._multiply.operation, self._choice.operation.logits
         columns = [self.layout.row(out)[1] - self.layout.row(first)[1] for out in multiply.out]
         found = tape.weights.products([*zip(multiply.linears, columns, strict=True)])
@@ -143,7 +139,6 @@ class SharedExpertEmitter(OperationEmitter):
         self._emitters = (MultiplyActivatedEmitter(hidden, scope), MultiplyEmitter(down, scope))
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         if not tape.weights.join(self.operation.joined):
             for emitter in self._emitters:
                 emitter.emit(tape)
@@ -161,7 +156,6 @@ class FeedExpertsEmitter(OperationEmitter):
         self._width = block.down.n_in * (1 if block.gate is None else 2)
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         block, choice = self._block, self.layout.maker(self.operation.routes)
         assert isinstance(choice, ChooseExperts)
         n_rows = _n_most(choice) + MATRIX_TILE  # a tile reads as many rows as it has room for
@@ -174,7 +168,6 @@ class FeedExpertsEmitter(OperationEmitter):
         }
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         block, operation, layout, tiles = self._block, self.operation, self.layout, tape.tiles[self.operation.routes]
         size, weights, k = block.down.n_in, tape.buffers["weights of experts"], tiles.per_token
         inputs = [part for part in (block.gate, block.up) if part is not None]
@@ -219,7 +212,6 @@ class AddWeighedEmitter(OperationEmitter):
             )
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         layout, (y, other, out) = self.layout, (self.operation.y, self.operation.other, self.operation.out)
         to = layout.rows(out, tape)
         if not layout.is_in_place(out):

@@ -22,7 +22,6 @@ class Fused(Operation):
 
     @property
     def made(self) -> tuple[Value, ...]:
-        """See `Operation.made`."""
         return tuple(value for each in self.operations for value in each.made)
 
     @property

@@ -53,11 +53,9 @@ class PrepareLatentsEmitter(OperationEmitter):
             )
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return _buffers(self.operation.keys)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, keys, weights, n_ctx = self.operation, self.operation.keys, tape.weights, self.scope.options.n_ctx
         cache, to = self.scope.cache(operation.cache), tape.operand(_SPLIT, keys.n_in, [keys])
         heads, latents = (self.layout.rows(value, tape) for value in (operation.queries, operation.latents))
@@ -85,7 +83,6 @@ class AttendLatentsEmitter(OperationEmitter):
         self._n_latent = operation.out.width // operation.attend.n_heads
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         n_splits, n_heads = splits_of(self.scope.options.n_ctx), self.operation.attend.n_heads
         return {
             "counters": 4 * MAX_TOKENS * n_heads,
@@ -97,7 +94,6 @@ class AttendLatentsEmitter(OperationEmitter):
         return 4 * self.operation.attend.n_heads * n_splits * (self._n_latent + 2)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, prepare, attend, weights = self.operation, self.operation.prepare, self.operation.attend, tape.weights
         cache, n_heads, n_splits = self.scope.cache(attend.keys), attend.n_heads, tape.size.n_splits
         rows, n_ctx = self.layout.rows(operation.queries, tape), self.scope.options.n_ctx
@@ -135,11 +131,9 @@ class MultiplyHeadsEmitter(OperationEmitter):
     operation: MultiplyHeads
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return _buffers(self.operation.matrices)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, matrices, n = self.operation, self.layout, self.operation.matrices, tape.size.n_tokens
         x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
         if not isinstance(layout.maker(operation.x), AttendLatents):

@@ -43,12 +43,10 @@ class LookUpNgramsEmitter(OperationEmitter):
         self.place, self.state = operation.state, State(operation.kept()[operation.state], scope.options)
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         operation, row = self.operation, 4 * MAX_TOKENS
         return {**dict.fromkeys((_TOKENS, _LAST), row * operation.n_tokens), _NUMBERS: row * len(operation.size)}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, buffers, n, n_heads = self.operation, tape.buffers, self.operation.n_tokens, len(self.operation.size)
         tape.launch(put_tokens, (tape.size.n_tokens,), WARP, x=buffers[_TOKENS], n=n)
         self.emit_states(tape)
@@ -60,7 +58,6 @@ class LookUpNgramsEmitter(OperationEmitter):
         look_up(tape, operation.table, self.layout.rows(operation.out, tape), buffers[_NUMBERS], per_token=n_heads)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         n = self.operation.n_tokens
         x, y = (Rows(tape.buffers[name], n) for name in (_TOKENS, _LAST))
         taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
@@ -73,7 +70,6 @@ class GateStreamsEmitter(OperationEmitter):
     operation: GateStreams
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, size = self.operation, self.layout, self.operation.key_norm.size
         n, (given, out) = operation.x.width // size, operation.out
         values = {"keys": operation.keys, "values": operation.values, "streams": operation.x, "given": given, "out": out}

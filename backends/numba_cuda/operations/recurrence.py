@@ -87,11 +87,9 @@ class ConvolveEmitter(OperationEmitter):
             raise UnsupportedError("convolutions of different sizes, or with biases, side by side; use backend reference")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         self._convolve(tape, is_state_alone=False)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         self._convolve(tape, is_state_alone=True)
 
     def _steps(self, tape: Tape) -> Any:  # noqa: ARG002 - for those with some
@@ -200,7 +198,6 @@ class ScaleAndDecayEmitter(OperationEmitter):
         self._decay = kind(decay, scope)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         assert isinstance(self._heads, ScaleToLength)
         self._decay.emit(tape, self._heads)
 
@@ -224,7 +221,6 @@ class ActivateAndDecayEmitter(OperationEmitter):
     operation: ActivateAndDecay
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         first, *_, constant = self.operation.operations
         assert isinstance(constant, Constant)
         rows, size = self.layout.rows(first.made[0], tape), self.layout.row(constant.out)[1]
@@ -243,7 +239,6 @@ class RecurEmitter(OperationEmitter):
         self.place, self.state = operation.state, State(operation.heads.state, scope.options)
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         recur, heads, layout, state = self.operation, self.operation.heads, self.layout, self.state
         kind = recurrence.BY_CHANNEL if heads.is_by_channel else recurrence.BY_KEY if heads.is_by_key else recurrence.BY_HEAD
         row, y = layout.whole_row(recur.keys, tape), layout.rows(recur.out, tape)
@@ -261,7 +256,6 @@ class RecurEmitter(OperationEmitter):
         tape.launch(recurrence.RECUR[kind, heads.has_delta], grid, WARP, how=how)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         self.emit(tape)
 
     def kept(self, tape: Tape) -> Any:
@@ -296,7 +290,6 @@ class GateEmitter(OperationEmitter):
             )
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, norm, size = self.operation, self.layout, self.operation.norm, self.operation.y.width
         y, gates = (layout.rows(value, tape) for value in (operation.y, operation.gates))
         group = norm.size if norm is not None else size if size % WARP else WARP

@@ -33,12 +33,10 @@ class NormalizeEmitter(OperationEmitter):
     operation: Normalize
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         x = self.operation.x
         return Tape.operand_buffers("normed", x.width) if self.layout.is_stream(x) else {}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         layout, norm, x, out = self.layout, self.operation.norm, self.operation.x, self.operation.out
         n_groups = 1 if norm is None else x.width // norm.size
         if layout.is_stream(x) and norm is None and layout.is_read_as_it_is(out):
@@ -74,7 +72,6 @@ class NormalizePartsEmitter(OperationEmitter):
     operation: NormalizeParts
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         layout, norms = self.layout, [each for each in self.operation.operations if isinstance(each, Normalize)]
         rows = layout.whole_row(norms[0].x, tape)
         apart = [each for each in norms if layout.is_operand(each.out)]
@@ -109,7 +106,6 @@ class MultiplyActivatedEmitter(OperationEmitter):
     operation: MultiplyActivated
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, activation = self.operation, self.layout, self.operation.activate
         x, to, gate = layout.operand(operation.x, tape), layout.operand(operation.out[0], tape), _gate_of(activation)
         if activation.divisors is None and tape.multiply_gated(x, operation.linears, to, gate):
@@ -127,7 +123,6 @@ class ActivateEmitter(OperationEmitter):
     operation: Activate
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout = self.operation, self.layout
         x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
         up = None if operation.up is None else layout.rows(operation.up, tape)
@@ -140,11 +135,9 @@ class AddEmitter(OperationEmitter):
     operation: Add
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return {"y": 4 * MAX_TOKENS * self.operation.y.width}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         y, norm = self.operation.y, self.operation.norm
         if self.layout.adds(y):
             return
@@ -164,7 +157,6 @@ class AddStreamEmitter(OperationEmitter):
     operation: AddStream
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, z = self.operation, Rows(tape.buffers["embedded"], tape.x.width)
         if (first := operation.first) is not None:
             tape.blend(tape.x, Rows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
@@ -180,7 +172,6 @@ class ConstantEmitter(OperationEmitter):
     operation: Constant
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         numbers, out = self.operation.numbers, self.operation.out
         row = Rows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
         tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
