@@ -137,8 +137,7 @@ def _named(
     function: Any, record: type, name: str, *, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool
 ) -> Any:
     limits = ("_limited" + "_activated" * limits_activated) * is_limited
-    function.__name__ = function.__qualname__ = f"{'gated' if is_gated else 'plain'}_{activation}{limits}{name}"
-    return kernel(function, record=record)
+    return kernel(function, f"{'gated' if is_gated else 'plain'}_{activation}{limits}{name}", record=record)
 
 
 @cache

@@ -103,5 +103,4 @@ def bfloat16_cut(isa: str) -> Any:
                 high = load_part(source + 64, left - 16)
             _cut_32(isa, load_part(source, left), high, out + i * TOKEN_PARTS * ROW_BYTES)
 
-    quantize.__name__ = quantize.__qualname__ = f"quantize_bf16x2_{isa.replace('-', '_')}"
-    return kernel(quantize)
+    return kernel(quantize, f"quantize_bf16x2_{isa.replace('-', '_')}")

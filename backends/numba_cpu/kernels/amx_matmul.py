@@ -268,5 +268,4 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
             many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m)
         release(isa)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa.replace('-', '_')}"
-    return kernel(matmul)
+    return kernel(matmul, f"matmul_{fmt.kind}_{isa.replace('-', '_')}")

@@ -312,5 +312,4 @@ def bfloat16_quantize(isa: str) -> Any:
             if token == n:
                 block, token = block + 1, 0
 
-    quantize.__name__ = quantize.__qualname__ = f"quantize_bf16_{isa.replace('-', '_')}"
-    return kernel(quantize)
+    return kernel(quantize, f"quantize_bf16_{isa.replace('-', '_')}")

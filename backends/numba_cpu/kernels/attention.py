@@ -234,5 +234,4 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                     count += LINE
 
     form = "_sparse" * is_sparse + "_latent" * is_latent
-    attend.__name__ = attend.__qualname__ = f"attend{form}_{type_k}_{type_v}"
-    return kernel(attend, record=Attend)
+    return kernel(attend, f"attend{form}_{type_k}_{type_v}", record=Attend)

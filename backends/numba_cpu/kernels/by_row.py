@@ -92,5 +92,4 @@ def by_row_kernel(function: Any, kinds: tuple[type, ...], name: str) -> Any:
         for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
             row(*operands(record.operands, t))
 
-    by_row.__name__ = by_row.__qualname__ = name
-    return kernel(record=CallByRow)(by_row)
+    return kernel(by_row, name, record=CallByRow)

@@ -146,8 +146,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
 
-    score.__name__ = score.__qualname__ = f"score_compared_{kind}" + "_by_head" * is_by_head
-    return kernel(score, record=Choose)
+    return kernel(score, f"score_compared_{kind}" + "_by_head" * is_by_head, record=Choose)
 
 
 @helper

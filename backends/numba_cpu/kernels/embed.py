@@ -40,8 +40,7 @@ def quantised_embed(fmt: Format) -> Any:
                     value += simd.get_f32(block + SCRATCH_MINIMA + place)
                 simd.put_f32(out + (k * BLOCK + i) * 4, value)
 
-    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
-    return kernel(embed)
+    return kernel(embed, f"embed_{fmt.kind}")
 
 
 def float_embed(fmt: Format) -> Any:
@@ -60,8 +59,7 @@ def float_embed(fmt: Format) -> Any:
             else:
                 simd.put_u32(out + 4 * k, np.uint32(simd.get_u16(place)) << np.uint32(16))
 
-    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
-    return kernel(embed)
+    return kernel(embed, f"embed_{fmt.kind}")
 
 
 @struct

@@ -240,9 +240,8 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
                         store_part(out + 4 * (row * n_rows + index), value, left)
                 item += end - first
 
-    activate_experts.__name__ = activate_experts.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
     activate_experts.__doc__ = "Out = activation(gate) * up, or activation(up)."
-    return kernel(activate_experts, record=ActivateExperts)
+    return kernel(activate_experts, f"{'gated' if is_gated else 'plain'}_experts_{name}", record=ActivateExperts)
 
 
 @struct

@@ -51,18 +51,21 @@ _PATIENCE_S = 120.0  # with another process that compiles the same kernel: many 
 _POLL_S = 0.02
 
 
-def kernel(function: Callable[..., None] | None = None, **structs: type) -> Callable[..., Any]:
+def kernel(function: Callable[..., None] | None = None, name: str | None = None, **structs: type) -> Callable[..., Any]:
     """Compile `function`, whose arguments are all int64 and which returns nothing, when it is first used.
 
     Args:
         function: The function to compile; without it, the result is a decorator.
+        name: What it is known by, if not by the function's own name, which others of its factory have.
         structs: By the name of an argument, which struct it is the address of.
 
     The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero
     gives what numpy gives), and is kept in the user's cache folder under its module and name, which must be unique.
     """
     if function is None:
-        return partial(kernel, **structs)
+        return partial(kernel, name=name, **structs)
+    if name is not None:
+        function.__name__ = function.__qualname__ = name
     dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
     dispatcher.structs = structs
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does

@@ -190,5 +190,4 @@ def prepare_kernel(kind: str) -> Any:
                 cell = get_i64(get_i64(state + SLOTS) + 8 * t) * layer.n_rows + get_i64(get_i64(state + CELLS) + 8 * t)
                 put(row, layer.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)
 
-    prepare.__name__ = prepare.__qualname__ = f"prepare_latent_{kind}"
-    return kernel(prepare, record=PrepareLatents)
+    return kernel(prepare, f"prepare_latent_{kind}", record=PrepareLatents)

@@ -71,8 +71,7 @@ def quantised_matmul(fmt: Format, isa: str) -> Any:
                 unit += here // unit_blocks * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa}"
-    return kernel(matmul)
+    return kernel(matmul, f"matmul_{fmt.kind}_{isa}")
 
 
 def float_matmul(fmt: Format, isa: str) -> Any:
@@ -93,8 +92,7 @@ def float_matmul(fmt: Format, isa: str) -> Any:
                 unit += here * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa}"
-    return kernel(matmul)
+    return kernel(matmul, f"matmul_{fmt.kind}_{isa}")
 
 
 @frozen

@@ -208,8 +208,7 @@ def pool_kernel(kind: str) -> Any:
                     invoke(table.prepare_head, (row, table.row_steps, 0, position + 1 - size, width))
                 put(row, to, width, row + 4 * width)
 
-    pool.__name__ = pool.__qualname__ = f"pool_{kind}"
-    return kernel(pool, record=Pool)
+    return kernel(pool, f"pool_{kind}", record=Pool)
 
 
 @kernel(record=ChooseBlocks)

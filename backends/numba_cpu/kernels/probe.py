@@ -118,8 +118,7 @@ def multiply_kernel(isa: str) -> Any:
         release(isa)
 
     multiply = of_tiles if isa in TILES else of_bytes
-    multiply.__name__ = multiply.__qualname__ = f"multiply_{isa.replace('-', '_')}"
-    return kernel(multiply, record=Multiply)
+    return kernel(multiply, f"multiply_{isa.replace('-', '_')}", record=Multiply)
 
 
 def multiply_adds(isa: str) -> int:

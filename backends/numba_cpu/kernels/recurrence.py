@@ -347,8 +347,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 if save == n:
                     copy_block(own, saved, n_bytes)
 
-    recur.__name__ = recur.__qualname__ = "recur" + "_delta" * has_delta + "_by_channel" * is_by_channel + "_by_key" * is_by_key
-    return kernel(recur, record=Recur)
+    return kernel(recur, "recur" + "_delta" * has_delta + "_by_channel" * is_by_channel + "_by_key" * is_by_key, record=Recur)
 
 
 @kernel(record=Recur)

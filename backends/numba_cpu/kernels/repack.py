@@ -234,8 +234,7 @@ def _quantised_repack(kind: str) -> Any:
                     for j in range(unit_blocks):
                         _planes(kind, here, j, place + j * block_bytes, table)
 
-    repack.__name__ = repack.__qualname__ = f"repack_{kind}"
-    return kernel(repack)
+    return kernel(repack, f"repack_{kind}")
 
 
 def _float_repack(fmt: Format) -> Any:
@@ -253,5 +252,4 @@ def _float_repack(fmt: Format) -> Any:
                     else:
                         simd.put_u16(place + k * PANEL_ROWS * size, simd.get_u16(here + k * size))
 
-    repack.__name__ = repack.__qualname__ = f"repack_{fmt.kind}"
-    return kernel(repack)
+    return kernel(repack, f"repack_{fmt.kind}")

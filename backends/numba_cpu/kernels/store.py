@@ -50,8 +50,7 @@ def put_key_kernel(kind: str) -> Any:
     def put_key(x, kept, row, size, scratch):
         put(x, kept + n_bytes * size * (row // LANES), row % LANES, size, scratch)
 
-    put_key.__name__ = put_key.__qualname__ = f"put_key_{kind}"
-    return kernel(put_key)
+    return kernel(put_key, f"put_key_{kind}")
 
 
 @cache
@@ -62,8 +61,7 @@ def put_row_kernel(kind: str) -> Any:
     def put_row(x, kept, row, size, scratch):
         put(x, kept + n_bytes * ((size + LANES - 1) // LANES) * row, size, scratch)
 
-    put_row.__name__ = put_row.__qualname__ = f"put_row_{kind}"
-    return kernel(put_row)
+    return kernel(put_row, f"put_row_{kind}")
 
 
 def _move_kernel(copy: Any, name: str) -> Any:
@@ -77,9 +75,8 @@ def _move_kernel(copy: Any, name: str) -> Any:
                     start = run * cached.n_rows + cached.first
                     copy(cached.address, cached.size, start + moved.source, start + moved.target)
 
-    move.__name__ = move.__qualname__ = name
     move.__doc__ = "Copy rows from cell to cell."
-    return kernel(move, record=Move)
+    return kernel(move, name, record=Move)
 
 
 @cache
