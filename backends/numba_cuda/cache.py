@@ -67,18 +67,8 @@ class Cache:
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
-        heads = self.n_heads
+        given = {"moves": moves, "n_moves": n, "n_heads": self.n_heads, "length": self._n_ctx}
         return [
-            Launch.of(
-                move_cells,
-                (-(-heads * size // WARP),),
-                WARP,
-                plane,
-                moves=moves,
-                n_moves=n,
-                n_heads=heads,
-                n_halves=size,
-                length=self._n_ctx,
-            )
+            Launch.of(move_cells, (-(-self.n_heads * size // WARP),), WARP, plane, n_halves=size, **given)
             for plane, size in self._planes
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +13,26 @@ from augury.backends.numba_cuda.kernels import simulator
 from augury.types import Allocation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Arguments", "Buffer", "Copy", "CountingDevice", "Device", "Launch", "Part", "Pointer", "Program", "SimulatedDevice"]
+__all__ = [
+    "Arguments",
+    "Buffer",
+    "Copy",
+    "CountingDevice",
+    "Device",
+    "Fetched",
+    "Launch",
+    "Part",
+    "Pointer",
+    "Program",
+    "SimulatedDevice",
+    "Staged",
+    "Steps",
+]
 
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
@@ -51,6 +66,10 @@ class Pointer:
 
 Part = tuple[Pointer, int]
 """A stretch of memory, and its bytes."""
+Staged = tuple[np.ndarray, Pointer]
+"""A staging array, and where it is copied to on the device."""
+Fetched = tuple[Pointer, np.ndarray]
+"""A place on the device, and the staging array that it is copied to."""
 Arguments = dict[str, Any]
 """The arguments of a kernel, by the names of its parameters: pointers, numbers, and records of them."""
 
@@ -131,18 +150,13 @@ class Device(ABC):
         """An array (n,) int32 of the host that the device reads and writes without the host's doing."""
 
     @abstractmethod
-    def program(
-        self,
-        steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer] | None = None,
-        fetched: tuple[Pointer, np.ndarray] | None = None,
-    ) -> Program:
+    def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
         """Put steps together.
 
         Args:
             steps: In order.
-            staged: What is first copied from a staging array to the device.
-            fetched: What is copied at the end from the device to a staging array.
+            staged: What is copied first.
+            fetched: What is copied at the end.
         """
 
     @abstractmethod
@@ -182,15 +196,11 @@ class Device(ABC):
         """Give everything back."""
 
 
-class _Eager(Program):
+class Steps(Program):
     """Steps that are begun one by one."""
 
     def __init__(
-        self,
-        device: SimulatedDevice,
-        steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer] | None,
-        fetched: tuple[Pointer, np.ndarray] | None,
+        self, device: Device, steps: Sequence[Callable[[], None]], staged: Staged | None, fetched: Fetched | None
     ) -> None:
         self._device, self._steps, self._staged, self._fetched = device, steps, staged, fetched
 
@@ -198,10 +208,7 @@ class _Eager(Program):
         if self._staged is not None:
             self._device.send(*self._staged)
         for step in self._steps:
-            if isinstance(step, Copy):
-                self._device.copy(step)
-            else:
-                self._device.launch(step)
+            step()
         if self._fetched is not None:
             self._device.fetch(*self._fetched)
 
@@ -220,13 +227,9 @@ class SimulatedDevice(Device):
     def staging(self, n: int) -> np.ndarray:
         return np.zeros(n, np.int32)
 
-    def program(
-        self,
-        steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer] | None = None,
-        fetched: tuple[Pointer, np.ndarray] | None = None,
-    ) -> Program:
-        return _Eager(self, steps, staged, fetched)
+    def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
+        begun = [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps]
+        return Steps(self, begun, staged, fetched)
 
     def launch(self, launch: Launch) -> None:
         kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)

@@ -6,12 +6,13 @@ import ctypes
 import gc
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.numba_cuda.aot import OVERLAPPING, Compiler
-from augury.backends.numba_cuda.device import Buffer, Copy, Device, Launch, Pointer, Program
+from augury.backends.numba_cuda.device import Buffer, Copy, Device, Fetched, Launch, Pointer, Program, Staged, Steps
 from augury.errors import AuguryError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -91,14 +92,13 @@ class Gpu(Device):
         array[:] = 0
         return array
 
-    def program(
-        self,
-        steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer] | None = None,
-        fetched: tuple[Pointer, np.ndarray] | None = None,
-    ) -> Program:
-        eager = _Steps(self, steps, staged, fetched)
-        return _Graph(self, eager) if self._has_graphs else eager
+    def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
+        begun = [
+            partial(self.copy, step) if isinstance(step, Copy) else _Call(self, step, overlaps=isinstance(before, Launch)).run
+            for before, step in zip((None, *steps), steps, strict=False)
+        ]
+        one_by_one = Steps(self, [self._enter, *begun], staged, fetched)
+        return _Graph(self, one_by_one) if self._has_graphs else one_by_one
 
     def launch(self, launch: Launch) -> None:
         self._enter()
@@ -223,40 +223,10 @@ class _Call:
         gpu._call("cuLaunchKernelEx", config, self._function, addresses, 0)
 
 
-class _Steps(Program):
-    """Steps that are begun one by one: what a graph is recorded of, and its twin."""
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer] | None,
-        fetched: tuple[Pointer, np.ndarray] | None,
-    ) -> None:
-        self._gpu, self._staged, self._fetched = gpu, staged, fetched
-        self._steps = [
-            _Call(gpu, step, overlaps=isinstance(before, Launch)) if isinstance(step, Launch) else step
-            for before, step in zip((None, *steps), steps, strict=False)
-        ]
-
-    def run(self) -> None:
-        gpu = self._gpu
-        gpu._enter()
-        if self._staged is not None:
-            gpu.send(*self._staged)
-        for step in self._steps:
-            if isinstance(step, Copy):
-                gpu.copy(step)
-            else:
-                step.run()
-        if self._fetched is not None:
-            gpu.fetch(*self._fetched)
-
-
 class _Graph(Program):
     """The same steps, begun by one call: they are recorded when they have run once."""
 
-    def __init__(self, gpu: Gpu, steps: _Steps) -> None:
+    def __init__(self, gpu: Gpu, steps: Steps) -> None:
         self._gpu, self._steps = gpu, steps  # the graph does not own what it was recorded of
         self._graph: Any = None
 
