@@ -24,6 +24,7 @@ import numpy as np
 from attrs import frozen
 from xxhash import xxh3_128_hexdigest
 
+from augury.backends.numba_cuda.device import ELEMENTS
 from augury.backends.numba_cuda.probe import INSTALL, cubins_folder, find_compiler
 from augury.errors import UnsupportedError
 from augury.files.atomic_file import write_atomically
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERLAPPING", "Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
 
-_ELEMENTS = {
-    "w": "uint32",
-    "f": "float32",
-    "d": "float64",
-    "j": "int32",
-    "b": "int8",
-    "h": "uint16",
-}  # of pointers, see `Kernel`
 # Passes of numba that treat closures, arrays' expressions, overloads and the like; each looks at the whole function.
 _USELESS = {
     "DumpParforDiagnostics",
@@ -135,7 +128,7 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
     from numba import types
     from numba.cuda import compiler
 
-    kinds = {letter: types.CPointer(getattr(types, name)) for letter, name in _ELEMENTS.items()}
+    kinds = {letter: types.CPointer(getattr(types, np.dtype(element).name)) for letter, element in ELEMENTS.items()}
     kinds |= {"i": types.int32, "r": types.float32}
     of_kernel = (
         kinds[each] if isinstance(each, str) else types.BaseTuple.from_types([kinds[letter] for letter in each.letters], each)
