@@ -66,11 +66,6 @@ def silu(g):
 
 
 @lane
-def _silu(g, a, b, c, d):
-    return silu(g)
-
-
-@lane
 def _tanh_gelu(g):
     cube = mul(mul(g, g), g)
     bent = tanh(mul(np.float32(0.7978845608028654), fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
@@ -78,12 +73,7 @@ def _tanh_gelu(g):
 
 
 @lane
-def _gelu(g, a, b, c, d):
-    return _tanh_gelu(g)
-
-
-@lane
-def _gelu_half(g, a, b, c, d):
+def _gelu_half(g):
     if abs(g) < np.float32(10):
         return float_of_half(half_of_float(_tanh_gelu(float_of_half(half_of_float(g)))))
     return _relu(g)
@@ -95,28 +85,13 @@ def _relu(g):
 
 
 @lane
-def _plain_relu(g, a, b, c, d):
-    return _relu(g)
-
-
-@lane
-def _relu_squared(g, a, b, c, d):
+def _relu_squared(g):
     return mul(_relu(g), g)
 
 
 @lane
 def _situ(g, a, b, c, d):
     return mul(capped(g, a), sigmoid(g))
-
-
-@lane
-def _softplus(g, a, b, c, d):
-    return softplus(g)
-
-
-@lane
-def _sigmoid(g, a, b, c, d):
-    return sigmoid(g)
 
 
 @lane
@@ -127,7 +102,7 @@ def _xielu(g, below, above, slope, eps):
 
 
 @lane
-def _swiglu_oai(g, a, b, c, d):
+def _swiglu_oai(g):
     g = limited(g, _OAI_LIMIT)
     return mul(g, sigmoid(mul(np.float32(_OAI_FACTOR), g)))
 
@@ -147,17 +122,27 @@ def _swiglu_oai_up(up, b):
     return add(clamped(up, _OAI_LIMIT), np.float32(1))
 
 
+def _plain(function):
+    """The lane function of a gate and four constants of one that has none."""
+
+    @lane
+    def activation(g, a, b, c, d):
+        return function(g)
+
+    return activation
+
+
 ACTIVATIONS = {
-    "silu": (_silu, _as_it_is),
-    "gelu": (_gelu, _as_it_is),
-    "gelu_half": (_gelu_half, _as_it_is),
-    "relu": (_plain_relu, _as_it_is),
-    "relu_squared": (_relu_squared, _as_it_is),
+    "silu": (_plain(silu), _as_it_is),
+    "gelu": (_plain(_tanh_gelu), _as_it_is),
+    "gelu_half": (_plain(_gelu_half), _as_it_is),
+    "relu": (_plain(_relu), _as_it_is),
+    "relu_squared": (_plain(_relu_squared), _as_it_is),
     "situ": (_situ, _capped_up),
     "xielu": (_xielu, _as_it_is),
-    "swiglu_oai": (_swiglu_oai, _swiglu_oai_up),
-    "softplus": (_softplus, _as_it_is),
-    "sigmoid": (_sigmoid, _as_it_is),
+    "swiglu_oai": (_plain(_swiglu_oai), _swiglu_oai_up),
+    "softplus": (_plain(softplus), _as_it_is),
+    "sigmoid": (_plain(sigmoid), _as_it_is),
 }
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
 NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}

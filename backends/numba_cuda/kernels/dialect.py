@@ -202,19 +202,19 @@ else:
 
     _ALL = 0xFFFFFFFF
 
-    @lane
-    def warp_max(value):
-        """The largest of all lanes' floats; NaN if one is."""
-        for step in (1, 2, 4, 8, 16):
-            value = larger(value, cuda.shfl_xor_sync(_ALL, value, step))
-        return value
+    def _over(lanes, combine):
+        """The lane function that combines a float with those of lanes so far away, step by step."""
 
-    @lane
-    def warp_sum(value):
-        """The sum of all lanes' floats, by a tree of neighbours, pairs of neighbours and so on."""
-        for step in (1, 2, 4, 8, 16):
-            value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
-        return value
+        @lane
+        def combined(value):
+            for step in lanes:
+                value = combine(value, cuda.shfl_xor_sync(_ALL, value, step))
+            return value
+
+        return combined
+
+    warp_max, warp_sum = _over((1, 2, 4, 8, 16), larger), _over((1, 2, 4, 8, 16), add)
+    quad_max, quad_sum = _over((1, 2), larger), _over((1, 2), add)
 
     @lane
     def warp_sums(sums, n):
@@ -226,20 +226,6 @@ else:
     def warp_barrier():
         """Wait for all lanes, and see what they have written."""
         cuda.syncwarp()
-
-    @lane
-    def quad_max(value):
-        """The largest of the floats of four neighbouring lanes, of which this is one; NaN if one is."""
-        for step in (1, 2):
-            value = larger(value, cuda.shfl_xor_sync(_ALL, value, step))
-        return value
-
-    @lane
-    def quad_sum(value):
-        """The sum of such floats, by a tree."""
-        for step in (1, 2):
-            value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
-        return value
 
     @lane
     def half_warp_sum(value):
