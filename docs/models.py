@@ -76,8 +76,8 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-mtp`, on backends `numba-cpu` and `reference`,
-in files of these architectures, token for token as llama.cpp does:
+Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-mtp`, on all backends, in files of these
+architectures, token for token as llama.cpp does:
 {nextn}.
 
 Files of `dots3note`, `exaone-moe` and `glm5-next` may have such layers, too, but llama.cpp loads them without using them. They

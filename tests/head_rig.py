@@ -1,33 +1,42 @@
-"""Drafters with the tiny heads of `oracles.drafts`, and their targets' features."""
+"""Drafters with the tiny models of `oracles.drafts`, and their targets' features, without an engine."""
 
-from oracles.drafts import draft_file, runs, target_of
-from oracles.models import tiny_model
+import itertools
+
+import attrs
+import numpy as np
+from oracles.drafts import NEXTN, draft_file, runs, target_of
+from oracles.models import nmse, tiny_model
 from toys import as_history
 
 from augury import Registry
 from augury.batch import Batch
+from augury.drafters.model.draft_runner import DraftRequest
+from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.drafters.model.load_options import LoadOptions
+from augury.drafters.model.nextn_runner import NextnRunner
 from augury.engine.context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
-from augury.types import ModelOptions
+from augury.types import Draft, ModelOptions
 
 REGISTRY = Registry.discover()
 OPTIONS = ModelOptions(n_slots=2, n_ctx=128, threads=2, cache_type_k="f32", cache_type_v="f32")
+HALVES = attrs.evolve(OPTIONS, cache_type_k="f16", cache_type_v="f16")
+N_CTX, N_VOCAB = 256, 128  # of targets with layers of their own
 
 
 class Rig:
     """The drafters of two slots, and a target's features of a text."""
 
-    def __init__(self, name, backend="numba-cpu", model=None, **options):
+    def __init__(self, name, backend="numba-cpu", model=None, loaded=OPTIONS, **options):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
-        context = self.loader.load(tiny_model(target_of(name)), OPTIONS, purpose="target")
+        context = self.loader.load(tiny_model(target_of(name)), loaded, purpose="target")
         options = LoadOptions(model=str(model or draft_file(name)), **options)
         file = ModelFile.open(options.model)
         (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(file))
-        sessions = [EngineSession(i, context.info, OPTIONS, None, self.loader, EngineTarget(context)) for i in range(2)]
+        sessions = [EngineSession(i, context.info, loaded, None, self.loader, EngineTarget(context)) for i in range(2)]
         self.drafters = [kind(options, session) for session in sessions]
         self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text, context.model
         self.fed = self.features(self.text)
@@ -46,5 +55,88 @@ class Rig:
         for _ in self.drafters[slot].begin(as_history(history), 0):
             pass
 
+    def replayed(self, run):
+        """The drafts of all rounds."""
+        fed = 0
+        for last in run.last.tolist():
+            if last > fed:
+                self.feed(fed, last)
+            if not fed:
+                self.begin(run.text[: last + 1])
+            fed = last
+            yield self.draft(run.text[: last + 1], run.k)
+
     def draft(self, history, k, slot=0):
         return self.drafters[slot].draft(as_history(history), k).tokens.tolist()
+
+
+class Told:
+    """A target whose slots are told of texts, and the runner that is told with them."""
+
+    def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32"):
+        self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
+        path = draft_file(name)
+        self.loader._files[str(path)] = ModelFile.open(path) if change is None else change(ModelFile.open(path))
+        options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
+        self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
+        self.target = EngineTarget(self.context)
+        self.runner = NextnRunner(self.target, N_CTX, DraftVocabulary(N_VOCAB, 0), n_vocab=N_VOCAB)
+        self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
+        forward = self.target.forward_nextn
+
+        def counted(feeds, layer=0, vocabulary=None):
+            self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
+            self.passed = forward(feeds, layer, vocabulary)
+            return self.passed
+
+        self.target.forward_nextn = counted
+
+    def open(self, slot=0):
+        assert self.context.open(np.zeros(1, np.int32), may_reuse=False, slot=slot).slot == slot
+
+    def tell(self, tokens, draft=(), n_accepted=0, slot=0):
+        """Compute tokens and a draft, of which the first are accepted."""
+        start = N_CTX - self.context.room(slot)
+        tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
+        feed = self.context.feed(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
+        name = self.target.nextn_features[0]
+        hidden = self.context.forward([feed], (name,)).features(name).copy()
+        self.context.commit(feed, path)
+        kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
+        self.runner.feed(slot, start, kept, {name: hidden[: len(kept)]})
+
+    def request(self, text, k, slot=0, **more):
+        return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
+
+    def draft(self, text, k, **more):
+        return self.runner.draft([self.request(text, k, **more)])[0].tokens
+
+    def replayed(self, run, cuts=()):
+        """The drafts of all rounds, and the logits of each one's last token."""
+        text, wrong = run.text, (run.text + 1) % N_VOCAB
+        self.open()
+        first = int(run.last[0])
+        for start, end in itertools.pairwise([0, *cuts, first]):
+            self.tell(text[start:end])
+        self.runner.begin(0, text[: first + 1])
+        for last, following in itertools.pairwise([*run.last.tolist(), None]):
+            drafts = self.draft(text[: last + 1], run.k)
+            yield drafts, self.passed.rows()[-1].copy()
+            if following is not None:
+                n = following - last - 1
+                self.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
+
+
+def rounds(name, backend):
+    """What each round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
+
+    The logits are those of the last token, by layers that predict further tokens.
+    """
+    run = runs(name)[-1]
+    if name not in NEXTN:
+        for found, right in zip(Rig(name, backend, loaded=HALVES).replayed(run), run.drafts.tolist(), strict=True):
+            yield found, right, 0.0
+        return
+    told = Told(name, backend, cache_type="f16").replayed(run)
+    for (found, logits), right, right_logits in zip(told, run.drafts.tolist(), run.logits, strict=True):
+        yield found, right, nmse(logits, right_logits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda import probe
@@ -37,6 +38,7 @@ class NumbaCuda(Backend):
 
     name = "numba-cuda"
     aliases = ("cuda",)
+    computes_nextn = True
     options_class = NumbaCudaOptions
 
     @classmethod
@@ -59,7 +61,7 @@ class NumbaCuda(Backend):
         lowering, counting = Lowering(plan, options), CountingDevice(self.options.device)
         check_types(file, lowering.plan)
         lowering.allocate(counting)
-        return (Allocation(PURPOSE, n_bytes_of(file, lowering.plan), counting.label), *counting.table())
+        return (Allocation(PURPOSE, n_bytes_of(file, lowering.plan, counting.label), counting.label), *counting.table())
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a loaded plan will take."""
@@ -72,18 +74,21 @@ class NumbaCuda(Backend):
         """Load the plan's weights from `file`, which may be closed afterwards."""
         from augury.backends.numba_cuda.lowering import Lowering
         from augury.backends.numba_cuda.model import CudaModel
-        from augury.backends.numba_cuda.weights import Weights, check_types
+        from augury.backends.numba_cuda.weights import Weights, check_types, lent
 
         options.check_cache_types(plan)
         lowering = Lowering(plan, options)
         check_types(file, lowering.plan)
         parts = [part for part in lowering.plan.parts() if isinstance(part, Linear | Matrices)]
-        total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in parts}.values())
         device = self._open()
+        own = [part for part in parts if lent(file, part.weight, device.label) is None]
+        total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in own}.values())
         try:
             lowering.place(device, Weights(file, device, total, options.threads, progress))
             device.prepare(lowering.kernels(), progress)
-            return CudaModel(ModelInfo.of(file, plan), lowering, device)
+            named, info = plan.output.tokens, ModelInfo.of(file, plan)
+            tokens = None if named is None else np.array(file.integers(named.weight, named.shape, info.n_vocab))
+            return CudaModel(info, lowering, device, tokens)
         except MemoryError as error:
             device.close()
             wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"

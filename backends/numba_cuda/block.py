@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.emitter import Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
-from augury.backends.numba_cuda.operations.rewrites import rewritten
+from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
 from augury.errors import UnsupportedError
 from augury.lowering import Normalize
 from augury.lowering.rewrites import check_norms, n_early
@@ -39,7 +39,10 @@ class BlockEmitter:
         self.caches = [Cache(*cached, options) for cached in block.cached()]
         streams, n_first = (build.x, build.before), n_early(build.operations, build.before)
         check_norms(build.operations, streams)
-        early, others = (rewritten(some, streams) for some in (build.operations[:n_first], build.operations[n_first:]))
+        given = [ReadEmbedded(build.embedded)] if block.reads_embedding else []
+        early, others = (
+            rewritten(some, streams) for some in (build.operations[:n_first], [*given, *build.operations[n_first:]])
+        )
         operations, n_first = [*early, *others], len(early)
         for unknown in (type(each).__name__ for each in operations if type(each) not in OPERATIONS):
             raise UnsupportedError(
@@ -52,7 +55,7 @@ class BlockEmitter:
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
         keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._states = [each.state for each in keepers]
-        self.norms = [each.norm for each in build.operations if isinstance(each, Normalize) and each.x is build.x]
+        self.norms = [each.norm for each in operations if isinstance(each, Normalize) and each.x is build.x]
         recurrence = None
         for emitter in emitters:
             if isinstance(emitter, RecurEmitter):

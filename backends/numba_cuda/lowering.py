@@ -11,10 +11,10 @@ from augury.backends.numba_cuda.block import BlockEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.first_products import columns_of, multiply_first
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
+from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.residual import Streams
-from augury.backends.numba_cuda.rows import Operand
+from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
-from augury.errors import UnsupportedError
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.first_products import FirstProducts
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import ModelPlan, Norm
+    from augury.blocks import Block, ModelPlan, Norm, Output
     from augury.types import ModelOptions
 
 __all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
@@ -36,11 +36,25 @@ PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
 
 @frozen
 class Parts:
-    """What of a model a pass goes through, and what it tells beside logits; see `Batch`."""
+    """What of a model a pass goes through, and what it gives beside logits; see `Batch`.
+
+    If nobody reads what a layer for further tokens gives, the pass only keeps the layer's keys and values.
+    """
 
     layers: tuple[int, int]
     features: tuple[str, ...] = ()
     takes_hidden: bool = False
+    is_read: bool = True
+
+
+@frozen(eq=False)
+class _Ends:
+    """What comes before and after the layers of a pass; a layer that predicts further tokens also begins with an `input`."""
+
+    block: Output
+    embedding: BlockEmitter
+    output: BlockEmitter
+    input: BlockEmitter | None = None
 
 
 def size_of(n_tokens: int, last_position: int) -> Size:
@@ -56,44 +70,57 @@ class Lowering:
         state_spec: What its slots take.
         buffers: Memory by name, once it has a place.
         inputs: Where a pass's inputs are copied to.
-        hidden: Where the hidden states of one that begins with a layer are.
+        hidden: Where the hidden states are that it is given.
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
-        if plan.nextn:
-            raise UnsupportedError("layers that predict further tokens are not computed here; use backend numba-cpu")
-        if plan.block is not None:
-            found = f"{plan.architecture} models have blocks of drafted tokens"
-            raise UnsupportedError(f"{found}, which this backend does not compute; choose another one")
-        if plan.output.tokens is not None:
-            raise UnsupportedError("an output of some tokens of a vocabulary is not computed here; use backend numba-cpu")
-        self._streams = Streams(plan)
-        self._embedding, self._output = (
-            BlockEmitter(block, options, plan.n_seen(block), ()) for block in (plan.embedding, plan.output)
-        )
+        self._streams, n_layers = Streams(plan), len(plan.layers)
         self._layers: list[list[BlockEmitter]] = []
-        for layer in plan.layers:
-            sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
-            self._layers.append([BlockEmitter(block, options, plan.n_seen(block), sources) for block in layer.blocks])
-        self._blocks = [self._embedding, *(emitter for emitters in self._layers for emitter in emitters), self._output]
+        for layer in plan.every_layer:
+            self._layers.append([self._emitter(block) for block in layer.blocks])
+        self._moving = [emitter for emitters in self._layers[:n_layers] for emitter in emitters]  # with accepted tokens
+        self._ends = _Ends(plan.output, self._emitter(plan.embedding), self._emitter(plan.output))
+        self._nextn = {
+            (i, i + 1): _Ends(each.output, *map(self._emitter, (each.embedding, each.output, each.input)))
+            for i, each in enumerate(plan.nextn, n_layers)
+        }
+        self._injections = [self._emitter(each) for each in plan.injections]
+        self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
+        for ends in (self._ends, *self._nextn.values()):
+            self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
         draft_max = options.draft_max if of_sequence else None
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
 
+    def _emitter(self, block: Block) -> BlockEmitter:
+        sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
+        return BlockEmitter(block, self.options, self.plan.n_seen(block), sources)
+
+    def _every_part(self) -> Iterator[Parts]:
+        """Passes that make use of all weights."""
+        n = len(self.plan.layers)
+        yield Parts((0, n))
+        if self._injections:
+            yield Parts((0, n), takes_hidden=True)
+        yield from (Parts(layers, takes_hidden=True) for layers in self._nextn)
+
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
         self.allocate(device)
         self._device, self._weights = device, weights
-        self.steps(size_of(1, self.state_spec.n_ctx - 1), Parts((0, len(self._layers))))  # which loads all weights
+        for parts in self._every_part():
+            self.steps(size_of(1, self.state_spec.n_ctx - 1), parts)
 
     def allocate(self, device: Device) -> None:
         """Allocate what passes work in and what slots keep."""
         n_embd = self.plan.embedding.n_embd
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
+        if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
+            needed[HIDDEN] = 4 * MAX_TOKENS * max([self.plan.n_hidden, *(each.input.n_hidden for each in self.plan.nextn)])
         needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_TOKENS}
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
@@ -105,15 +132,15 @@ class Lowering:
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
         self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
-        self.hidden = self.buffers.get("given", self._passed_on)
+        self.hidden = self.buffers.get(HIDDEN, self._passed_on)
         self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
         for emitter in self._blocks:
             emitter.place(device)
 
     def kernels(self) -> list[Kernel]:
         """The kernels of passes of every number of tokens, and of what comes between them."""
-        whole, last = Parts((0, len(self._layers))), self.state_spec.n_ctx - 1
-        tapes = [self.steps(size_of(n, last), whole) for n in PASS_SIZES]
+        last = self.state_spec.n_ctx - 1
+        tapes = [self.steps(size_of(n, last), parts) for n in PASS_SIZES for parts in self._every_part()]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
 
@@ -138,18 +165,29 @@ class Lowering:
     def steps(self, size: Size, parts: Parts) -> Tape:
         """What such a program does."""
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
-        self._emit_embedding(tape, takes_hidden=parts.takes_hidden)
+        ends = self._nextn.get(parts.layers, self._ends)
+        self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
+        if self._injections and parts.takes_hidden:
+            tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
+            for emitter in self._injections:
+                emitter.emit(tape)
+            return tape
         self._streams.begin(tape, takes_hidden=parts.takes_hidden)
         self._give_features(tape, "embedding", parts)
         for i in range(*parts.layers):
-            self._emit_layer(tape, i)
+            self._emit_layer(tape, i, is_read=parts.is_read)
             self._give_features(tape, f"layer.{i}", parts)
-        self._streams.read(tape, self.plan.output.connection)
+        if parts.is_read:
+            self._emit_output(tape, ends, parts)
+        return tape
+
+    def _emit_output(self, tape: Tape, ends: _Ends, parts: Parts) -> None:
+        """Write the steps of an output, and the feature that it reads."""
+        self._streams.read(tape, ends.block.connection)
         if "output" in parts.features:
             at = self.buffers["output"]
-            tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
-        self._output.emit(tape)
-        return tape
+            tape.norm_seen(ends.block.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
+        ends.output.emit(tape)
 
     def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
         """Write that the residual streams go where their feature is read, if it is asked for."""
@@ -167,16 +205,14 @@ class Lowering:
     def _asides(self) -> Iterator[str]:
         """The names of what is kept beside the residual stream, as wide."""
         plan = self.plan
-        if any(block.is_parallel for layer in plan.layers for block in layer.blocks):
+        if any(block.is_parallel for layer in plan.every_layer for block in layer.blocks):
             yield "seen"
         if plan.keeps_embedded:
-            yield "embedded"
-        if plan.embedding.layer_inputs is not None or plan.keeps_embedded:
-            yield "given"
+            yield EMBEDDED
 
     def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
         """The norms of x for several blocks side by side in a layer, if there are at most two, and no others later."""
-        n_abreast, blocks = self.plan.layers[i].n_abreast, self.plan.layers[i].blocks
+        n_abreast, blocks = self.plan.every_layer[i].n_abreast, self.plan.every_layer[i].blocks
         emitters, is_last = self._layers[i][:n_abreast], not any(block.is_parallel for block in blocks[n_abreast:])
         if len(emitters) < 2 or not is_last or any(len(emitter.norms) != 1 for emitter in emitters):
             return ()
@@ -185,23 +221,26 @@ class Lowering:
 
     def _first_products(self, i: int) -> list[FirstProducts]:
         """The first products of several mixers of a layer, of one norm; the first mixer is last, as its v has another type."""
-        layer = self.plan.layers[i]
+        layer = self.plan.every_layer[i]
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
-    def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
-        """Write what x begins as."""
-        n_bytes = 4 * tape.size.n_tokens * tape.x.width
+    def _emit_embedding(self, tape: Tape, ends: _Ends, *, takes_hidden: bool) -> None:
+        """Write what x begins as, or the residual streams."""
+        n_tokens = tape.size.n_tokens
         if not takes_hidden or self.hidden is not self._passed_on:
-            self._embedding.emit(tape)
-        if "embedded" in self.buffers:
-            tape.copy(tape.x.at, self.buffers["embedded"], n_bytes)
-        if takes_hidden and self.hidden is not self._passed_on:
-            tape.copy(self.hidden, tape.x.at, n_bytes)
+            ends.embedding.emit(tape)
+        if EMBEDDED in self.buffers:
+            tape.copy(tape.x.at, self.buffers[EMBEDDED], 4 * n_tokens * tape.x.width)
+        tape.streams = Rows(self._passed_on, self.plan.n_hidden)
+        if ends.input is not None:
+            ends.input.emit(tape)
+        elif takes_hidden and self.hidden is not self._passed_on:
+            tape.copy(self.hidden, self._passed_on, 4 * n_tokens * self.plan.n_hidden)
 
-    def _emit_layer(self, tape: Tape, i: int) -> None:
-        """Write the steps of a layer."""
-        layer = self.plan.layers[i]
+    def _emit_layer(self, tape: Tape, i: int, *, is_read: bool = True) -> None:
+        """Write the steps of a layer; if nobody reads what comes of it, only those of blocks that keep something."""
+        layer = self.plan.every_layer[i]
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x
@@ -212,10 +251,14 @@ class Lowering:
         elif any(block.is_parallel for block in layer.blocks):
             before = tape.put_aside()
         for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
+            if not (is_read or block.cached() or block.states()):
+                continue
             tape.seen = before if block.connection is None and (n == 0 or block.is_parallel) else tape.x
             self._streams.read(tape, block.connection)
             emitter.emit(tape)
             self._streams.write(tape, block.connection)
+        if not is_read:
+            return
         tape.go_on()
         if layer.scale != 1.0:
             tape.blend(tape.x, tape.x, layer.scale, 0.0)
@@ -223,7 +266,7 @@ class Lowering:
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
-        return [launch for emitter in self._blocks for launch in emitter.moving(moves, n)]
+        return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
 
     def slot_memory(self, slot: int, n: int) -> list[Part]:
         """What a slot keeps of its first n positions."""

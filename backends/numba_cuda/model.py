@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import evolve
 
 from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
-from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
+from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
 from augury.backends.numba_cuda.sequences import SequenceUpdates
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
+from augury.passes import NamedPass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +42,8 @@ class CudaModel(Model):
     pass_sizes = PASS_SIZES
     is_asynchronous = True
 
-    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device) -> None:
+    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, tokens: np.ndarray | None = None) -> None:
+        """Take over what has a place on a device; of an output of some `tokens` (m,) int32 also these."""
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
         self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
         self._lowering, self._device = lowering, device
@@ -48,27 +51,30 @@ class CudaModel(Model):
         self._n_rows = device.staging(1)  # of a chain
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
-        self._chooser = RowReader(device, Logits(*places, info.n_vocab))
+        self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
+        self._chooser = RowReader(device, Logits(*places, self._n_logits))
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
-        embedding = lowering.plan.embedding
+        self._plan, embedding = lowering.plan, lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
-        self.chain_rows = _CHAIN_ROWS if self._sequences is None else 0
+        is_chained = self._sequences is None and tokens is None and not self._plan.hidden_of
+        self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
-        return self._forward(batch)
+        passed = self._forward(batch)
+        return passed if self._tokens is None else NamedPass(passed, self._tokens, self.info.n_vocab)
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
         if n_passes == 1 or n_passes * len(batch.rows) > self.chain_rows or len(batch.tokens) > self._n_most:
             passed = super().forward_chain(batch, n_passes)
-            return passed if n_passes == 1 else GatheredPass(self._chooser, passed.rows())
+            return passed if n_passes == 1 or self._tokens is not None else GatheredPass(self._chooser, passed.rows())
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
         return self._forward(batch, n_passes)
@@ -78,19 +84,22 @@ class CudaModel(Model):
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
-        check_batch(batch, *known, n_hidden=self._lowering.plan.n_hidden, takes_hidden=self._takes_hidden)
-        self._lowering.plan.check_start(0 if batch.layers is None else batch.layers[0])
+        check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
+        self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        if self._plan.block is not None and batch.hidden is None and len(batch.tokens) > self._n_most:
+            return self._whole_blocks(batch)
         self._device.wait()  # until the staging arrays are free
         self._move(batch)
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, tree)
         n, n_rows = len(batch.tokens), len(batch.rows)
-        parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None)
+        is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.nextn_of(batch.layers) is None
+        parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None, is_read)
         if n <= self._n_most:
             return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
-        logits = np.empty((n_rows, self.info.n_vocab), np.float32)
+        logits = np.empty((n_rows, self._n_logits), np.float32)
         before_s = 0.0
         for start in range(0, n, self._n_most):
             span = slice(start, min(start + self._n_most, n))
@@ -103,6 +112,20 @@ class CudaModel(Model):
             logits[first:end] = passed.rows()
             for name, values in features.items():
                 values[span] = passed.features(name)
+        return GatheredPass(self._chooser, logits, features)
+
+    def _whole_blocks(self, batch: Batch) -> Pass:
+        """Compute more drafted tokens than a pass has, all of a slot's in one."""
+        features = {name: np.empty((len(batch.tokens), self.features[name]), np.float32) for name in batch.features}
+        logits = np.empty((len(batch.rows), self._n_logits), np.float32)
+        for places in whole_blocks(batch.slots, self._n_most):
+            rows = np.flatnonzero(np.isin(batch.rows, places))
+            columns = {name: getattr(batch, name)[places] for name in ("tokens", "slots", "positions")}
+            passed = self._forward(evolve(batch, **columns, rows=np.searchsorted(places, batch.rows[rows]).astype(np.int32)))
+            logits[rows] = passed.rows()
+            for name, values in features.items():
+                values[places] = passed.features(name)
+            batch = evolve(batch, accepted=None)
         return GatheredPass(self._chooser, logits, features)
 
     def _pass(
@@ -124,7 +147,7 @@ class CudaModel(Model):
         begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._fetched, row_slots, features, self.info.n_vocab, begun, before_s)
+        return DevicePass(self._chooser, self._fetched, row_slots, features, self._n_logits, begun, before_s)
 
     def _go_on(self, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain, and let the rows of all be in order."""
@@ -147,14 +170,17 @@ class CudaModel(Model):
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start
         positions = batch.positions[span]
-        cells = positions if tree is None else tree.cells[span]
+        cells, branches = positions if tree is None else tree.cells[span], positions + 1
+        if self._plan.block is not None:
+            for own in (batch.slots[span] == slot for slot in np.unique(batch.slots[span])):
+                branches[own] = branches[own].max()
         to[inputs.N_TOKENS], to[inputs.N_ROWS] = n, len(rows)
         for at, values in (
             (inputs.TOKENS, batch.tokens[span]),
             (inputs.SLOTS, batch.slots[span]),
             (inputs.POSITIONS, positions),
             (inputs.CELLS, cells),
-            (inputs.BRANCHES, positions + 1),
+            (inputs.BRANCHES, branches),
             (inputs.ROWS, rows),
         ):
             to[at : at + len(values)] = values

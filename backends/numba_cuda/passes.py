@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +10,41 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, PendingRows, RowReader, RowRequest, RowResult
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.errors import UnsupportedError
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
 
-__all__ = ["DevicePass", "GatheredPass"]
+__all__ = ["DevicePass", "GatheredPass", "whole_blocks"]
+
+
+def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
+    """Cut a batch into passes of up to `n_most` tokens, each of which has all that the batch has of a slot.
+
+    Args:
+        slots: (n,) int32, of each token.
+        n_most: Tokens of a pass.
+
+    Returns:
+        Which tokens a pass has, (m,) int64, rising.
+
+    Raises:
+        UnsupportedError: A slot has more tokens.
+    """
+    here = np.zeros(len(slots), bool)
+    for slot in np.unique(slots):
+        own = slots == slot
+        if own.sum() > n_most:
+            raise UnsupportedError(
+                f"a block of {own.sum()} tokens in slot {slot}, expected at most {n_most} in one pass; draft fewer tokens"
+            )
+        if here.sum() + own.sum() > n_most:
+            yield np.flatnonzero(here)
+            here[:] = False
+        here |= own
+    yield np.flatnonzero(here)
 
 
 class DevicePass(Pass):

@@ -52,7 +52,7 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        self._connections = plan.connections
+        self._connections, outputs = plan.connections, [plan.output, *(each.output for each in plan.nextn)]
         for unknown in (type(each).__name__ for each in self._connections if not isinstance(each, Connection)):
             raise UnsupportedError(f"connection {unknown}, which backend numba-cuda does not compute; use another backend")
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
@@ -61,9 +61,9 @@ class Streams:
             most = f"{MAX_STREAMS} of them, or {MAX_MIXED} that layers begin"
             raise UnsupportedError(f"{max(self._n, n_begun + 1)} residual streams, backend numba-cuda computes at most {most}")
         self._n_begun = n_begun
-        if self._n > 1 and plan.output.weight is not None and plan.output.connection is None:
+        if self._n > 1 and any(output.weight is not None and output.connection is None for output in outputs):
             raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
-        for layer in plan.layers:
+        for layer in plan.every_layer:
             _check(layer, self._n)
 
     def buffers(self) -> Mapping[str, int]:
@@ -150,7 +150,7 @@ class Streams:
         buffers, size, inject = tape.buffers, self._n_embd, connection.inject
         parts = [connection.down, *([] if inject is None else [inject])]
         normed = evolve(tape.operand(_NORMED, self._n * size, parts), as_floats=True)
-        tape.norm_groups(connection.norm, self._all(tape), size, self._n, normed)
+        tape.join([(self._all(tape), self._n * size, connection.norm)], normed)
         low, coefficients = Rows(buffers[_LOW], connection.down.n_out), Rows(buffers[_COEFFICIENTS], self._n)
         tape.multiply(normed, ((connection.down, 0),), low)
         if inject is not None:

@@ -61,7 +61,7 @@ class Operand:
         return evolve(self, floats=self.floats.at(4 * size), quantised=quantised, factors=factors, sums=sums)
 
     def before(self, norm: Norm | None) -> Operand:
-        """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
+        """What is to be written where a norm comes in between, if one does."""
         return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
 
 

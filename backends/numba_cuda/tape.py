@@ -91,6 +91,7 @@ class Tape:
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
+        streams: What goes on from layer to layer: all residual streams of a token.
         made: Products that blocks side by side begin with; see `first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
@@ -100,7 +101,7 @@ class Tape:
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
-        self.x = self.seen = Rows(buffers["x"], n_embd)
+        self.x = self.seen = self.streams = Rows(buffers["x"], n_embd)
         self.made: dict[Hashable, Rows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
@@ -152,11 +153,6 @@ class Tape:
             self.norm_seen(norm, to)
             self._normed[norm] = to
 
-    def norm_operand(self, norm: Norm | None, x: Operand, size: int) -> None:
-        """Norm rows of floats on their way to becoming another operand: the floats are there, the rest is not yet."""
-        if norm is not None:
-            self._norm(Rows(x.floats, x.width), size, norm, x)
-
     def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
         """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of those that have logits."""
         self._norm(x, size, norm, to, is_output=is_output)
@@ -168,15 +164,23 @@ class Tape:
                 self.add_pending()
             self._norm(rows, size, norm, None, n_groups=n_groups)
 
-    def norm_groups(self, norm: Norm, x: Rows, size: int, n_groups: int, to: Operand) -> None:
-        """Norm groups of `size` values, each by itself and perhaps by weights of its own, for products of all of them."""
-        self._norm(x, size, norm, evolve(to, as_floats=True, as_bytes=False), n_groups=n_groups)
-        if (n_rest := to.width - n_groups * size) > 0:
+    def join(self, parts: Sequence[tuple[Rows, int, Norm | None]], to: Operand) -> None:
+        """Put rows of so many values side by side where they are multiplied; norms are of groups of values.
+
+        Each group may have weights of its own.
+        """
+        at, floats = 0, evolve(to, as_floats=True, as_bytes=False)
+        for x, width, norm in parts:
+            size = width if norm is None else norm.size
+            there = evolve(floats, floats=to.floats.at(4 * at))
+            self._norm(x, size, norm, there, n_groups=width // size, n_out=size)
+            at += width
+        if (n_rest := UNIT * units_of(at) - at) > 0:
             zeros = self.weights.constant(("zero floats", n_rest), lambda: np.zeros(n_rest, np.float32))
-            grid, rest = (1, self.size.n_tokens), to.floats.at(4 * n_groups * size)
+            grid, rest = (1, self.size.n_tokens), to.floats.at(4 * at)
             self.launch(blend_rows, grid, WARP, x=rest, y=zeros, size=n_rest, x_stride=to.width, b=1.0)
         if to.as_bytes:
-            self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
+            self.put(Rows(to.floats, to.width), at, evolve(to, as_floats=False))
 
     def norm_parts(
         self, rows: Rows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None, n_apart: int = 1
@@ -194,16 +198,6 @@ class Tape:
                 how = self.weights.norm_arguments(norm)
                 arguments[name] = PartArgs(how.weight, how.kind, at, size, how.eps)
         self.launch(norm_parts, (self.size.n_tokens, 3), THREADS, x=rows.at, stride=rows.width, n_apart=n_apart, **arguments)
-
-    def add_product(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
-        """Add the product of a matrix, or its norm, to the residual stream."""
-        if post_norm is None:
-            self.multiply(x, ((linear, 0),), self.x, adds=True)
-            return
-        self.add_pending()
-        y = Rows(self.buffers["y"], self.x.width)
-        self.multiply(x, ((linear, 0),), y)
-        self._pending = (y, post_norm, False)
 
     def add_rows_later(self, rows: Rows, post_norm: Norm | None = None, *, trades: bool = False) -> None:
         """Add rows, or their norm, to the residual stream, which they are not to change before the next norm.
@@ -248,12 +242,16 @@ class Tape:
         to: Operand | None,
         *,
         n_groups: int = 1,
+        n_out: int | None = None,
         pending: tuple[Rows, Norm | None, bool] | None = None,
         is_output: bool = False,
     ) -> None:
-        """Norm groups of rows, to which are added pending rows; without a place to go to in place."""
+        """Norm groups of rows, to which are added pending rows; without a place to go to in place.
+
+        Where they go each has `n_out` values, what is beyond `size` 0: unless given the whole row.
+        """
         place = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)
-        arguments: Arguments = {"size": size, "n_out": size, "to": place.target}
+        arguments: Arguments = {"size": size, "n_out": n_out or (size if to is None else to.width), "to": place.target}
         if pending is not None:
             y, y_norm, is_traded = pending
             y_how = self.weights.norm_arguments(y_norm)
@@ -263,8 +261,6 @@ class Tape:
             arguments["norm"] = self.weights.norm_arguments(norm, n_alike)
             if norm is not None and n_alike > 1:
                 arguments["step"] = size * (1 if norm.bias is None else 2)
-        if to is not None and n_groups == 1:
-            arguments["n_out"] = to.width
         grid = (self.size.n_tokens, n_groups)
         self.launch(norm_rows, grid, THREADS, x=x.at, stride=x.width, is_output=is_output, **arguments)
 

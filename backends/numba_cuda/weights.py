@@ -21,11 +21,11 @@ from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import Convolution, Integers, ModelPlan, Norm, Vector
+    from augury.blocks import Convolution, Integers, ModelPlan, Norm, Rows, Vector
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
-__all__ = ["Matrix", "Weights", "check_types", "n_bytes_of", "rows_of"]
+__all__ = ["Matrix", "Weights", "check_types", "lent", "n_bytes_of", "rows_of"]
 
 PURPOSE = "weights"
 _WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md
@@ -108,11 +108,24 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
                 )
 
 
-def n_bytes_of(file: ModelFile, plan: ModelPlan) -> int:
-    """About what a plan's weights take on a device."""
+def lent(file: ModelFile, name: str, device: str) -> Pointer | None:
+    """A matrix that a draft model's file borrows, as the target has it on the same device."""
+    owner, own = file.owner(name)
+    return None if owner is file else owner.in_memory.get(_place(own, device))
+
+
+def _place(name: str, device: str) -> tuple[str, str]:
+    """What `ModelFile.in_memory` calls a matrix on a device."""
+    return f"numba-cuda {device}", name
+
+
+def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
+    """About what a plan's weights take on a device, without those that are lent."""
     n_words = 0
     for part in dict.fromkeys(plan.parts()):
         if isinstance(part, Linear | Matrices):
+            if lent(file, part.weight, device) is not None:
+                continue
             kind = file.tensor(part.weight, part.shapes[part.weight]).type.name
             stored = FORMATS["F32" if getattr(part, "is_transposed", False) else kind]
             n_words += getattr(part, "n", 1) * stored.n_words(n_units(part.n_out, part.n_in))
@@ -251,7 +264,7 @@ class Weights:
         bias = None
         if any(each.bias for each in group):
             bias = self._hold(("bias", *key), lambda: below([self._bias(each) for each in group]))
-        return Matrix(FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, first.scale, bias)
+        return Matrix(FORMATS[kind.name], self._held_or_lent(key, words), n_rows, first.n_in, first.scale, bias)
 
     def _several(self, group: Sequence[Matrices]) -> Matrix:
         first, kind = group[0], self._type(group[0])
@@ -328,6 +341,15 @@ class Weights:
 
         values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.type.name])
         return np.asarray(values, np.float32).reshape(shape)
+
+    def _held_or_lent(self, key: tuple[tuple[str, Rows | None], ...], make: Callable[[], np.ndarray]) -> Pointer:
+        """The words of matrices; one whole matrix may be the target's, or is a draft model's to borrow."""
+        if len(key) > 1 or key[0][1] is not None:
+            return self._hold(key, make)
+        file, name, device = self._file, key[0][0], self._device.label
+        owner, own = file.owner(name)
+        held = owner.in_memory[_place(own, device)] = lent(file, name, device) or self._hold(key, make)
+        return held
 
     def _hold(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
         if key not in self._held:

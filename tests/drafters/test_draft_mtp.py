@@ -7,93 +7,30 @@ import itertools
 import attrs
 import numpy as np
 import pytest
+from head_rig import N_VOCAB, REGISTRY, Told
 from oracles.drafts import NEXTN, agreeing, draft_file, parted, runs
 from oracles.models import altered, nmse, tiny_file, tiny_model
 
-from augury import Engine, Registry
+from augury import Engine
 from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.drafters.draft_mtp import DraftMtp, augury_drafters
-from augury.drafters.model.draft_runner import DraftRequest
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
-from augury.drafters.model.nextn_runner import NextnRunner
-from augury.engine.context import EngineTarget
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend
+from augury.loader import Loader
 from augury.options import NoOptions
 from augury.testing.toys import TINY_TARGET, registry_with_toys
-from augury.types import Draft, ModelOptions
+from augury.types import ModelOptions
 
-REGISTRY = Registry.discover()
 BACKENDS = ("numba-cpu", "reference")
-N_CTX, N_VOCAB = 256, 128
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-
-
-class Told:
-    """A target whose slots are told of texts, and the runner that is told with them."""
-
-    def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32"):
-        self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
-        path = draft_file(name)
-        self.loader._files[str(path)] = ModelFile.open(path) if change is None else change(ModelFile.open(path))
-        options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
-        self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
-        self.target = EngineTarget(self.context)
-        self.runner = NextnRunner(self.target, N_CTX, DraftVocabulary(N_VOCAB, 0), n_vocab=N_VOCAB)
-        self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
-        forward = self.target.forward_nextn
-
-        def counted(feeds, layer=0, vocabulary=None):
-            self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
-            self.passed = forward(feeds, layer, vocabulary)
-            return self.passed
-
-        self.target.forward_nextn = counted
-
-    def open(self, slot=0):
-        assert self.context.open(np.zeros(1, np.int32), may_reuse=False, slot=slot).slot == slot
-
-    def tell(self, tokens, draft=(), n_accepted=0, slot=0):
-        """Compute tokens and a draft, of which the first are accepted."""
-        start = N_CTX - self.context.room(slot)
-        tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
-        feed = self.context.feed(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
-        name = self.target.nextn_features[0]
-        hidden = self.context.forward([feed], (name,)).features(name).copy()
-        self.context.commit(feed, path)
-        kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
-        self.runner.feed(slot, start, kept, {name: hidden[: len(kept)]})
-
-    def request(self, text, k, slot=0, **more):
-        return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
-
-    def draft(self, text, k, **more):
-        return self.runner.draft([self.request(text, k, **more)])[0].tokens
-
-
-def replayed(told, run, cuts=()):
-    """The drafts of all rounds, and the logits of each one's last token."""
-    text, wrong = run.text, (run.text + 1) % N_VOCAB
-    told.open()
-    first = int(run.last[0])
-    for start, end in itertools.pairwise([0, *cuts, first]):
-        told.tell(text[start:end])
-    told.runner.begin(0, text[: first + 1])
-    for last, following in itertools.pairwise([*run.last.tolist(), None]):
-        drafts = told.draft(text[: last + 1], run.k)
-        yield drafts, told.passed.rows()[-1].copy()
-        if following is not None:
-            n = following - last - 1
-            told.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
 
 
 @pytest.mark.parametrize(("backend", "name"), list(zip(itertools.cycle(BACKENDS), NEXTN, strict=False)))
 def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
     for run in runs(name):
-        found, logits = zip(*replayed(Told(name, backend), run), strict=True)
+        found, logits = zip(*Told(name, backend).replayed(run), strict=True)
         assert list(found) == run.drafts.tolist()
         assert max(map(nmse, logits, run.logits)) < 1e-9
 
@@ -101,7 +38,7 @@ def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
 @pytest.mark.parametrize("name", ["mtp-glm4moe", "mtp-qwen35"])
 def test_logits_of_drafts_do_not_depend_on_how_the_prompt_was_cut(name):
     run = runs(name)[1]
-    whole, cut = (list(replayed(Told(name), run, cuts)) for cuts in ((), (1, 2, 9, 20)))
+    whole, cut = (list(Told(name).replayed(run, cuts)) for cuts in ((), (1, 2, 9, 20)))
     for (tokens, logits), (others, other_logits) in zip(whole, cut, strict=True):
         assert tokens == others
         assert np.array_equal(logits, other_logits)

@@ -10,8 +10,10 @@ import sys
 
 import attrs
 import numpy as np
+from head_rig import rounds
 from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import ExpertProducts, PassedLogits, Product
+from oracles.drafts import DRAFTS, NEXTN
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
@@ -161,6 +163,21 @@ def architectures():
     wrong += [f"{case}: {error} from the reference" for case, error in errors.items() if not error < NumbaCuda.tolerance]
     assert not wrong, "\n".join(wrong)
     return {"models": len(errors), "largest error": max(errors.values()), "left out": left_out}
+
+
+def heads():
+    """Tiny heads, and layers that predict further tokens: they draft what llama.cpp does, round by round."""
+    n_drafts, errors, wrong = 0, {}, []
+    for name in (*DRAFTS, *NEXTN):
+        try:
+            for i, (found, right, error) in enumerate(rounds(name, "numba-cuda")):
+                n_drafts, errors[name] = n_drafts + 1, max(error, errors.get(name, 0.0))
+                if found != right or not error < NumbaCuda.tolerance:
+                    wrong.append(f"{name}, round {i}: {found}, expected {right}, logits with an error of {error}")
+        except Exception as error:  # noqa: BLE001 - after a fault all others fail, too
+            wrong.append(f"{name}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+    return {"drafts": n_drafts, "largest error of logits": max(errors.values())}
 
 
 def _differing(found, right):
@@ -369,6 +386,7 @@ def every_kind_of_block():
         for n in (3, 20):
             model.forward(Batch.chain(np.arange(n, dtype=np.int32))).top_k(np.zeros(1, np.int32), 5)
         model.close()
+    next(rounds("dflash2-qwen3", "numba-cuda"))  # whose blocks no model has
 
 
 def memory_checker():
@@ -392,6 +410,7 @@ PARTS = (
     choosing,
     near_other_backends,
     architectures,
+    heads,
     invariance,
     recordings,
     placement,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, random_model
+from oracles.drafts import draft_file, target_of
 from oracles.models import ORACLES, tiny_file
 
 from augury import Registry
@@ -41,15 +42,20 @@ def placed(file, device, kinds, n_ctx=64):
     """The lowering of a model on a device that nothing is computed on."""
     are_few = re.compile(r"(?<!gate_inp)\.scale$")  # files that have such tensors
     tensors = {key: tensor for key, tensor in file.tensors.items() if not are_few.search(key)}
-    file = ModelFile(file.path, (file.path,), file.n_bytes, file.metadata, tensors)
+    target, file = file.target, ModelFile(file.path, (file.path,), file.n_bytes, file.metadata, tensors)
+    if target is not None:
+        file.borrow_from(target)
     lowering = Lowering(plan_of(file, REGISTRY), ModelOptions(n_ctx=n_ctx, n_slots=1, threads=1))
     lowering.place(device, Counted(file, device, kinds))
     return lowering
 
 
 def launches():
-    """Of passes of any number of tokens through some tiny models, those of 1.5 and 8 billion weights, and a mixture."""
+    """Of passes of any number of tokens through some tiny models, those of 1.5 and 8 billion weights, a mixture, and a head."""
     files = [(tiny_file(name), 64) for name in ORACLES[::7]]
+    head = ModelFile.open(draft_file("dflash2-qwen3"))
+    head.borrow_from(tiny_file(target_of("dflash2-qwen3")))
+    files.append((head, 64))
     files += [(random_model(shape, Q4_K_M, is_hollow=True), 32768) for shape in (MIDDLE, LARGE, MIXTURE)]
     for file, n_ctx in files:
         lowering = placed(file, CountingDevice(), MIXED, n_ctx)

@@ -28,7 +28,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     warp_max,
 )
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
+from augury.backends.numba_cuda.kernels.inputs import BRANCHES, N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.splits import MergeArgs, merge_heads, n_joined
@@ -48,7 +48,8 @@ AttendArgs = record(
     "AttendArgs",
     f="rows slopes parts",
     w="counters",
-    i="stride n_heads n_kv_heads head_dim value_dim length window chunk n_splits has_slopes pool first_token first_split",
+    i="stride n_heads n_kv_heads head_dim value_dim length window chunk sees_block n_splits has_slopes pool first_token"
+    " first_split",
     r="scale cap",
 )
 """What attends, and to how much.
@@ -56,8 +57,9 @@ AttendArgs = record(
 `rows` (tokens, stride) each begin with the heads of queries. `slopes` (n_heads,) are what a score loses for each position that
 lies between. `parts` (tokens from `first_token` on, n_heads, n_splits, value_dim + 2) are what splits give, from `first_split`
 on, and `counters` one for each token and what is merged of it. A token sees `window` positions (0: all; and all pooled rows),
-and none before the last multiple of `chunk` (0: all). Of pooled rows one stands for `pool` positions; what is said of positions
-is true of them instead. Scores s become cap * tanh(s / cap), unless cap is 0.
+and none before the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass,
+too. Of pooled rows one stands for `pool` positions; what is said of positions is true of them instead. Scores s become
+cap * tanh(s / cap), unless cap is 0.
 """
 
 
@@ -192,7 +194,9 @@ def _attend(type_k, type_v, *, is_pooled=False):
         split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
-        position = last = inputs[POSITIONS + t]
+        position = last = last_own = inputs[POSITIONS + t]
+        if how.sees_block and not is_pooled:
+            last = last_own = np.int32(inputs[BRANCHES + t] - 1)
         first = first_own = max(first_seen(position, how.window), first_of_chunk(position, how.chunk))
         if is_pooled:
             first, last = np.int32(0), quotient(position + 1, how.pool) - 1
@@ -242,7 +246,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         n, counter = min(n_alike, n_heads - first_head), t * quotient(n_heads + n_alike - 1, n_alike) + head // n_alike
         if not is_last_block(how.counters, counter, n * max(1, n_seen)):
             return
-        own, other_first, other_end = (first_own // SPLIT, position // SPLIT + 1), 0, 0
+        own, other_first, other_end = (first_own // SPLIT, last_own // SPLIT + 1), 0, 0
         if is_pooled:
             other_first, other_end = how.first_split, how.first_split + n_seen
         row, other = (t - how.first_token) * n_heads + first_head, (other_first, other_end)

@@ -13,7 +13,8 @@ TOKENS = 4  # (n,)
 SLOTS = TOKENS + MAX_TOKENS
 POSITIONS = SLOTS + MAX_TOKENS
 CELLS = POSITIONS + MAX_TOKENS  # where a token's keys and values are stored
-BRANCHES = CELLS + MAX_TOKENS  # the first position that a token sees in another cell than that of its number
+# the first position that a token sees in another cell than that of its number; of a block the one after the last of the slot's
+BRANCHES = CELLS + MAX_TOKENS
 PATHS = BRANCHES + MAX_TOKENS  # where in this array the cells are of the positions from there on
 ROWS = PATHS + MAX_TOKENS  # (r,) the tokens that have logits
 ORDER = ROWS + MAX_TOKENS  # (n,) the tokens by run, of models with a state per sequence

@@ -99,8 +99,6 @@ class AttendEmitter(OperationEmitter):
         self._head_dim, self._value_dim = (each.width // operation.n_heads for each in (operation.queries, operation.out))
         for dim in (self._head_dim, self._value_dim):
             check_dim("heads", dim)
-        if not operation.is_causal:
-            raise UnsupportedError("attention to later tokens is not computed here; use backend numba-cpu")
         blocks = None if operation.choice is None else self.layout.maker(operation.choice)
         self._blocks = blocks if isinstance(blocks, ChooseBlocks) and blocks.window is not None else None  # of pooled rows
         if (self._blocks is None) != (operation.pooled is None):
@@ -131,7 +129,7 @@ class AttendEmitter(OperationEmitter):
         if attend.slopes is not None:
             slopes = tape.weights.constant(("slopes", attend.slopes), lambda: np.array(attend.slopes, np.float32))
             arguments |= {"slopes": slopes, "has_slopes": True}
-        own = AttendArgs(**arguments, pool=1)
+        own = AttendArgs(**arguments, sees_block=not attend.is_causal, pool=1)
         read: Arguments = {"keys": _planes(keys), "values": _planes(values), "choice": ChoiceArgs() if blocks else choice}
         launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, own, read)]
         if blocks is not None and attend.pooled is not None:

@@ -33,13 +33,15 @@ class LookUpEmitter(OperationEmitter):
 
 
 class BeginStreamsEmitter(OperationEmitter):
-    """Copies rows to x, unless they lie there."""
+    """Copies rows to x or the residual streams, unless they lie there."""
 
     operation: BeginStreams
 
     def emit(self, tape: Tape) -> None:
-        if not self.layout.begins(self.operation.y[0]):
-            tape.blend(tape.x, self.layout.rows(self.operation.y[0], tape), 0.0, 1.0)
+        y, to, size = self.operation.y, tape.streams, self.operation.y[0].width
+        for i in range(0 if self.layout.begins(y[0]) else to.width // size):
+            rows = self.layout.rows(y[min(i, len(y) - 1)], tape)
+            tape.blend(Rows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
 class GiveInputsEmitter(OperationEmitter):

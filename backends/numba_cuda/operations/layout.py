@@ -12,7 +12,12 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
-from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, NormalizeParts, made_apart
+from augury.backends.numba_cuda.operations.rewrites import (
+    GIVEN,
+    ActivateAndDecay,
+    NormalizeParts,
+    made_apart,
+)
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
@@ -36,6 +41,7 @@ from augury.lowering import (
     Pool,
     PrepareHeads,
     PrepareLatents,
+    ReadHidden,
     ReadInput,
     Recur,
     Value,
@@ -47,10 +53,10 @@ if TYPE_CHECKING:
 
     from augury.lowering import Operation
 
-__all__ = ["INPUTS", "Layout"]
+__all__ = ["EMBEDDED", "HIDDEN", "INPUTS", "Layout"]
 
-INPUTS = "layer inputs"
-"""The buffer of rows that the embedding makes for all layers."""
+EMBEDDED, HIDDEN, INPUTS = "embedded", "hidden states", "layer inputs"
+"""The buffers of the embedding's output, of a pass' hidden states, and of rows that the embedding makes for all layers."""
 
 _PRODUCTS = Multiply | MultiplyActivated
 _SUMS = FeedExperts | FeedExpertsAndAdd
@@ -184,8 +190,10 @@ class Layout:
     def rows(self, value: Value, tape: Tape) -> Rows:
         """The rows of a value, from its first column on."""
         root, maker = value.root, self._makers.get(value.root)
-        if isinstance(maker, ReadInput):
-            return Rows(tape.buffers[INPUTS].at(4 * (maker.index * root.width + value.first)), maker.n_layers * root.width)
+        if isinstance(maker, GIVEN):
+            name = INPUTS if isinstance(maker, ReadInput) else HIDDEN if isinstance(maker, ReadHidden) else EMBEDDED
+            column, n = (maker.index * root.width, maker.n_layers) if isinstance(maker, ReadInput) else (0, 1)
+            return Rows(tape.buffers[name].at(4 * (column + value.first)), n * root.width)
         is_operand = root in self._normed or (root in self._operands and not isinstance(maker, Convolve))
         if root in tape.operands or is_operand:
             operand = self.operand(root, tape)
@@ -274,7 +282,7 @@ class Layout:
 
     def _is_in_row(self, value: Value) -> bool:
         maker = self._makers[value.root]
-        return not (value.root in self._operands or isinstance(maker, ReadInput) or self._is_norm_of_stream(maker))
+        return not (value.root in self._operands or isinstance(maker, GIVEN) or self._is_norm_of_stream(maker))
 
     def _made_to_add(self, add: Add) -> Iterator[Value]:
         """The value that is added to x, if the operation that makes it can add it."""
@@ -332,7 +340,7 @@ class Layout:
         maker = self._makers[value]
         is_operand = value in self._operands and not isinstance(maker, Convolve)
         is_no_row = isinstance(
-            maker, ReadInput | ChooseExperts | _CHOICES | PrepareLatents | AttendLatents
+            maker, GIVEN | ChooseExperts | _CHOICES | PrepareLatents | AttendLatents
         ) or self._is_norm_of_stream(maker)
         places = (self._in_place, self._normed, self._added, self._begun)
         return is_operand or is_no_row or any(value in some for some in places)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations.attention_rewrites import (
@@ -34,10 +34,12 @@ from augury.lowering import (
     ChooseBlocks,
     Constant,
     Convolve,
+    ConvolveBlock,
     Decay,
     DecayByKey,
     Gate,
     GateStreams,
+    Join,
     LookUp,
     Multiply,
     MultiplyHeads,
@@ -46,6 +48,7 @@ from augury.lowering import (
     Pool,
     PrepareHeads,
     PrepareLatents,
+    ReadHidden,
     ReadInput,
     Recur,
     ScaleToLength,
@@ -56,15 +59,39 @@ from augury.lowering.rewrites import MultiplyActivated, with_activated_products,
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
+    from augury.blocks import Norm
+
 __all__ = [
+    "GIVEN",
     "ActivateAndDecay",
     "ConvolveAndDecay",
+    "JoinNormalized",
     "NormalizeParts",
+    "ReadEmbedded",
     "ScaleAndDecay",
     "made_apart",
     "rewritten",
 ]
 
+
+@frozen(eq=False)
+class ReadEmbedded(Operation):
+    """out = the embedding's output, which was put aside."""
+
+    out: Value
+
+
+@frozen(eq=False)
+class JoinNormalized(Operation):
+    """out = norms of several values side by side, or the values themselves."""
+
+    x: tuple[Value, ...]
+    norms: tuple[Norm | None, ...]
+    out: Value
+
+
+GIVEN = ReadInput | ReadHidden | ReadEmbedded
+"""Operations whose rows lie where the block finds them."""
 
 _SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Pool | Choose | ChooseBlocks
 
@@ -89,6 +116,7 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         _with_softplus,
+        _with_normalized_joins,
         _with_rows_apart,
         with_activated_products,
         with_gated_attention,
@@ -123,7 +151,21 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
     if isinstance(operation, MultiplyActivated):
         return value is operation.out[0]
-    return isinstance(operation, Normalize | Activate | Gate | Convolve | Attend | MultiplyHeads)
+    made = Normalize | JoinNormalized | Activate | Gate | Convolve | ConvolveBlock | Attend | MultiplyHeads
+    return isinstance(operation, made)
+
+
+def _with_normalized_joins(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Norm values where they are put side by side."""
+    norms = {each.out: each for each in operations if isinstance(each, Normalize)}
+    joined = {value for each in operations if isinstance(each, Join) for value in each.x if value in norms}
+    needed = {value.root for each in operations for value in each.read if not (isinstance(each, Join) and value in norms)}
+    for each in operations:
+        if isinstance(each, Join):
+            made = [norms.get(value, Normalize(value, None, value)) for value in each.x]
+            yield JoinNormalized(tuple(norm.x for norm in made), tuple(norm.norm for norm in made), each.out)
+        elif joined.isdisjoint(each.made) or not needed.isdisjoint(each.made):
+            yield each
 
 
 def _with_rows_apart(operations: Sequence[Operation]) -> Iterator[Operation]:
@@ -153,11 +195,11 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
             case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseBlocks():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
-                return "rows" if is_norm or isinstance(maker, Gate | Recur | ReadInput | LookUp) else None
+                return "rows" if is_norm or isinstance(maker, Gate | Recur | LookUp | GIVEN) else None
             case PrepareHeads() | Pool():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 is_shared = len(readers_of(operations, value.root)) > 1
-                return "heads" if is_norm or is_shared or isinstance(maker, ReadInput | LookUp) else None
+                return "heads" if is_norm or is_shared or isinstance(maker, LookUp | GIVEN) else None
         return None
 
     def moved(operation: Operation) -> Operation:

@@ -8,14 +8,15 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import gate as kernels
+from augury.backends.numba_cuda.kernels.block_convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
-from augury.backends.numba_cuda.operations.rewrites import NormalizeParts
+from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
-from augury.lowering import Activate, Add, AddStream, Constant, Multiply, Normalize, ReadInput
+from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
 from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class NormalizeEmitter(OperationEmitter):
             tape.operands[out] = tape.norm(norm, parts, as_floats=as_floats)
         elif layout.is_operand(out):
             rows, to = layout.rows(x, tape), layout.operand(out, tape)
-            if norm is not None and n_groups > 1:
-                tape.norm_groups(norm, rows, norm.size, n_groups, to)
+            if n_groups > 1:
+                tape.join([(rows, x.width, norm)], to)
             elif norm is not None or not _is_there([x.width], to, tape):
                 tape.put(rows, x.width, to, norm)
             else:
@@ -177,13 +178,48 @@ class ConstantEmitter(OperationEmitter):
         tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
-class ReadInputEmitter(OperationEmitter):
-    """Writes nothing: the rows lie where the embedding left them."""
-
-    operation: ReadInput
+class GivenEmitter(OperationEmitter):
+    """Writes nothing: the rows lie where they were put before the block began."""
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
+
+
+class JoinNormalizedEmitter(OperationEmitter):
+    """Norms rows where they are put side by side."""
+
+    operation: JoinNormalized
+
+    def emit(self, tape: Tape) -> None:
+        layout, operation = self.layout, self.operation
+        tape.add_pending()
+        rows = [tape.seen if layout.is_stream(x) else layout.rows(x, tape) for x in operation.x]
+        widths = [x.width for x in operation.x]
+        tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
+
+
+class ConvolveBlockEmitter(OperationEmitter):
+    """Convolves rows with those of the tokens before in a block."""
+
+    operation: ConvolveBlock
+
+    def emit(self, tape: Tape) -> None:
+        operation, layout, size, n_taps = self.operation, self.layout, self.operation.x.width, self.operation.n_taps
+        x, weights, to = (
+            layout.rows(operation.x, tape),
+            layout.rows(operation.weights, tape),
+            layout.operand(operation.out, tape),
+        )
+        first = 4 * operation.side * n_taps
+        places = {
+            "x": x.at,
+            "weights": weights.at.at(first * operation.n_groups),
+            "base": tape.weights.vector(operation.base).at(first * size),
+        }
+        strides = {"x_stride": x.width, "weights_stride": weights.width}
+        sizes = {"size": size, "group": size // operation.n_groups, "n_taps": n_taps}
+        grid = (warps_of(units_of(size)), tape.size.n_tokens)
+        tape.launch(convolve_block, grid, WARP * WARPS, **places, **strides, **sizes, to=to.target)
 
 
 def _gate_of(operation: Activate) -> Gate:
@@ -229,6 +265,10 @@ OPERATIONS: Emitters = {
     Add: AddEmitter,
     AddStream: AddStreamEmitter,
     Activate: ActivateEmitter,
-    ReadInput: ReadInputEmitter,
+    ReadInput: GivenEmitter,
+    ReadHidden: GivenEmitter,
+    ReadEmbedded: GivenEmitter,
+    JoinNormalized: JoinNormalizedEmitter,
     Constant: ConstantEmitter,
+    ConvolveBlock: ConvolveBlockEmitter,
 }

@@ -14,7 +14,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
 from augury.backends.numba_cuda.operations import attention
-from augury.blocks import Block, Integers, NextnLayer
+from augury.blocks import Block
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -114,8 +114,6 @@ class Bridge(Block):
 @pytest.mark.parametrize(
     ("told", "fields"),
     {
-        "an output of some tokens": {"output": attrs.evolve(PLAN.output, tokens=Integers("tokens", 7))},
-        "layers that predict further tokens": {"nextn": (NextnLayer(PLAN.embedding, None, PLAN.layers[0], PLAN.output),)},
         "connection Bridge": {"layers": (PLAN.layers[0].connected(Bridge(), Bridge()),)},
         "block Bridge does not say how it is computed": {"layers": (attrs.evolve(PLAN.layers[0], mixer=Bridge()),)},
     }.items(),

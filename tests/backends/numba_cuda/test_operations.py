@@ -146,8 +146,22 @@ class Ungated(MADE_UP["Author"]):
         self.build.add_product(self.build.recur(heads, 0, *fed, decays, betas), self.linear(32, 256), "last")
 
 
+class Joined(MADE_UP["Author"]):
+    """Puts norms, products and parts of them side by side, for matrices and for others."""
+
+    def write(self):
+        x = self.values[0]
+        left, right = self.build.multiply(x, self.linear(256, 40), self.linear(256, 64), purpose="products")
+        parts = self.build.normalize(right, self.norm_of(8)).split(24, 40)
+        joined = [self.build.join(*each) for each in ((x, left), parts[::-1], (left, self.build.normalize(right, None), left))]
+        products = [self.build.multiply(each, self.linear(each.width, 256), purpose="product")[0] for each in joined]
+        gated = self.build.multiply(self.build.activate(joined[1], Activation.SILU), self.linear(64, 256), purpose="gated")
+        y = self.build.add_weighed(self.build.add_weighed(products[0], products[1]), products[2])
+        self.build.add(self.build.add_weighed(y, gated[0]))
+
+
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("kind", [Swapped, Ungated])
+@pytest.mark.parametrize("kind", [Swapped, Ungated, Joined])
 def test_values_are_copied_and_drafts_kept_wherever_an_operation_needs_that(kind):
     author = kind(0)
     file = altered(tiny_file("llama-dense"), arrays=author.tensors)

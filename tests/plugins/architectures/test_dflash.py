@@ -174,17 +174,6 @@ def test_a_slot_s_block_stays_in_one_pass_whatever_else_is_computed(name, monkey
     model.close()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_gpu_backend_refuses_blocks(causal):
-    from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
-
-    plan = plan_of(opened("dflash-qwen3", metadata={"dflash.attention.causal": causal}), REGISTRY)
-    with pytest.raises(
-        UnsupportedError, match="dflash models have blocks of drafted tokens, which this backend does not compute"
-    ):
-        NumbaCuda(NumbaCudaOptions()).state_spec(plan, ModelOptions(n_ctx=64))
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "error", "match"),
     [

@@ -12,7 +12,7 @@ from oracles.models import altered, nmse
 
 from augury import Registry
 from augury.batch import Batch
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import plan_of
@@ -172,15 +172,6 @@ def test_a_pass_is_through_one_such_layer_with_hidden_states():
     for layers, given in (((2, 4), hidden), ((1, 3), hidden), ((3, 4), hidden), ((2, 3), None), ((2, 3), hidden[:, 1:])):
         with pytest.raises(OptionError, match=r"layers [123] to|from layer 2 on"):
             model.forward(Batch.chain([1, 2], layers=layers, hidden=given))
-
-
-def test_a_backend_without_such_layers_says_so():
-    file = ModelFile.open(draft_file("mtp-qwen35"))
-    kind = REGISTRY.backends["numba-cuda"]
-    with pytest.raises(
-        UnsupportedError, match="layers that predict further tokens are not computed here; use backend numba-cpu"
-    ):
-        kind(kind.options_class()).state_spec(plan_of(file, REGISTRY), ModelOptions(n_ctx=64))
 
 
 def test_layers_that_are_not_complete_are_left_out():

@@ -1,0 +1,144 @@
+"""Heads, and layers that predict further tokens: they draft what llama.cpp does, with the same bits in any company."""
+
+import itertools
+
+import attrs
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from head_rig import HALVES, REGISTRY, rounds
+from oracles.drafts import DRAFTS, NEXTN, draft_file, runs, target_of
+from oracles.models import tiny_file, tiny_model
+
+from augury import Engine
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.passes import whole_blocks
+from augury.batch import Batch
+from augury.blocks import Linear
+from augury.errors import UnsupportedError
+from augury.files.gguf import ModelFile, TensorType
+from augury.interfaces import Progress
+from augury.loader import plan_of
+
+FIRST = ("eagle3-qwen3-d2t", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35", "mtp-deepseek4")
+N_ROUNDS = 6  # of 20 or more: the simulator takes a second for each, and more for the prompt
+N_TOKENS = 20  # which tensor cores multiply
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", FIRST)
+def test_first_drafts_are_those_of_llama_cpp(name):
+    for found, right, error in itertools.islice(rounds(name, "numba-cuda"), 2):
+        assert found == right
+        assert error < NumbaCuda.tolerance
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", [*DRAFTS, *NEXTN])
+def test_drafts_of_every_head_are_those_of_llama_cpp(name):
+    for found, right, error in itertools.islice(rounds(name, "numba-cuda"), N_ROUNDS):
+        assert found == right
+        assert error < NumbaCuda.tolerance
+
+
+def quantised(name):
+    """A tiny model that drafts, and its plan, with matrices of bytes."""
+    file = ModelFile.open(draft_file(name))
+    if name not in NEXTN:
+        file.borrow_from(tiny_file(target_of(name)))
+    plan = plan_of(file, REGISTRY)
+    own = {part.weight for part in plan.parts() if isinstance(part, Linear)} & file.tensors.keys()
+    for each in own:
+        tensor = file.tensors[each]
+        data = quantize(tensor.data.view(np.float32).reshape(tensor.shape), GGMLQuantizationType.Q8_0)
+        file.tensors = {**file.tensors, each: attrs.evolve(tensor, type=TensorType.Q8_0, data=data.reshape(-1))}
+    return file, plan
+
+
+def loaded(name):
+    return NumbaCuda(NumbaCudaOptions()).load(*quantised(name), attrs.evolve(HALVES, threads=1), Progress())
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", ["eagle3-llama", "mtp-deepseek4"])
+def test_a_token_has_the_same_bits_in_any_company(name):
+    model, n, rng = loaded(name), N_TOKENS, np.random.default_rng(2)
+    n_layers, is_nextn = model.info.n_layers, name in NEXTN
+    given = model.features[model.info.nextn_features[0]] if is_nextn else model.info.n_embd
+    hidden, tokens = rng.normal(size=(n, given)).astype(np.float32), rng.integers(0, 128, n)
+    layer = n_layers if is_nextn else n_layers - 1
+    how = {"layers": (layer, layer + 1)} if is_nextn else {}
+
+    def computed(*spans):
+        parts = [Batch.chain(tokens[a:b], start=a, slot=slot, hidden=hidden[a:b]) for slot, a, b in spans]
+        columns = {each: np.concatenate([getattr(part, each) for part in parts]) for each in ("tokens", "slots", "positions")}
+        rows, given = np.arange(sum(map(len, (part.tokens for part in parts))), dtype=np.int32), [part.hidden for part in parts]
+        batch = Batch(**columns, rows=rows, hidden=np.concatenate(given), features=(f"layer.{layer}",), **how)
+        passed = model.forward(batch)
+        return np.hstack([passed.rows(), passed.features(f"layer.{layer}")])
+
+    whole = computed((0, 0, n))
+    assert np.array_equal(computed((1, 0, 1)), whole[:1])
+    assert np.array_equal(computed((1, 1, 5)), whole[1:5])
+    assert np.array_equal(computed((0, 0, 3), (1, 5, n))[3:], whole[5:])
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["dflash2-qwen3", "dflash-llama-swa"])
+def test_a_block_has_the_same_bits_in_any_company(name, monkeypatch):
+    model, rng = loaded(name), np.random.default_rng(2)
+    hidden, block = rng.normal(size=(N_TOKENS, model.info.n_embd)).astype(np.float32), np.int32([3, 127, 127, 127, 127])
+    starts = {0: N_TOKENS, 1: 7}
+    for slot, start in starts.items():
+        given = {"hidden": hidden[:start], "rows": np.empty(0, np.int32)}
+        model.forward(Batch.chain(np.zeros(start, np.int32), slot=slot, **given))
+
+    def computed(*slots):
+        tokens, rows = np.tile(block[:, None], len(slots)).reshape(-1), np.arange(5 * len(slots), dtype=np.int32)
+        positions = np.arange(5)[:, None] + [starts[slot] for slot in slots]
+        batch = Batch(tokens, np.tile(np.int32(slots), 5), positions.reshape(-1).astype(np.int32), rows, features=("output",))
+        passed = model.forward(batch)
+        return np.hstack([passed.rows(), passed.features("output")])
+
+    alone = [computed(slot) for slot in starts]
+    together = computed(*starts)  # in turns
+    assert all(np.array_equal(together[i::2], each) for i, each in enumerate(alone))
+    monkeypatch.setattr(model, "_n_most", 7)
+    assert np.array_equal(computed(*starts), together)
+    with pytest.raises(UnsupportedError, match="a block of 8 tokens in slot 1, expected at most 7 in one pass"):
+        model.forward(Batch.chain(np.zeros(8, np.int32), slot=1))
+
+
+def test_passes_have_whole_blocks():
+    slots = np.int32([2, 0, 0, 1, 2, 0, 1])
+    assert [each.tolist() for each in whole_blocks(slots, 5)] == [[1, 2, 3, 5, 6], [0, 4]]
+
+
+def test_what_a_target_lends_is_in_memory_once():
+    file, plan = quantised("dflash-qwen3")
+    borrowed = {name for name in plan.shapes() if name.startswith("target/")}
+    assert borrowed == {"target/token_embd.weight", "target/output.weight"}
+    backend, options = NumbaCuda(NumbaCudaOptions()), attrs.evolve(HALVES, threads=1)
+    alone = backend.memory_needed(file, plan, options)[0].n_bytes
+    target, head = (backend.load(each, plan_of(each, REGISTRY), options, Progress()) for each in (file.target, file))
+    theirs, mine = (
+        {part.weight: model._lowering._weights.matrix(part).words for part in model._plan.parts() if isinstance(part, Linear)}
+        for model in (target, head)
+    )
+    for name in borrowed:
+        assert mine[name] is theirs[name.removeprefix("target/")]
+    n_borrowed = sum(file.tensor(name).n_bytes for name in borrowed)
+    assert backend.memory_needed(file, plan, options)[0].n_bytes == alone - n_borrowed
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize(("spec", "head"), [("draft-eagle3", "eagle3-llama"), ("draft-dflash", "dflash-llama-swa")])
+def test_drafts_change_nothing(spec, head):
+    target, found = tiny_model(target_of(head)), []
+    for how in ({"spec_type": "none"}, {"spec_type": spec, "draft_model": draft_file(head), "spec_fixed": True}):
+        with Engine.load(target, backend="numba-cuda", n_ctx=64, draft_max=3, registry=REGISTRY, **how) as engine:
+            (result,) = engine.generate([runs(head)[0].text[:12].tolist()], max_tokens=6, temperature=0.0, ignore_eos=True)
+        found.append(result)
+    assert found[0].tokens == found[1].tokens
+    assert found[1].stats.n_drafted > 0
