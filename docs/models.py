@@ -13,8 +13,9 @@ from textwrap import fill
 
 import attrs
 
-from augury.blocks import Block, CompressedAttention, LatentAttention, ModelPlan, NormKind
+from augury.blocks import Block, LatentAttention, ModelPlan, NormKind
 from augury.errors import UnsupportedError
+from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.registry import Registry
 from augury.types import ModelOptions
 
@@ -27,7 +28,7 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """\
 # Models
 
-The {n} values of `general.architecture` in a GGUF file that run. An architecture is a class in `plugins/architectures` that
+The {n} values of `general.architecture` in a GGUF file that run. An architecture is a class of a plugin in `plugins/` that
 reads the file's metadata and says which blocks the model consists of; backends compute blocks and never see its name. This page
 is written by `make docs`, and a test compares it with what the architectures make of the tiny models in `tests/data/models`.
 

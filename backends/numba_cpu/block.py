@@ -149,8 +149,9 @@ class BlockEmitter:
                 yield InPlaceEmitter(operation, self._scope)
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation, self._scope)
-            elif (function := operation.kernels.get("numba-cpu")) is not None:
-                yield ByRowEmitter(operation, self._scope, function)
+            elif (own := operation.kernel_for("numba-cpu")) is not None:
+                is_emitter = isinstance(own, type)
+                yield own(operation, self._scope) if is_emitter else ByRowEmitter(operation, self._scope, own)
             else:
                 raise UnsupportedError(
                     f"block {self._name} has the operation {type(operation).__name__}, which backend numba-cpu "

@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from augury.backends.numba_cuda.probe import INSTALL, cubins_folder, find_compil
 from augury.errors import UnsupportedError
 from augury.files.atomic_file import write_atomically
 from augury.log import get_logger
+from augury.lowering import Operation
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
@@ -169,17 +171,28 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def all_kernels() -> list[Kernel]:
-    """Every kernel that any model may need."""
+    """Every kernel that any model may need, of a package those that its emitters' modules have."""
     from augury.backends.numba_cuda import kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
+    for entry in entry_points(group="augury"):
+        with suppress(Exception):  # of a package that is broken no model is loaded
+            entry.load()
+    emitters = [kind.kernel_for("numba-cuda") for kind in _kinds_of(Operation)]
+    names = [module.name for module in iter_modules(kernels.__path__, f"{kernels.__name__}.")]
     found: dict[str, Kernel] = {}
-    for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
-        for value in vars(import_module(module.name)).values():
+    for name in [*names, *(emitter.__module__ for emitter in emitters if emitter is not None)]:
+        for value in vars(import_module(name)).values():
             for each in value.values() if isinstance(value, dict) else (value,):
                 if isinstance(each, Kernel):
                     found[each.name] = each
     return list(found.values())
+
+
+def _kinds_of(kind: type[Operation]) -> Iterator[type[Operation]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds_of(each)
 
 
 class Compiler:

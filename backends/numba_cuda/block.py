@@ -44,14 +44,15 @@ class BlockEmitter:
             rewritten(some, streams) for some in (build.operations[:n_first], [*given, *build.operations[n_first:]])
         )
         operations, n_first = [*early, *others], len(early)
-        for unknown in (type(each).__name__ for each in operations if type(each) not in OPERATIONS):
+        found = [OPERATIONS.get(type(each)) or each.kernel_for("numba-cuda") for each in operations]
+        for unknown in (type(each).__name__ for each, emitter in zip(operations, found, strict=True) if emitter is None):
             raise UnsupportedError(
                 f"block {type(block).__name__} has the operation {unknown}, which backend numba-cuda does not compute; use "
                 "backend reference"
             )
         self._layout = Layout(operations, streams, n_first)
         scope = Scope(self._layout, options, self.caches, sources)
-        emitters = [OPERATIONS[type(each)](each, scope) for each in operations]
+        emitters = [emitter(each, scope) for each, emitter in zip(operations, found, strict=True)]
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
         keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
         self._states = [each.state for each in keepers]

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
-from augury.lowering import Attend, Convolve, LookUpNgrams, PrepareHeads, Recur
+from augury.lowering import Attend, Convolve, LastTokens, PrepareHeads, Recur
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class LoweredBlock(LayerStates):
         self.x, self.before, self.embedded, self.last_choice = build.x, build.before, build.embedded, build.last_choice
         self.operations = build.operations
         advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
-        advances |= {each.state: shift for each in self.operations if isinstance(each, LookUpNgrams)}
+        advances |= {each.state: shift for each in self.operations if isinstance(each, LastTokens)}
         for each in self.operations:
             if isinstance(each, Recur):
                 a = None if each.a is None else weights.vector(each.a.weight).T

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import get_args
 
-from augury.backends.reference import blocks, compressed, latent, recurrent
+from augury.backends.reference import blocks, latent, recurrent
 from augury.blocks import Connection, Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output
 
 __all__ = ["CACHES", "KNOWN", "MIXERS"]
 
-CACHES = {**blocks.CACHES, **compressed.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
+CACHES = {**blocks.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
 """What a mixer keeps of its slots."""
-MIXERS = {**blocks.MIXERS, **compressed.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
+MIXERS = {**blocks.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
 """What a mixer that keeps something adds to x."""
 KNOWN = frozenset(
     {Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *CACHES, *get_args(Connection)}

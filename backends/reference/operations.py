@@ -12,15 +12,14 @@ from augury.backends.reference.formula import activate, gated, sigmoid, softcap
 from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import (
     convolved,
-    gated_values,
+    last_tokens,
     of_length_one,
     recurred,
-    rows_of_ngrams,
     silu,
     softplus,
 )
 from augury.backends.reference.weights import each_normed
-from augury.blocks import Activation, GateKind, Vector
+from augury.blocks import Activation, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import (
     Activate,
@@ -35,12 +34,11 @@ from augury.lowering import (
     DecayByKey,
     FeedExperts,
     Gate,
-    GateStreams,
     GiveInputs,
     GiveLogits,
     Join,
+    LastTokens,
     LookUp,
-    LookUpNgrams,
     Multiply,
     Normalize,
     ReadHidden,
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from augury.backends.reference.lowered import Run
+    from augury.backends.reference.weights import Weights
     from augury.blocks import Block
     from augury.lowering import Operation
 
@@ -240,25 +239,30 @@ def _recur(run: Run, each: Recur) -> None:
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
 
 
-def _look_up_ngrams(run: Run, each: LookUpNgrams) -> None:
-    run.arrays[each.out] = rows_of_ngrams(each, run.weights, run.block.states[each.state], run.batch, run.tree)
-
-
-def _gate_streams(run: Run, each: GateStreams) -> None:
-    x, keys, values = (run.get(value) for value in (each.x, each.keys, each.values))
-    given = gated_values(x, keys, values, each.key_norm, each.query_norm, run.weights)
-    for out, rows in zip(each.out, (given, each_normed(given, each.norm, run.weights)), strict=True):
-        run.arrays[out] = rows.reshape(x.shape)
+def _last_tokens(run: Run, each: LastTokens) -> None:
+    run.arrays[each.out] = last_tokens(each.out.width, run.block.states[each.state], run.batch, run.tree)
 
 
 def _by_row(run: Run, each: Operation) -> None:
     """An operation that a package computes row by row; see `Operation.kernels`."""
     made = [np.empty((len(run.added), value.width)) for value in each.made]
-    given = [run.weights.vector(one.weight).reshape(-1) if isinstance(one, Vector) else one for one in each.operands]
-    for t in range(len(run.added)):
-        read = [run.get(one)[t] if isinstance(one, Value) else one for one in given]
-        each.kernels["reference"](*read, *(rows[t] for rows in made))
+    given, compute = [_known(one, run.weights) for one in each.operands], each.kernel_for("reference")
+    with np.errstate(over="ignore"):  # e^-x may become infinite
+        for t in range(len(run.added)):
+            compute(*(run.get(one)[t] if isinstance(one, Value) else one for one in given), *(rows[t] for rows in made))
     run.arrays.update(zip(each.made, made, strict=True))
+
+
+def _known(operand: Any, weights: Weights) -> Any:
+    """What a function of one row is given of an operand that is the same for all rows; values as they are."""
+    match operand:
+        case Vector():
+            return weights.vector(operand.weight).reshape(-1)
+        case Linear():
+            return weights.matrix(operand)
+        case Norm():
+            return lambda row: each_normed(row[None], operand, weights)[0]
+    return operand
 
 
 _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
@@ -285,8 +289,7 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Decay: _decay,
     DecayByKey: _decay_by_key,
     Recur: _recur,
-    LookUpNgrams: _look_up_ngrams,
-    GateStreams: _gate_streams,
+    LastTokens: _last_tokens,
     **ATTENTION,
 }
 """The functions of all operations."""

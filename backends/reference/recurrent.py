@@ -19,7 +19,6 @@ from augury.blocks import (
     LinearRecurrence,
     Mamba,
     Mamba2,
-    NgramMemory,
     ShortConvolution,
 )
 from augury.errors import CapacityError
@@ -27,8 +26,7 @@ from augury.errors import CapacityError
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
-    from augury.blocks import Block, Norm, SequenceState
-    from augury.lowering import LookUpNgrams
+    from augury.blocks import Block, SequenceState
     from augury.types import ModelOptions
 
 __all__ = [
@@ -36,16 +34,14 @@ __all__ = [
     "LayerStates",
     "advance_heads",
     "convolved",
-    "gated_values",
+    "last_tokens",
     "of_length_one",
     "recurred",
-    "rows_of_ngrams",
     "shift",
     "silu",
     "softplus",
 ]
 
-_LEAST_SCORE = 1e-6  # of a memory of n-grams
 Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -184,51 +180,10 @@ def gated_delta_net(
     return weights.product(block.o, y.reshape(n, -1) * (sigmoid(gates) if block.has_sigmoid else silu(gates)))
 
 
-def ngram_memory(
-    block: NgramMemory, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
-) -> np.ndarray:
-    """What a memory of n-grams adds to streams x (n, S * E)."""
-    found = rows_of_ngrams(block, weights, states.states[0], batch, tree)
-    keys, values = weights.product(block.key, found), weights.product(block.value, found)
-    given = gated_values(x, keys, values, block.key_norm, block.query_norm, weights)
-    inputs = each_normed(given, block.conv_norm, weights).reshape(len(x), -1)
-    return given.reshape(len(x), -1) + silu(convolved(block.conv, weights, states.states[1], batch, tree, inputs))
-
-
-def rows_of_ngrams(
-    block: NgramMemory | LookUpNgrams, weights: Weights, state: _State, batch: Batch, tree: Tree | None
-) -> np.ndarray:
-    """The rows (n, heads * P) that all heads look up by the last tokens, which a state keeps."""
-    fed = np.repeat(batch.tokens[:, None] + 1.0, block.n_tokens, axis=1)
-    rows = np.empty((len(fed), len(block.size)), np.int64)
-    for token, (before, _) in enumerate(state.follow(batch, tree, fed)):
-        rows[token] = _rows_of_ngrams(block, [int(batch.tokens[token]), *(int(each) - 1 for each in before[::-1, 0])])
-    return weights.rows(block.table.weight, rows.reshape(-1)).reshape(len(fed), -1)
-
-
-def gated_values(
-    x: np.ndarray, keys: np.ndarray, values: np.ndarray, key_norm: Norm, query_norm: Norm, weights: Weights
-) -> np.ndarray:
-    """The additions (n, S, E) to the streams x (n, S * E), by keys likewise and values (n, E)."""
-    size = key_norm.size
-    keys = each_normed(keys.reshape(len(x), -1, size), key_norm, weights)
-    scores = (keys * each_normed(x.reshape(keys.shape), query_norm, weights)).sum(axis=2) / math.sqrt(size)
-    gates = sigmoid(np.sign(scores) * np.sqrt(np.maximum(np.abs(scores), _LEAST_SCORE)))
-    given: np.ndarray = gates[:, :, None] * values[:, None]
-    return given
-
-
-def _rows_of_ngrams(block: NgramMemory | LookUpNgrams, tokens: list[int]) -> list[int]:
-    """The table's rows (heads,) of a token, given it and those before, the last one first; -1 where there are none."""
-    ends = [i for i, token in enumerate(tokens) if i and token in (-1, block.eos)]
-    seen = tokens[: ends[0]] if ends else tokens
-    seen = seen + [block.eos] * (len(tokens) - len(seen))
-    mixed, n_heads, rows = seen[0] * block.multipliers[0], len(block.size) // (block.n_tokens - 1), []
-    for i in range(1, block.n_tokens):
-        mixed ^= seen[i] * block.multipliers[i]
-        heads = slice((i - 1) * n_heads, i * n_heads)
-        rows += [first + mixed % 2**64 % size for first, size in zip(block.first[heads], block.size[heads], strict=True)]
-    return rows
+def last_tokens(n: int, state: _State, batch: Batch, tree: Tree | None) -> np.ndarray:
+    """The ids plus 1 of the last tokens (tokens, n), the last one first; a state has those before."""
+    fed = np.repeat(batch.tokens[:, None] + 1.0, n, axis=1)
+    return np.array([[row[0], *before[::-1, 0]] for row, (before, _) in zip(fed, state.follow(batch, tree, fed), strict=True)])
 
 
 def kimi_delta_attention(
@@ -362,14 +317,13 @@ MIXERS: dict[type, Any] = {
     Mamba: mamba,
     Mamba2: mamba2,
     LightningAttention: lightning_attention,
-    NgramMemory: ngram_memory,
 }
 """What a block of this kind adds to x, by its type."""
 
 
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     """What takes a token into each of a block's states: (state, what it is fed) → state."""
-    if isinstance(block, ShortConvolution | NgramMemory):
+    if isinstance(block, ShortConvolution):
         return (shift,) * len(block.states())
     heads = block.recurrence
     if isinstance(block, LightningAttention):

@@ -57,6 +57,10 @@ class Weights:
         """Bytes of all arrays that are its own."""
         return sum(array.nbytes for name, array in self._arrays.items() if name not in self._lent)
 
+    def matrix(self, linear: Linear) -> np.ndarray:
+        """The matrix (n_out, n_in) float32 as the file has it."""
+        return _of_rows(self._arrays[linear.weight], linear.rows)
+
     def rows(self, name: str, indices: np.ndarray) -> np.ndarray:
         """Some rows (n, E) float64 of the matrix `name`."""
         rows: np.ndarray = self._arrays[name][indices].astype(np.float64)

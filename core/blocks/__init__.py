@@ -9,14 +9,12 @@ modules are the blocks.
 """
 
 from augury.blocks.block import Block
-from augury.blocks.compressed import CompressedAttention
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.heads import Pooling, Preparation
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
-from augury.blocks.ngram import NgramMemory
 from augury.blocks.parts import (
     Activation,
     Convolution,
@@ -72,7 +70,6 @@ __all__ = [
     "AttentionResidual",
     "Block",
     "BlockIndexer",
-    "CompressedAttention",
     "Connection",
     "Convolution",
     "Convolved",
@@ -103,7 +100,6 @@ __all__ = [
     "ModelPlan",
     "NextnInput",
     "NextnLayer",
-    "NgramMemory",
     "Norm",
     "NormKind",
     "Output",

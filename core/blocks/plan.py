@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from augury.blocks.block import Block
-from augury.blocks.compressed import CompressedAttention
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "ModelPlan", "NextnLayer"]
 
 _Blocks = Block | tuple[Block, ...] | None
-_Choosing = Attention | LatentAttention | CompressedAttention
 
 
 @frozen
@@ -223,13 +221,13 @@ class ModelPlan:
 
         def fitted(block: Block) -> Block:
             nonlocal chooses
-            block = _with_rope_for(block, n_ctx)
-            if isinstance(block, _Choosing) and block.indexer is not None:
-                chooses = n_ctx > block.indexer.reach
-                return block if chooses else evolve(block, indexer=None)
-            if isinstance(block, LatentAttention) and block.reuses_choice and not chooses:
-                return evolve(block, reuses_choice=False)
-            return block
+            fitting: Any = _with_rope_for(block, n_ctx)
+            if (indexer := getattr(fitting, "indexer", None)) is not None:
+                chooses = n_ctx > indexer.reach
+                return fitting if chooses else evolve(fitting, indexer=None)
+            if isinstance(fitting, LatentAttention) and fitting.reuses_choice and not chooses:
+                return evolve(fitting, reuses_choice=False)
+            return fitting
 
         layers, n = [layer.with_blocks(fitted) for layer in self.every_layer], len(self.layers)
         nextn = (evolve(each, layer=layer) for each, layer in zip(self.nextn, layers[n:], strict=True))

@@ -11,7 +11,7 @@ from augury.lowering.attention import (
 )
 from augury.lowering.builder import Builder
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.ngrams import GateStreams, LookUpNgrams
+from augury.lowering.operation import source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -26,6 +26,7 @@ from augury.lowering.operations import (
     FeedExperts,
     Gate,
     Join,
+    LastTokens,
     Multiply,
     Normalize,
     Operation,
@@ -54,12 +55,11 @@ __all__ = [
     "DecayByKey",
     "FeedExperts",
     "Gate",
-    "GateStreams",
     "GiveInputs",
     "GiveLogits",
     "Join",
+    "LastTokens",
     "LookUp",
-    "LookUpNgrams",
     "Multiply",
     "MultiplyHeads",
     "Normalize",
@@ -73,4 +73,5 @@ __all__ = [
     "Route",
     "ScaleToLength",
     "Value",
+    "source_key",
 ]

@@ -15,7 +15,6 @@ from augury.lowering.attention import (
     PrepareLatents,
 )
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.ngrams import GateStreams, LookUpNgrams
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -30,6 +29,7 @@ from augury.lowering.operations import (
     FeedExperts,
     Gate,
     Join,
+    LastTokens,
     Multiply,
     Normalize,
     ReadHidden,
@@ -178,6 +178,10 @@ class Builder:
     def read_input(self, index: int, n_layers: int, width: int) -> Value:
         """The rows that the embedding made for one of n layers."""
         return self.write(ReadInput(index, n_layers, Value(width)))[0]
+
+    def last_tokens(self, n: int, state: int) -> Value:
+        """The last n tokens of the sequence, kept in a state `SequenceState.of_last_tokens(n)`; see `LastTokens`."""
+        return self.write(LastTokens(state, Value(n)))[0]
 
     def read_hidden(self, width: int) -> Value:
         """The hidden states that the pass is given."""
@@ -353,28 +357,6 @@ class Builder:
         """The positions that score highest, block by block."""
         out = Value(n_lists)
         self.operations.append(Choose(queries, weights, keys, n_chosen, size, n_local, out))
-        return out
-
-    def look_up_ngrams(
-        self,
-        table: Linear,
-        multipliers: tuple[int, ...],
-        first: tuple[int, ...],
-        size: tuple[int, ...],
-        eos: int,
-        state: int,
-    ) -> Value:
-        """Rows of a table by the last tokens; see `LookUpNgrams`."""
-        out = Value(len(size) * table.n_in)
-        self.operations.append(LookUpNgrams(table, multipliers, first, size, eos, state, out))
-        return out
-
-    def gate_streams(
-        self, x: Value, keys: Value, values: Value, key_norm: Norm, query_norm: Norm, norm: Norm
-    ) -> tuple[Value, Value]:
-        """The addition to each stream, and its norm; see `GateStreams`."""
-        out = Value(x.width), Value(x.width)
-        self.operations.append(GateStreams(x, keys, values, key_norm, query_norm, norm, out))
         return out
 
     def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from pathlib import Path
+from pkgutil import resolve_name
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attrs import evolve, fields, frozen
@@ -11,7 +14,7 @@ from attrs import evolve, fields, frozen
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
 
-__all__ = ["Operation", "Value"]
+__all__ = ["Operation", "Value", "source_key"]
 
 
 @frozen(eq=False)
@@ -42,13 +45,24 @@ class Operation:
     """A step of a block. Fields named `out` are the values that it makes; its other values are read.
 
     Attributes:
-        kernels: Functions that compute the operation on backends that do not know it, by the backends' names.
-            `reference` and `numba-cpu` take a function of one row, to which the operation's fields are given in their order,
-            those of `out` last: values as rows (width,), to be read or, of `out`, to be filled; vectors as arrays of their
-            numbers; numbers as they are. Rows are float64 there, and float32 here, where numba compiles the function.
+        kernels: How backends compute the operation that do not know it, by their names: a function of one row, a class that
+            writes its calls of kernels, or where either is found, as "module:name", which is imported for a model with the
+            operation.
+
+            `numba-cpu` and `numba-cuda` take a class, an `OperationEmitter` of their `operations`. `reference` and `numba-cpu`
+            take a function, to which the operation's fields are given in their order, those of `out` last: values as rows
+            (width,), to be read or, of `out`, to be filled; vectors as arrays of their numbers; numbers as they are. Rows are
+            float64 on `reference`, which gives norms as functions of a row, too, and matrices as arrays (n_out, n_in). They
+            are float32 on `numba-cpu`, where numba compiles the function.
     """
 
     kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @classmethod
+    def kernel_for(cls, backend: str) -> Any:
+        """What `kernels` has for a backend; None where it has nothing."""
+        found = cls.kernels.get(backend)
+        return resolve_name(found) if isinstance(found, str) else found
 
     @property
     def made(self) -> tuple[Value, ...]:
@@ -82,6 +96,17 @@ class Operation:
     def cached(self) -> dict[int, int]:
         """The caches of the block that it writes, by their places in `Block.cached`, and the values of a row of all heads."""
         return {}
+
+
+def source_key(function: Any) -> str:
+    """A name for the code compiled of a package's function: another one whenever its file is another.
+
+    A function that is in no file is told by its own code, which differs between versions of Python.
+    """
+    code, file = function.__code__, Path(function.__code__.co_filename)
+    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    source = file.read_bytes() if file.is_file() else (code.co_code, code.co_names, constants)
+    return hashlib.sha256(repr((function.__module__, function.__qualname__, source)).encode()).hexdigest()[:24]
 
 
 def _replaced(field: Any, others: Mapping[Value, Value]) -> Any:

@@ -42,6 +42,7 @@ __all__ = [
     "FeedExperts",
     "Gate",
     "Join",
+    "LastTokens",
     "Multiply",
     "Normalize",
     "Operation",
@@ -170,6 +171,18 @@ class ReadInput(Operation):
     index: int  # of the layer
     n_layers: int
     out: Value
+
+
+@frozen(eq=False)
+class LastTokens(Operation):
+    """out = the ids plus 1 of a sequence's last tokens up to each one, that one first; 0 before the sequence."""
+
+    state: int  # a place in `Block.states`
+    out: Value  # of N tokens
+
+    def kept(self) -> dict[int, SequenceState]:
+        """See `Operation.kept`."""
+        return {self.state: SequenceState.of_last_tokens(self.out.width)}
 
 
 @frozen(eq=False)

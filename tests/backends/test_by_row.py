@@ -12,7 +12,7 @@ from augury import Registry, UnsupportedError
 from augury.backends.numba_cpu.operations.by_row import _name
 from augury.blocks import Block, FeedForward, Vector
 from augury.loader import plan_of
-from augury.lowering import Operation, Value
+from augury.lowering import Operation, Value, source_key
 
 REGISTRY = Registry.discover()
 FILE = tiny_file("llama-dense")
@@ -113,3 +113,17 @@ def test_code_that_no_file_has_is_told_apart_by_its_numbers_and_by_what_it_calls
     bodies = ("out[:] = 2.0 * x", "out[:] = 3.0 * x", "out[:] = sin(x)", "out[:] = cos(x)")
     assert len({made(body) for body in bodies}) == len(bodies)
     assert made(bodies[0]) == made(bodies[0])
+
+
+def test_code_of_a_file_goes_by_the_file_alone_whatever_a_version_of_python_makes_of_it(tmp_path):
+    def made(body):
+        names = {}
+        exec(compile(f"def scale(x, out):\n    {body}", path, "exec"), names)
+        return source_key(names["scale"])
+
+    path = tmp_path / "package.py"
+    path.write_text("as it is")
+    first = made("out[:] = x")
+    assert made("out[:] = x + 0.0") == first
+    path.write_text("edited")
+    assert made("out[:] = x") != first

@@ -3,16 +3,20 @@
 import attrs
 import numpy as np
 import pytest
+from oracles.compressed import compressed_attention
 from oracles.models import ORACLES, RECURRENT, nmse, tiny_file
 from oracles.states import script_rows
 from oracles.strangers import with_strangers
 
 from augury import Registry
+from augury.backends.reference import model as reference
+from augury.backends.reference.cache import LayerCache
 from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.lowering import Operation
+from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -28,6 +32,17 @@ def test_operations_compute_what_the_function_of_the_block_does(name):
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
     assert nmse(rows_of("reference", file, with_strangers(plan)), rows_of("reference", file, plan)) < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name in ORACLES if name.startswith("deepseek4")])
+def test_compressed_attention_computes_what_its_definition_says(name, monkeypatch):
+    file = tiny_file(name)
+    plan = plan_of(file, REGISTRY)
+    lowered = rows_of("reference", file, plan)
+    monkeypatch.setattr(reference, "KNOWN", reference.KNOWN | {CompressedAttention})
+    monkeypatch.setitem(reference.CACHES, CompressedAttention, LayerCache)
+    monkeypatch.setitem(reference.MIXERS, CompressedAttention, compressed_attention)
+    assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
 
 
 OTHERS = [

@@ -20,7 +20,6 @@ from augury.blocks import (
     Attention,
     AttentionResidual,
     BlockIndexer,
-    CompressedAttention,
     Embedding,
     FeedForward,
     GatedHyperConnection,
@@ -46,6 +45,7 @@ from augury.blocks import (
 )
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
+from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()

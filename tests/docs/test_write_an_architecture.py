@@ -20,7 +20,7 @@ from augury.testing import check_architecture
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
-ORACULAR, TIDAL, ENDS, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ORACULAR, TIDAL, ENDS, SOFT, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 BACKENDS = ("reference", "numba-cpu")
 
 

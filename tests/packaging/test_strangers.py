@@ -14,7 +14,7 @@ import pytest
 from augury.testing.tiny_model import write_tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
-_, TIDAL, _, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_, TIDAL, _, SOFT, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 MEMORY = """
 from augury import hookimpl
 from augury.plugins.memory.contiguous import Contiguous
@@ -51,8 +51,41 @@ class Oracular(Architecture):
 def augury_architectures():
     return [Oracular]
 """
+EMITTER = """
+from typing import Any
+
+import numpy as np
+from augury.backends.numba_cpu.kernels.extension import N_TOKENS, Record, StridedRows, get_f32, get_i64, kernel, nested
+from augury.backends.numba_cpu.kernels.extension import put_f32, row_of, struct
+from augury.backends.numba_cpu.operations import OperationEmitter, Work
+
+
+@struct
+class Soften(Record):
+    x: Any = nested(StridedRows)
+    out: Any = nested(StridedRows)
+    size: int
+    slope: float
+
+
+@kernel(record=Soften)
+def soften(record, state, thread, n_threads):
+    n = get_i64(state + N_TOKENS) * record.size
+    for item in range(n * thread // n_threads, n * (thread + 1) // n_threads):
+        t, i = item // record.size, item % record.size
+        x = np.float64(get_f32(row_of(record.x, t) + 4 * i))
+        put_f32(row_of(record.out, t) + 4 * i, np.float32(record.slope * x / (1.0 + abs(x))))
+
+
+class SoftenEmitter(OperationEmitter):
+    kernels = (soften,)
+
+    def emit(self, tape):
+        operation, x, out = self.operation, self.placed.at(self.operation.x), self.placed.at(self.operation.out)
+        tape.add(Work("softened"), soften, x=x, out=out, size=operation.x.width, slope=operation.slope)
+"""
 OPERATION = (
-    SOFT
+    SOFT.replace('"numba-cpu": soften', '"numba-cpu": "stranger_operation_cpu:SoftenEmitter"')
     + """
 from augury import Architecture, hookimpl
 from augury.blocks import Layer
@@ -121,7 +154,7 @@ version = "1.2"
 {name} = "stranger_{name}"
 
 [tool.setuptools]
-py-modules = ["stranger_{name}"]
+py-modules = {modules}
 """
 # pip takes longer to start than setuptools to build, and setuptools longer to be imported
 BUILD = """
@@ -149,8 +182,10 @@ class Environment:
         for name, source in MODULES.items():
             project = folder / name
             project.mkdir()
-            (project / f"stranger_{name}.py").write_text(source)
-            (project / "pyproject.toml").write_text(PROJECT.format(name=name))
+            sources = {f"stranger_{name}": source} | ({"stranger_operation_cpu": EMITTER} if name == "operation" else {})
+            for module, text in sources.items():
+                (project / f"{module}.py").write_text(text)
+            (project / "pyproject.toml").write_text(PROJECT.format(name=name, modules=[*sources]))
         projects = [folder / name for name in MODULES]
         build = subprocess.Popen([sys.executable, "-c", BUILD, folder, *projects], stdout=subprocess.DEVNULL)
         words = ["wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "trail")]

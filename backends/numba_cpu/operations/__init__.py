@@ -1,16 +1,15 @@
-"""The operations that kernels compute: a class each that writes its records."""
+"""The operations that kernels compute: a class each that writes its records. Packages write theirs with these names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, recurrence, rows
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Tape
 
-from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, ngrams, recurrence, rows
+__all__ = ["OPERATIONS", "OperationEmitter", "Placed", "Tape", "Work", "table"]
 
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.operations.emitter import Emitters
-
-__all__ = ["OPERATIONS"]
-
-_FILES = (attention, choice, ends, experts, latent, ngrams, recurrence, rows)
+_FILES = (attention, choice, ends, experts, latent, recurrence, rows)
 OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
 """The emitter of each operation that this backend computes."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Place
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Value
+from augury.lowering import Value, source_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,12 +75,6 @@ def _operand(given: Any, placed: Placed) -> Operand:
 
 def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:
     """A name for compiled code, another one whenever the function, its file, or what it encloses is another."""
-    code: Any = function.__code__
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
-    file = Path(code.co_filename)
-    source = file.read_bytes() if file.is_file() else b""
-    names = (function.__module__, function.__qualname__, *code.co_names, *(kind.__name__ for kind in kinds))
-    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]  # of one that no file has
-    parts = (source, code.co_code, dumps((names, constants, enclosed)))
-    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts))
-    return f"{function.__name__}_{key.hexdigest()[:24]}"
+    parts = (source_key(function), [kind.__name__ for kind in kinds], enclosed)
+    return f"{function.__name__}_{hashlib.sha256(dumps(parts)).hexdigest()[:24]}"

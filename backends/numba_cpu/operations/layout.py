@@ -21,11 +21,9 @@ from augury.lowering import (
     Convolve,
     FeedExperts,
     Gate,
-    GateStreams,
     GiveLogits,
     Join,
     LookUp,
-    LookUpNgrams,
     Multiply,
     MultiplyHeads,
     Normalize,
@@ -55,7 +53,7 @@ INPUTS = "layer inputs"
 
 _PLACELESS = Route | Choose | ChooseBlocks  # their values lie in buffers of their own
 _HEADS = PrepareHeads | PrepareLatents | MultiplyHeads | Attend
-_APART = Gate | ReadHidden | ReadInput | _HEADS | LookUp | LookUpNgrams | GateStreams
+_APART = Gate | ReadHidden | ReadInput | _HEADS | LookUp
 _WRITTEN_OVER: dict[type[Operation], str] = {
     Gate: "y",
     Convolve: "x",  # products of it and of gates before it
@@ -169,7 +167,7 @@ class _Lie:
         match operation:
             case Multiply() | FeedExperts():
                 is_norm, is_odd = False, is_part or value in self.padded
-            case Join() | GateStreams():
+            case Join():
                 is_norm, is_odd = False, False
             case MultiplyHeads() | BeginStreams() | GiveLogits():
                 is_odd = is_part or value in self.padded

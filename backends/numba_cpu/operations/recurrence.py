@@ -12,12 +12,13 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import row_bytes
 from augury.blocks import Activation, GateKind
 from augury.errors import UnsupportedError
-from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.state import State
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from augury.blocks import LinearRecurrence, Vector
     from augury.lowering import Value
 
-__all__ = ["OPERATIONS", "place_taps"]
+__all__ = ["OPERATIONS"]
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,
     GateKind.SIGMOID: recurrent_ends.SIGMOID,
     GateKind.SOFTPLUS: recurrent_ends.SOFTPLUS,
 }
+_TOKENS = "tokens"
 _GROUP = 256  # values that a thread gates at once where no norm says how many
 
 
@@ -48,7 +50,7 @@ class ConvolveEmitter(OperationEmitter):
         self._records = []
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
-            layer = place_taps(
+            layer = _place_taps(
                 taps,
                 placed.states[state],
                 placed.n_aside,
@@ -67,6 +69,36 @@ class ConvolveEmitter(OperationEmitter):
     def emit_states(self, tape: Tape) -> None:
         for record in self._records:
             tape.add(Work("convolution"), convolution.convolve, layer=record)
+
+
+class LastTokensEmitter(OperationEmitter):
+    """Keeps the tokens before.
+
+    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
+    branch of a tree.
+    """
+
+    operation: LastTokens
+    kernels = (convolution.convolve, convolution.put_tokens)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `OperationEmitter.buffers`."""
+        return {_TOKENS: row_bytes(self.operation.out.width)}
+
+    def place(self, placed: Placed) -> None:
+        """See `OperationEmitter.place`."""
+        n, out, state = self.operation.out.width, self.operation.out, placed.states[self.operation.state]
+        self._x, taps = Place(placed.buffers[_TOKENS], n), np.eye(n, dtype=np.float32)[::-1]
+        self._layer = _place_taps(taps, state, placed.n_aside, placed.arena, x=self._x, y=placed.at(out))
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        tape.add(Work("last tokens"), convolution.put_tokens, x=self._x, n_each=self.operation.out.width)
+        self.emit_states(tape)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit_states`."""
+        tape.add(Work("convolution"), convolution.convolve, layer=self._layer)
 
 
 class ScaleToLengthEmitter(OperationEmitter):
@@ -258,7 +290,7 @@ def _by_block(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))
 
 
-def place_taps(
+def _place_taps(
     taps: np.ndarray,
     state: State,
     n_aside: int,
@@ -310,6 +342,7 @@ def place_taps(
 OPERATIONS: Emitters = {
     Gate: GateEmitter,
     Convolve: ConvolveEmitter,
+    LastTokens: LastTokensEmitter,
     ScaleToLength: ScaleToLengthEmitter,
     Decay: DecayEmitter,
     DecayByKey: DecayByKeyEmitter,

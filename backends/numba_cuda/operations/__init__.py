@@ -1,16 +1,17 @@
-"""The operations that kernels compute: a class each that writes its launches."""
+"""The operations that kernels compute: a class each that writes its launches. Packages write theirs with these names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from augury.backends.numba_cuda.device import Arguments
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, recurrence, rows
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.rows import look_up
+from augury.backends.numba_cuda.tape import Tape
 
-from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, ngrams, recurrence, rows
+__all__ = ["MAX_TOKENS", "OPERATIONS", "THREADS", "WARP", "Arguments", "OperationEmitter", "Tape", "look_up"]
 
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.operations.emitter import Emitters
-
-__all__ = ["OPERATIONS"]
-
-_FILES = (attention, choice, ends, experts, latent, ngrams, recurrence, rows)
+_FILES = (attention, choice, ends, experts, latent, recurrence, rows)
 OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
 """The emitter of each operation that this backend computes."""

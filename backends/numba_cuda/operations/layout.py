@@ -32,7 +32,6 @@ from augury.lowering import (
     Convolve,
     Decay,
     FeedExperts,
-    GateStreams,
     GiveInputs,
     LookUp,
     Multiply,
@@ -149,10 +148,6 @@ class Layout:
     def is_stream(self, value: Value) -> bool:
         """Whether it is x, or x as it was before the layer."""
         return value in self._streams
-
-    def is_read_as_it_is(self, norm: Value) -> bool:
-        """Whether what is read as a norm of x needs no place of its own, since x is read before anything is added to it."""
-        return all(isinstance(each, GateStreams) for each in self._readers(norm))
 
     def is_operand(self, value: Value) -> bool:
         """Whether matrices read a value."""

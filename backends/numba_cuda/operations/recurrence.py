@@ -8,32 +8,42 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
-from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, ConvolveArgs, StepArgs, convolve as kernel
+from augury.backends.numba_cuda.kernels.convolution import (
+    CONVOLVE_THREADS,
+    ConvolveArgs,
+    StepArgs,
+    convolve as kernel,
+    put_tokens,
+)
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.state import State
-from augury.blocks import Activation, GateKind
+from augury.blocks import Activation, Convolution, GateKind
 from augury.errors import UnsupportedError
-from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength
+from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.rows import Operand, Rows
+    from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import Convolution, Vector
+    from augury.blocks import Vector
     from augury.lowering import Value
 
-__all__ = ["OPERATIONS", "convolve"]
+__all__ = ["OPERATIONS"]
+
+_TOKENS = "tokens"
 
 
-def convolve(
+def _convolve(
     tape: Tape,
     conv: Convolution,
     state: State,
@@ -104,7 +114,7 @@ class ConvolveEmitter(OperationEmitter):
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
             raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
         to = layout.operand(convolution.out, tape) if layout.is_operand(convolution.out) and not is_state_alone else None
-        convolve(
+        _convolve(
             tape,
             self._conv,
             self.state,
@@ -137,6 +147,35 @@ class ConvolveAndDecayEmitter(ConvolveEmitter):
 def _column(first: Rows, other: Rows) -> int:
     """How many values after the first rows others begin."""
     return (other.at.offset - first.at.offset) // 4
+
+
+class LastTokensEmitter(OperationEmitter):
+    """Keeps the tokens before.
+
+    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
+    branch of a tree.
+    """
+
+    operation: LastTokens
+
+    def __init__(self, operation: LastTokens, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self.place, self.state = operation.state, State(operation.kept()[operation.state], scope.options)
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return {_TOKENS: 4 * MAX_TOKENS * self.operation.out.width}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        tape.launch(put_tokens, (tape.size.n_tokens,), WARP, x=tape.buffers[_TOKENS], n=self.operation.out.width)
+        self.emit_states(tape)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit_states`."""
+        n, y = self.operation.out.width, self.layout.rows(self.operation.out, tape)
+        taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
+        _convolve(tape, Convolution("", n, n), self.state, Rows(tape.buffers[_TOKENS], n), y, taps=taps)
 
 
 class DecayEmitter(OperationEmitter):
@@ -321,6 +360,7 @@ def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:
 OPERATIONS: Emitters = {
     Gate: GateEmitter,
     Convolve: ConvolveEmitter,
+    LastTokens: LastTokensEmitter,
     ConvolveAndDecay: ConvolveAndDecayEmitter,
     ScaleToLength: ScaleToLengthEmitter,
     ScaleAndDecay: ScaleAndDecayEmitter,

@@ -38,7 +38,6 @@ from augury.lowering import (
     Decay,
     DecayByKey,
     Gate,
-    GateStreams,
     Join,
     LookUp,
     Multiply,
@@ -117,7 +116,6 @@ def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> lis
     rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
         _with_softplus,
         _with_normalized_joins,
-        _with_rows_apart,
         with_activated_products,
         with_gated_attention,
         with_latents,
@@ -165,17 +163,6 @@ def _with_normalized_joins(operations: Sequence[Operation]) -> Iterator[Operatio
             made = [norms.get(value, Normalize(value, None, value)) for value in each.x]
             yield JoinNormalized(tuple(norm.x for norm in made), tuple(norm.norm for norm in made), each.out)
         elif joined.isdisjoint(each.made) or not needed.isdisjoint(each.made):
-            yield each
-
-
-def _with_rows_apart(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Multiply one by one where products are read as rows without a gap."""
-    apart = {value for each in operations if isinstance(each, GateStreams) for value in (each.keys, each.values)}
-    for each in operations:
-        if isinstance(each, Multiply) and not apart.isdisjoint(each.out):
-            products = zip(each.linears, each.out, strict=True)
-            yield from (evolve(each, linears=(linear,), out=(out,)) for linear, out in products)
-        else:
             yield each
 
 

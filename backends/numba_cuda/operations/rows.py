@@ -40,11 +40,7 @@ class NormalizeEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         layout, norm, x, out = self.layout, self.operation.norm, self.operation.x, self.operation.out
         n_groups = 1 if norm is None else x.width // norm.size
-        if layout.is_stream(x) and norm is None and layout.is_read_as_it_is(out):
-            tape.add_pending()
-            at = tape.seen.at
-            tape.operands[out] = Operand(at, at, at, at, tape.seen.width, as_floats=True)
-        elif layout.is_stream(x):
+        if layout.is_stream(x):
             parts, as_floats = layout.wanted(out, tape)
             tape.operands[out] = tape.norm(norm, parts, as_floats=as_floats)
         elif layout.is_operand(out):

@@ -2,23 +2,22 @@
 
 import ast
 import re
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+from sources import MODULES
 
-import augury.backends.numba_cpu
-from augury.backends.numba_cpu.kernels import jit, step
+from augury.backends.numba_cpu.kernels import extension, jit, step
 from augury.backends.numba_cpu.kernels.machine import invoke, put_f64
 from augury.backends.numba_cpu.kernels.simd import put_i64
 from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_maker, pointer_to, struct, table, view
 from augury.backends.numba_cpu.kernels.team import RECORD_BYTES, Record, record_of
 from augury.backends.numba_cpu.tape import Rows
+from augury.errors import PluginError
 
-ROOT = Path(augury.backends.numba_cpu.__file__).resolve().parent
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")}
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items() if "numba_cpu" in name}  # in packages, too
 
 
 @struct
@@ -82,6 +81,15 @@ def test_a_record_needs_all_of_its_fields_and_no_others(changed):
         record_of(step.copy_rows, **{name: value for name, value in fields.items() if value is not None})
 
 
+def test_a_package_is_told_of_a_record_that_is_too_long():
+    long = struct(type("Long", (Record,), {"__annotations__": {f"field_{i}": int for i in range(15)}}))
+    with pytest.raises(PluginError, match=r"kernel read has 17 numbers, expected 16 at most; keep some in a struct"):
+
+        @extension.kernel(record=long)
+        def read(record, state, thread, n_threads):
+            pass
+
+
 def structs():
     """The structs that are declared: the file, the class as it is written."""
     return [
@@ -94,8 +102,7 @@ def structs():
 
 @pytest.mark.parametrize(("name", "declared"), [pytest.param(*each, id=f"{each[0]}:{each[1].name}") for each in structs()])
 def test_kernels_read_each_field_of_a_struct(name, declared):
-    module = "augury.backends.numba_cpu." + name.removesuffix(".py").replace("/", ".")
-    users = [TREES[name], *(tree for tree in TREES.values() if module in imported(tree))]
+    users = [TREES[name], *(tree for tree in TREES.values() if name in imported(tree))]
     read = {each.attr for tree in users for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
     fields = {each.target.id for each in declared.body if isinstance(each, ast.AnnAssign)}
     assert fields
@@ -111,7 +118,7 @@ def imported(tree):
 def test_records_fit_on_a_tape():
     found = [Record]
     for each in found:
-        found += each.__subclasses__()
+        found += [kind for kind in each.__subclasses__() if kind.__module__.startswith("augury")]
     assert len(found) > 10
     assert all(dtype(each).itemsize <= RECORD_BYTES for each in found)
     assert all(attrs.fields_dict(each).keys() >= {"kernel", "waits"} for each in found)

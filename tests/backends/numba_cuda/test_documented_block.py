@@ -1,6 +1,7 @@
 """The block of the page on architectures, which runs on all backends, in the simulator."""
 
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from augury.registry import Registry
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-an-architecture.md"
-_, TIDAL, ENDS, SOFT, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_, TIDAL, ENDS, SOFT, GPU, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 REGISTRY = Registry.discover()
 
 
-def module_of(source):
-    module = types.ModuleType("augury_documented")
+def module_of(source, name="augury_documented"):
+    module = types.ModuleType(name)
     exec(source, vars(module))
     return module
 
@@ -62,9 +63,22 @@ def test_the_embedding_and_the_output_are_computed_as_the_reference_does(tidal):
     assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
 
 
+def soft_plan(plan, module):
+    plain = plan.layers[0].feed_forward
+    soft = module.SoftFeedForward(plain.norm, plain.up, plain.down)
+    return attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], feed_forward=soft),))
+
+
 def test_an_operation_that_has_no_kernel_for_it_is_refused_by_name(tidal):
     file, plan = tidal
-    plain = plan.layers[0].feed_forward
-    soft = module_of(SOFT).SoftFeedForward(plain.norm, plain.up, plain.down)
     with pytest.raises(UnsupportedError, match="SoftFeedForward has the operation Soften, which backend numba-cuda does not"):
-        rows_of("numba-cuda", file, attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], feed_forward=soft),)))
+        rows_of("numba-cuda", file, soft_plan(plan, module_of(SOFT)))
+
+
+def test_an_operation_is_computed_by_the_kernels_of_its_package(tidal, monkeypatch):
+    (file, plan), module = tidal, module_of(SOFT)
+    monkeypatch.setitem(sys.modules, "augury_soft_gpu", module_of(GPU, "augury_soft_gpu"))
+    module.Soften.kernels = {**module.Soften.kernels, "numba-cuda": "augury_soft_gpu:SoftenEmitter"}
+    plan = soft_plan(plan, module)
+    assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
+    assert re.fullmatch("soften_[0-9a-f]{24}", sys.modules["augury_soft_gpu"].soften.name)

@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from augury.blocks.block import Block
-from augury.blocks.heads import Preparation
+from augury.blocks import Block, Preparation
 
 if TYPE_CHECKING:
-    from augury.blocks.heads import Pooling
-    from augury.blocks.indexer import PoolIndexer
-    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Vector
-    from augury.lowering.builder import Builder
-    from augury.lowering.operations import Value
+    from augury.blocks import Linear, Matrices, Norm, Part, PoolIndexer, Pooling, Rope, Vector
+    from augury.lowering import Builder, Value
 
 __all__ = ["CompressedAttention"]
 

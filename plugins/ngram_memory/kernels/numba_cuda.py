@@ -1,37 +1,34 @@
-"""A memory of n-grams: rows of a table by the last tokens, and what they give to streams; see `augury.blocks.ngram`."""
+"""A memory of n-grams: rows of a table by the last tokens, and what they give to streams; see `NgramMemory`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import sigmoid
-from augury.backends.numba_cuda.kernels.dialect import (
+from augury.backends.numba_cuda.kernels.extension import (
+    BIASED,
+    N_TOKENS,
     THREADS,
     WARP,
+    NormArgs,
     cuda,
     div,
     fma,
     kernel,
     lane,
     larger,
+    moments,
     mul,
+    normed,
     quotient,
+    record,
     remainder64,
     root,
+    sigmoid,
+    sum_of_block,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
-from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
 
 _LEAST_SCORE = 1e-6
 _WARPS = THREADS // WARP
-
-
-@kernel("jfi")
-def put_tokens(inputs, x, n):
-    """X[t] = the token's id plus 1, n times: (tokens, n)."""
-    t, i = cuda.blockIdx.x, cuda.threadIdx.x
-    if t < inputs[N_TOKENS] and i < n:
-        x[t * n + i] = np.float32(inputs[TOKENS + t] + 1)
 
 
 @lane
@@ -53,29 +50,30 @@ def _row_of(tokens, at, numbers, n, n_heads, eos, head):
     return np.int32(_number(numbers, n + head) + rest)
 
 
-@kernel("jfwjiii")
-def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos):
+@kernel("jfwjiiii")
+def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, stride):
     """Find the rows of the table that the heads of each token look up.
 
     Args:
         inputs: Of the pass.
-        tokens: (n tokens, n), the last one first, as `put_tokens` has them; 0 before a sequence.
+        tokens: (n tokens, n), see `LastTokens`.
         numbers: Of 64 bits: multipliers (n,), then first rows and sizes of heads (n_heads,).
         rows: (n tokens, n_heads).
         eos: What tokens before a sequence, or before that token, count as.
+        stride: Values from a token's row of tokens to the next one's.
     """
     t, head = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and head < n_heads:
-        rows[t * n_heads + head] = _row_of(tokens, t * n, numbers, n, n_heads, eos, head)
+        rows[t * n_heads + head] = _row_of(tokens, t * stride, numbers, n, n_heads, eos, head)
 
 
 @lane
-def _product(x, y, at, x_norm, y_norm, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, first):
+def _product(x, y, x_at, y_at, x_norm, y_norm, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, first):
     """A thread's part of the product of two norms."""
     total = np.float32(0)
     for i in range(first, size, THREADS):
-        value = normed(x, at + i, x_norm, x_step + i, size, x_mean, x_inverse)
-        total = fma(value, normed(y, at + i, y_norm, y_step + i, size, y_mean, y_inverse), total)
+        value = normed(x, x_at + i, x_norm, x_step + i, size, x_mean, x_inverse)
+        total = fma(value, normed(y, y_at + i, y_norm, y_step + i, size, y_mean, y_inverse), total)
     return total
 
 
@@ -93,9 +91,9 @@ def _give(values, values_at, gate, given, at, size, first):
 
 
 @lane
-def _norm(x, at, norm, step, size, mean, inverse, out, first):
+def _norm(x, at, norm, step, size, mean, inverse, out, out_at, first):
     for i in range(first, size, THREADS):
-        out[at + i] = normed(x, at + i, norm, step + i, size, mean, inverse)
+        out[out_at + i] = normed(x, at + i, norm, step + i, size, mean, inverse)
 
 
 @lane
@@ -104,31 +102,37 @@ def _step(norm, stream, size):
     return stream * size * (2 if norm.kind & BIASED else 1)
 
 
-@kernel("jfffffii", NormArgs, NormArgs, NormArgs)
-def give(inputs, keys, values, streams, given, out, n, size, key_norm, query_norm, norm):
+Strides = record("Strides", i="keys values streams given out")
+"""Values from a token's row to the next one's."""
+
+
+@kernel("jfffffii", Strides, NormArgs, NormArgs, NormArgs)
+def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, query_norm, norm):
     """What a stream of a token is given, gate * value, and its norm; a block for each.
 
     Args:
         inputs: Of the pass.
-        keys, streams, given, out: (tokens, n, size).
-        values: (tokens, size).
+        keys, streams, given, out: (tokens, n * size), in rows as far apart as their strides say.
+        values: (tokens, size), likewise.
         key_norm, query_norm, norm: For each stream, one after another: of keys, of streams, of what is given.
     """
     t, stream = cuda.blockIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
     parts, thread = cuda.shared.array(_WARPS, np.float32), cuda.threadIdx.x
-    at = (t * n + stream) * size
+    at = stream * size
+    keys_at, streams_at, given_at = t * strides.keys + at, t * strides.streams + at, t * strides.given + at
     key_step, query_step, step = _step(key_norm, stream, size), _step(query_norm, stream, size), _step(norm, stream, size)
-    key_mean, key_inverse = moments(keys, at, size, THREADS, key_norm, parts)
+    key_mean, key_inverse = moments(keys, keys_at, size, THREADS, key_norm, parts)
     cuda.syncthreads()  # all have read what is written next
-    mean, inverse = moments(streams, at, size, THREADS, query_norm, parts)
+    mean, inverse = moments(streams, streams_at, size, THREADS, query_norm, parts)
     cuda.syncthreads()
     product = _product(
-        keys, streams, at, key_norm, query_norm, key_step, query_step, size, key_mean, key_inverse, mean, inverse, thread
+        *(keys, streams, keys_at, streams_at, key_norm, query_norm, key_step, query_step, size),
+        *(key_mean, key_inverse, mean, inverse, thread),
     )
     gate = _gate(sum_of_block(product, parts), size)
-    _give(values, t * size, gate, given, at, size, thread)
+    _give(values, t * strides.values, gate, given, given_at, size, thread)
     cuda.syncthreads()
-    mean, inverse = moments(given, at, size, THREADS, norm, parts)
-    _norm(given, at, norm, step, size, mean, inverse, out, thread)
+    mean, inverse = moments(given, given_at, size, THREADS, norm, parts)
+    _norm(given, given_at, norm, step, size, mean, inverse, out, t * strides.out + at, thread)

@@ -1,28 +1,14 @@
-"""Attention to the last tokens, and to rows that stand for blocks of tokens: see `augury.blocks.CompressedAttention`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+"""Attention to the last tokens, and to rows that stand for blocks of tokens, token by token: see `CompressedAttention`."""
 
 import attrs
 import numpy as np
 
-from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, softmax
 from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
-from augury.blocks import CompressedAttention
-
-if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
-
-__all__ = ["CACHES", "MIXERS"]
 
 
-def compressed_attention(
-    block: CompressedAttention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
-) -> np.ndarray:
+def compressed_attention(block, weights, cache, batch, tree, x):
     """What compressed attention adds to x (n, E)."""
     normed, positions, indexer = each_normed(x, block.norm, weights), batch.positions.tolist(), block.indexer
     asking = each_normed(weights.product(block.q_down, normed), block.q_norm, weights)
@@ -53,7 +39,3 @@ def compressed_attention(
     groups = mixed.reshape(len(x), block.groups.n, -1)
     made = [np.concatenate([weights.product_of(block.groups, i, each) for i, each in enumerate(token)]) for token in groups]
     return weights.product(block.o, np.array(made).reshape(len(x), -1))
-
-
-CACHES: dict[type, Any] = {CompressedAttention: LayerCache}
-MIXERS: dict[type, Any] = {CompressedAttention: compressed_attention}

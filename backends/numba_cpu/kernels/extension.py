@@ -1,0 +1,38 @@
+"""What kernels of packages are written in; see docs/write-an-architecture.md."""
+# ruff: noqa: F401 - packages take these names from here
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.numba_cpu.kernels import jit
+from augury.backends.numba_cpu.kernels.activation import sigmoid
+from augury.backends.numba_cpu.kernels.jit import helper
+from augury.backends.numba_cpu.kernels.machine import invoke, load_part, part_of, store_part
+from augury.backends.numba_cpu.kernels.norm import normalise
+from augury.backends.numba_cpu.kernels.simd import add, get_f32, get_i64, mul, put_f32, splat_f32, sum_lanes, zero_f32
+from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, RECORD_BYTES, Record, StridedRows, row_of
+from augury.errors import PluginError
+from augury.lowering import source_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def kernel(function: Callable[..., None] | None = None, **structs: type) -> Any:
+    """Compile a package's function, whose name its file has once, again whenever that file changes; see `jit.kernel`.
+
+    Raises:
+        PluginError: Its record is too long for a tape.
+    """
+    if function is None:
+        return partial(kernel, **structs)
+    if "record" in structs and (n := dtype(structs["record"]).itemsize // 8) > RECORD_BYTES // 8:
+        raise PluginError(
+            f"the record of kernel {function.__name__} has {n} numbers, expected {RECORD_BYTES // 8} at most; keep some in a "
+            "struct of their own, which it points to (`pointer_to`)"
+        )
+    return jit.kernel(function, f"{function.__name__}_{source_key(function)}", **structs)

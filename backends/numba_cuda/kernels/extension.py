@@ -1,0 +1,35 @@
+"""What kernels of packages are written in; see docs/write-an-architecture.md."""
+# ruff: noqa: F401 - packages take these names from here
+
+from __future__ import annotations
+
+from augury.backends.numba_cuda.kernels import dialect
+from augury.backends.numba_cuda.kernels.activation import sigmoid
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    add,
+    cuda,
+    div,
+    fma,
+    lane,
+    larger,
+    mul,
+    quotient,
+    record,
+    remainder64,
+    root,
+)
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
+from augury.lowering import source_key
+
+
+def kernel(*kinds, most_registers=None):
+    """Decorate a package's kernel, whose name its file has once. It is compiled again whenever that file changes."""
+
+    def decorate(function):
+        name = f"{function.__name__}_{source_key(function)}"
+        return dialect.kernel(*kinds, name=name, most_registers=most_registers)(function)
+
+    return decorate

@@ -1,0 +1,1 @@
+"""DeepSeek 4, whose attention is a block that no backend knows."""

@@ -1,0 +1,1 @@
+"""Kernels of memories of n-grams, for each backend."""

@@ -1,0 +1,127 @@
+"""A memory of n-grams: rows of a table by the last tokens, and their additions to residual streams."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.extension import (
+    N_TOKENS,
+    Record,
+    StridedRows,
+    add,
+    get_f32,
+    get_i64,
+    helper,
+    invoke,
+    kernel,
+    load_part,
+    mul,
+    nested,
+    normalise,
+    part_of,
+    pointer_to,
+    row_of,
+    scratch_of,
+    sigmoid,
+    splat_f32,
+    store_part,
+    struct,
+    sum_lanes,
+    zero_f32,
+)
+
+_LEAST_SCORE = 1e-6
+
+
+@helper
+def _row_of(tokens, n, n_each, numbers, n_heads, eos, head):
+    """The row of the table that a head looks up, given the tokens (n,), see `LastTokens`."""
+    length, mixed, is_cut = head // n_each + 2, 0, False
+    for i in range(length):
+        token = np.int64(get_f32(tokens + 4 * i)) - 1
+        if i > 0 and (token < 0 or token == eos):
+            is_cut = True
+        if is_cut:
+            token = eos
+        mixed ^= token * get_i64(numbers + 8 * i)
+    size = np.uint64(get_i64(numbers + 8 * (n + n_heads + head)))
+    return get_i64(numbers + 8 * (n + head)) + np.int64(np.uint64(mixed) % size)
+
+
+@struct
+class LookUp(Record):
+    """Operands of `look_up`."""
+
+    embed: int  # address of a kernel, see `MatmulKernel.embed`
+    table: int  # address of the packed matrix
+    size: int  # floats of a row of it
+    out: Any = nested(StridedRows)  # (n, n_heads * size) float32
+    tokens: Any = nested(StridedRows)  # (n, n_tokens) float32, see `LastTokens`
+    n_tokens: int
+    n_heads: int
+    numbers: int  # int64, address: multipliers, then the first rows of heads, then how many they have
+    eos: int
+
+
+@kernel(record=LookUp)
+def look_up(record, state, thread, n_threads):
+    """Look up the rows of all heads of each token."""
+    n, n_heads = record.n_tokens, record.n_heads
+    n_items = get_i64(state + N_TOKENS) * n_heads
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        t, head = item // n_heads, item % n_heads
+        row = _row_of(row_of(record.tokens, t), n, n_heads // (n - 1), record.numbers, n_heads, record.eos, head)
+        out = row_of(record.out, t) + 4 * head * record.size
+        invoke(record.embed, (record.table, row, record.size, out, scratch_of(state, thread)))
+
+
+@struct
+class Norms:
+    """Addresses of the norms that `gate_streams` takes."""
+
+    key: int
+    query: int
+    given: int
+
+
+@struct
+class GateStreams(Record):
+    """Operands of `gate_streams`."""
+
+    x: Any = nested(StridedRows)  # (n, n_streams * size) float32, like keys, given and normed
+    keys: Any = nested(StridedRows)
+    values: Any = nested(StridedRows)  # (n, size) float32
+    given: Any = nested(StridedRows)
+    normed: Any = nested(StridedRows)
+    n_streams: int
+    size: int
+    norms: int = pointer_to(Norms)
+
+
+@kernel(record=GateStreams)
+def gate_streams(record, state, thread, n_threads):
+    """Write the addition to each stream, gate * value, and its norm."""
+    n, size, norms, key = record.n_streams, record.size, record.norms, scratch_of(state, thread)
+    query, n_items = key + 4 * size, get_i64(state + N_TOKENS) * n
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        t, stream, at = item // n, item % n, 4 * (item % n) * size
+        normalise(row_of(record.keys, t) + at, norms.key, key, size, stream, 0)
+        normalise(row_of(record.x, t) + at, norms.query, query, size, stream, 0)
+        total = zero_f32()
+        for i in range(0, size, 16):
+            left = size - i
+            total = add(total, part_of(mul(load_part(key + 4 * i, left), load_part(query + 4 * i, left)), left))
+        score = np.float64(sum_lanes(total)) / math.sqrt(np.float64(size))
+        root = math.sqrt(max(abs(score), _LEAST_SCORE))
+        if score < 0:
+            root = -root
+        if score == 0:
+            root = 0.0
+        gate, given = sigmoid(splat_f32(np.float32(root))), row_of(record.given, t) + at
+        for i in range(0, size, 16):
+            left = size - i
+            store_part(given + 4 * i, mul(gate, load_part(row_of(record.values, t) + 4 * i, left)), left)
+        normalise(given, norms.given, row_of(record.normed, t) + at, size, stream, 0)

@@ -1,0 +1,59 @@
+"""A memory of n-grams: rows of a table by the last tokens, and their additions to residual streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cuda.operations import MAX_TOKENS, THREADS, WARP, OperationEmitter, look_up
+from augury.plugins.ngram_memory.kernels.numba_cuda import Strides, find_ngrams, give
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.backends.numba_cuda.operations import Arguments, Tape
+    from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
+
+__all__ = ["GateStreamsEmitter", "LookUpNgramsEmitter"]
+
+_NUMBERS = "numbers of n-grams"
+
+
+class LookUpNgramsEmitter(OperationEmitter):
+    """Looks up rows by the last tokens."""
+
+    operation: LookUpNgrams
+
+    def buffers(self) -> Mapping[str, int]:
+        """See `OperationEmitter.buffers`."""
+        return {_NUMBERS: 4 * MAX_TOKENS * len(self.operation.size)}
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, n_heads, found = self.operation, len(self.operation.size), tape.buffers[_NUMBERS]
+        tokens, numbers = self.layout.rows(operation.tokens, tape), (*operation.multipliers, *operation.first, *operation.size)
+        known = tape.weights.constant(("n-grams", numbers), lambda: np.array([each % 2**64 for each in numbers], np.uint64))
+        sizes: Arguments = {"n": operation.tokens.width, "n_heads": n_heads, "eos": operation.eos, "stride": tokens.width}
+        grid = (-(-n_heads // WARP), tape.size.n_tokens)
+        tape.launch(find_ngrams, grid, WARP, tokens=tokens.at, numbers=known, rows=found, **sizes)
+        look_up(tape, operation.table, self.layout.rows(operation.out, tape), found, per_token=n_heads)
+
+
+class GateStreamsEmitter(OperationEmitter):
+    """Gates values for each stream, and norms the results."""
+
+    operation: GateStreams
+
+    def emit(self, tape: Tape) -> None:
+        """See `OperationEmitter.emit`."""
+        operation, layout, size = self.operation, self.layout, self.operation.key_norm.size
+        n, (given, out) = operation.x.width // size, operation.out
+        values = {"keys": operation.keys, "values": operation.values, "streams": operation.x, "given": given, "out": out}
+        rows = {name: layout.rows(value, tape) for name, value in values.items()}
+        arguments: Arguments = {name: each.at for name, each in rows.items()}
+        arguments |= {
+            name: tape.weights.norm_arguments(getattr(operation, name), n) for name in ("key_norm", "query_norm", "norm")
+        }
+        strides = Strides(**{name: each.width for name, each in rows.items()})
+        tape.launch(give, (tape.size.n_tokens, n), THREADS, n=n, size=size, strides=strides, **arguments)
