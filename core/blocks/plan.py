@@ -30,8 +30,8 @@ class Layer:
     Afterwards `x *= scale`, and `x = norm(x)` where there is a norm.
     """
 
-    mixer: _Blocks
-    feed_forward: _Blocks = None
+    mixer: Block | tuple[Block, ...] | None
+    feed_forward: Block | tuple[Block, ...] | None = None
     norm: Norm | None = None
     scale: float = 1.0
 
