@@ -139,11 +139,6 @@ def pooled(build, n, q, row):
     return attended(build, q, build.choose_blocks(4), 2)
 
 
-def foreseeing(build, n, q, row):
-    build.prepare_heads([row], [D], [EQUAL], [0])
-    return build.attend(q, 0, None, H, D, 0.2, is_causal=False)
-
-
 def latent(build, n, q, row):
     norm = Norm("head", D, 1e-5)
     return attended(build, build.prepare_latents(q, row, HEADS, norm, None, None, None, 0))
@@ -161,7 +156,6 @@ def test_weights_of_a_choice_may_come_from_another_product():
         "an indexer that chooses blocks by weighed heads": Listing(partial(weighed, size=2, n_local=1)),
         "an indexer that does not always choose the last block": Listing(unweighed),
         "pooled rows are attended to beside a window": Listing(pooled, n_caches=3),
-        "attention to later tokens": Listing(foreseeing),
         "latents that are mixed and not multiplied by heads' matrices": Listing(latent),
     }.items(),
 )
