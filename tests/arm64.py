@@ -41,8 +41,10 @@ def pretend() -> None:
 
     compile_kernel, emulator = jit.kernel, Emulator()
 
-    def kernel(function=None, **structs):
-        return _EmulatedKernel(compile_kernel(function, **structs), emulator) if function else partial(kernel, **structs)
+    def kernel(function=None, name=None, **structs):
+        if function is None:
+            return partial(kernel, name=name, **structs)
+        return _EmulatedKernel(compile_kernel(function, name, **structs), emulator)
 
     jit.kernel = kernel
 

@@ -22,7 +22,7 @@ from augury.interfaces import Progress
 from augury.loader import plan_of
 
 FIRST = ("eagle3-qwen3-d2t", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35", "mtp-deepseek4")
-N_ROUNDS = 6  # of 20 or more: the simulator takes a second for each, and more for the prompt
+N_ROUNDS = 3  # of 20 or more: the simulator takes a second for each, and more for the prompt
 N_TOKENS = 20  # which tensor cores multiply
 
 
