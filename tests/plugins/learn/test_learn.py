@@ -99,6 +99,7 @@ def interrupted(method, n):
     return called
 
 
+@pytest.mark.sample(0)
 def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path, monkeypatch):
     whole, resumed = tmp_path / "whole.gguf", tmp_path / "resumed.gguf"
     assert learn(whole)[0] == 0
@@ -305,6 +306,7 @@ def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_draft
     assert judged.is_drafted[0].tolist() == [False, False, True, False]
 
 
+@pytest.mark.sample(0)
 def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own():
     rng, n_embd, lengths = np.random.default_rng(5), 8, (9, 2, 13)
     sizes = HeadSizes(32, n_embd, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
