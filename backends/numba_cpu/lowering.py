@@ -135,7 +135,7 @@ class Lowering:
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
-        # kernels are compiled when they are first used: most models never move anything
+        # kernels are compiled when they are first used: without branches nothing moves
         of_moves = {"moves": moves.ctypes.data, "n_moves": len(moves)}
         records = [
             team.record_of(kernel, caches=caches.ctypes.data, n_caches=len(caches), **of_moves)

@@ -73,7 +73,21 @@ def plain_output(decoder: Decoder) -> Output:
     return attrs.evolve(output, weight=attrs.evolve(output.weight, scale=1.0))
 
 
-class HunyuanV4(Transformer):
+class HyperConnected(Transformer):
+    """A family with residual streams from the embedding to the output, which has a connection of its own."""
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """How many streams there are."""
+        return {"n_streams": decoder.keys.count("hyper_connection.count")}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
+
+
+class HunyuanV4(HyperConnected):
     """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed."""
 
     name = "hy_v4"
@@ -109,16 +123,6 @@ class HunyuanV4(Transformer):
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, **cls.feeding)
         return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **(cls.experts or {}))
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """How many streams there are."""
-        return {"n_streams": decoder.keys.count("hyper_connection.count")}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
-        return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
 def mixed_streams(decoder: Decoder, layer: int) -> list[HyperConnection]:

@@ -16,7 +16,6 @@ from augury.blocks import (
     Matrices,
     MixtureOfExperts,
     Norm,
-    Output,
     PoolIndexer,
     Pooling,
     Rope,
@@ -27,9 +26,8 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
-from augury.plugins.architectures.hyper import connection, mixed_streams, plain_output
+from augury.plugins.architectures.hyper import HyperConnected, mixed_streams
 from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
-from augury.plugins.architectures.transformer import Transformer
 from augury.plugins.compressed_attention.block import CompressedAttention
 
 _PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
@@ -37,7 +35,7 @@ _OVERLAPPING = 4  # positions of the smaller blocks, which overlap
 _RATIOS = (0, _OVERLAPPING, 128)
 
 
-class DeepSeek4(Transformer):
+class DeepSeek4(HyperConnected):
     """DeepSeek 4: attention to the last tokens, and to rows that are pooled of four or of 128, by layer."""
 
     name = "deepseek4"
@@ -146,16 +144,6 @@ class DeepSeek4(Transformer):
         table = Integers(f"blk.{layer}.ffn_gate_tid2eid.weight", (decoder.n_vocab, router.n_used))
         decoder.file.integers(table.weight, table.shape, router.logits.n_out)
         return attrs.evolve(block, router=attrs.evolve(router, bias=None, token_experts=table))
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """How many streams there are."""
-        return {"n_streams": decoder.keys.count("hyper_connection.count")}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
-        return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
 @hookimpl
