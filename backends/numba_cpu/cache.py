@@ -77,6 +77,11 @@ class Cache:
         """The kernel that keeps a row."""
         return put_key_kernel(self.kind) if self.is_of_keys else put_row_kernel(self.kind)
 
+    @property
+    def move(self) -> Any:
+        """The kernel that copies cells of caches of its kind, see `MovedCache`."""
+        return move_keys_kernel(self.kind) if self.is_of_keys else move_rows_kernel()
+
     def place(self, arena: Arena) -> None:
         """Allocate it."""
         n_bytes = self._n_slots * self.n_rows * self.bytes_per_position
@@ -90,10 +95,10 @@ class Cache:
 
 
 def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:
-    """The kernels that copy cells, and the caches of each, see `MovedCache`."""
+    """The kernels that copy cells, and the caches of each."""
     by_kernel: dict[Any, list[MovedCache]] = {}
     for each in caches:
-        kernel, size = (move_keys_kernel(each.kind), each.size) if each.is_of_keys else (move_rows_kernel(), each.row_bytes)
+        size = each.size if each.is_of_keys else each.row_bytes
         moved = MovedCache(address=each.address, size=size, n_heads=each.n_heads, n_rows=each.n_rows, first=each.first)
-        by_kernel.setdefault(kernel, []).append(moved)
+        by_kernel.setdefault(each.move, []).append(moved)
     return [(kernel, table(moved)) for kernel, moved in by_kernel.items()]

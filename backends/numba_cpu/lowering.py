@@ -86,7 +86,9 @@ class Lowering:
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
         blocks = [kernel for block in self._blocks for kernel in block.kernels()]
-        return [*blocks, *self._streams.kernels(), team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
+        moving = [cache.move for cache in self._moving] if self.options.draft_max else []  # once a branch is accepted
+        of_passes = (team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS)
+        return [*blocks, *self._streams.kernels(), *moving, *of_passes]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
@@ -135,7 +137,6 @@ class Lowering:
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
-        # kernels are compiled when they are first used: without branches nothing moves
         of_moves = {"moves": moves.ctypes.data, "n_moves": len(moves)}
         records = [
             team.record_of(kernel, caches=caches.ctypes.data, n_caches=len(caches), **of_moves)

@@ -320,6 +320,30 @@ def test_a_process_that_forgets_its_model_ends(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3 128\n", "")
 
 
+def test_no_kernel_is_loaded_while_decoding_not_even_for_the_first_accepted_branch(tmp_path):
+    script = tmp_path / "decodes.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from oracles.models import tiny_model\n"
+        "from augury import Engine\n"
+        "from augury.backends.numba_cpu.kernels import jit\n"
+        "from augury.backends.numba_cpu.lowering import Lowering\n"
+        "loaded, moved = [], []\n"
+        "jit.require_address_space = lambda *_: loaded.append(_)\n"
+        "moving = Lowering.moving\n"
+        "Lowering.moving = lambda self, moves: moved.append(len(moves)) or moving(self, moves)\n"
+        "options = {'threads': 1, 'n_ctx': 256, 'spec_type': 'recycle', 'spec_fixed': True}\n"
+        "with Engine.load(tiny_model('llama-dense'), backend='numba-cpu', **options) as engine:\n"
+        "    at_start = len(loaded)\n"
+        "    engine.generate([1, 2, 3], max_tokens=100, temperature=0.0)\n"
+        "print(at_start > 0, len(moved) > 0, len(loaded) - at_start)\n"
+    )
+
+    ended = subprocess.run([sys.executable, script, *sys.path], capture_output=True, text=True, check=False, timeout=600)
+
+    assert (ended.returncode, ended.stdout) == (0, "True True 0\n"), ended.stderr
+
+
 def test_an_interrupted_pass_leaves_the_model_usable(models, monkeypatch):
     model, tokens = load(tiny_file("llama-dense"), threads=3), some_tokens(6)
     lead = offsets.lead
