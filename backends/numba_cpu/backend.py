@@ -49,11 +49,9 @@ class NumbaCpu(Backend):
         return tiles.note()
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """What the slots of a loaded plan will take."""
         return self._lowering(plan, options).state_spec
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load the plan's weights from `file`, which may be closed afterwards."""
         lowering = self._lowering(plan, options)
         if (note := tiles.note()) is not None:
             get_logger("augury.backends.numba_cpu").info(note)

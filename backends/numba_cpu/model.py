@@ -103,7 +103,6 @@ class NumbaCpuModel(Model):
             self._team.state[offset // 8] = value
 
     def forward(self, batch: Batch) -> Pass:
-        """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
         check_batch(batch, *self._known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
@@ -202,11 +201,9 @@ class NumbaCpuModel(Model):
         return self._lowering.slot_memory(slot, n)
 
     def memory_table(self) -> Sequence[Allocation]:
-        """Weights, KV cache and what a pass needs."""
         return (*self._arena.table(), Allocation("logits", self._logits.nbytes))
 
     def close(self) -> None:
-        """End the threads and give back the memory."""
         if not self._is_closed:
             self._is_closed = True
             self._team.close()

@@ -43,12 +43,10 @@ class NumbaCuda(Backend):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """What is missing on this machine: package, compiler, driver or GPU."""
         return probe.unavailable_reason()
 
     @classmethod
     def devices(cls) -> Sequence[DeviceInfo]:
-        """The GPUs that will do."""
         return probe.devices() if cls.unavailable_reason() is None else ()
 
     def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
@@ -64,14 +62,12 @@ class NumbaCuda(Backend):
         return (Allocation(PURPOSE, n_bytes_of(file, lowering.plan, counting.label), counting.label), *counting.table())
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """What the slots of a loaded plan will take."""
         from augury.backends.numba_cuda.lowering import Lowering  # which imports numba
 
         options.check_cache_types(plan)
         return Lowering(plan, options).state_spec
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load the plan's weights from `file`, which may be closed afterwards."""
         from augury.backends.numba_cuda.lowering import Lowering
         from augury.backends.numba_cuda.model import CudaModel
         from augury.backends.numba_cuda.weights import Weights, check_types, lent

@@ -66,7 +66,6 @@ class CudaModel(Model):
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
-        """Compute one pass."""
         passed = self._forward(batch)
         return passed if self._tokens is None else NamedPass(passed, self._tokens, self.info.n_vocab)
 
@@ -255,11 +254,9 @@ class CudaModel(Model):
             self._device.write(at, array)
 
     def memory_table(self) -> Sequence[Allocation]:
-        """Weights, KV cache and what a pass needs, on the device."""
         return self._device.table()
 
     def close(self) -> None:
-        """Give back the device's memory."""
         if not self._is_closed:
             self._is_closed = True
             self._programs.clear()

@@ -141,7 +141,6 @@ class DevicePass(Pass):
         return self._read
 
     def row(self, row: int) -> np.ndarray:
-        """See `Pass.row`: the others stay where they are."""
         if self._read is not None:
             return super().row(row)
         if row not in self._rows:

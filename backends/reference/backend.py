@@ -31,7 +31,6 @@ class Reference(Backend):
     computes_nextn = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """What the slots of a loaded plan will take."""
         plan.for_context(options.n_ctx)  # refuses one that is too long
         options.check_cache_types(plan)
         for block in plan.blocks():
@@ -47,7 +46,6 @@ class Reference(Backend):
         return StateSpec(options.n_slots, options.n_ctx, n_bytes, 8 * n_floats, draft_max=options.draft_max)
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load the plan's weights from `file`, which may be closed afterwards."""
         spec, plan = self.state_spec(plan, options), plan.for_context(options.n_ctx)
         info = ModelInfo.of(file, plan)
         try:

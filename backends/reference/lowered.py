@@ -53,16 +53,13 @@ class LoweredBlock(LayerStates):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of states and of caches."""
         return super().n_bytes + self.cache.n_bytes
 
     def begin(self, batch: Batch) -> None:
-        """Begin a pass: bring states up to date."""
         super().begin(batch)
         self.cache.begin(batch)
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of a slot's caches and states."""
         return [*self.cache.slot_memory(slot, n), *super().slot_memory(slot, n)]
 
 

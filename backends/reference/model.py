@@ -60,7 +60,6 @@ class ReferenceModel(Model):
         self.options = options
 
     def forward(self, batch: Batch) -> Pass:
-        """Compute one pass."""
         weights = self._open()
         given, n_known = self._plan.embedding.weight is None, self._plan.embedding.n_vocab
         known = (n_known, self.info, self.state_spec, self.features)
@@ -106,14 +105,12 @@ class ReferenceModel(Model):
         return [array for cache in self._caches.values() for array in cache.slot_memory(slot, n)]
 
     def memory_table(self) -> Sequence[Allocation]:
-        """What the weights and the KV cache take."""
         table = {"weights": self._open().n_bytes}
         for cache in self._caches.values():
             table[cache.purpose] = table.get(cache.purpose, 0) + cache.n_bytes
         return [Allocation(*line) for line in table.items()]
 
     def close(self) -> None:
-        """Give back the memory."""
         self._weights = None
         self._caches = {}
 

@@ -12,7 +12,7 @@ the stand-in has its tiles.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -52,51 +52,11 @@ _OF_TOKENS, _OF_WEIGHTS = range(6), range(6, N_TILES)
 _SHRUNK = 0x8FFF  # the bits of a number that was shrunk
 
 
-class Tiles(Protocol):
-    """What emits the operations on tiles; every address is an int64."""
+class Tiles:
+    """What emits the operations on tiles: the instructions. Every address is an int64."""
 
     def configure(self, b: ir.IRBuilder, memory: ir.Value, n_tokens: ir.Value) -> None:
         """Give the tiles of sums and of activations `n_tokens` rows, those of weights 16; all begin with zeros."""
-
-    def release(self, b: ir.IRBuilder) -> None:
-        """End the use of tiles on this thread."""
-
-    def clear(self, b: ir.IRBuilder, memory: ir.Value, tile: int) -> None:
-        """Fill a tile with zeros."""
-
-    def load(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile with rows that lie `stride` bytes apart."""
-
-    def stream(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile like `load`, past the nearest cache, which keeps what it has."""
-
-    def save(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Store the rows of a tile `stride` bytes apart."""
-
-    def dot(self, b: ir.IRBuilder, memory: ir.Value, sums: int, tokens: int, weights: int) -> None:
-        """Add products to sums."""
-
-    def round(self, b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Round two vectors of float32 to one of bfloat16, i16x32."""
-
-    def choose(self, b: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
-        """Return the whole numbers table[index], float16, by the lowest bits of indices, i16x32; up to 32 are in the table."""
-
-    def fma(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """Compute x * y + z with one rounding, in 32 lanes of float16."""
-
-    def scale(self, b: ir.IRBuilder, value: ir.Value, exponents: ir.Value) -> ir.Value:
-        """Multiply float16 with two to the power of whole numbers, float16 as well."""
-
-    def shrink(self, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round float16 to bfloat16 of 2**-112 times the value, i16x32; what is below 2**-14 becomes a denormal number."""
-
-
-class AmxTiles:
-    """The instructions."""
-
-    def configure(self, b: ir.IRBuilder, memory: ir.Value, n_tokens: ir.Value) -> None:
-        """Lay the tiles out."""
         palette, row_bytes = [1] + [0] * 15, [ROW_BYTES, 0] * N_TILES
         head = ir.Constant(ir.VectorType(I8, ROW_BYTES), palette + row_bytes + [0] * 32)
         store(b, memory, head)
@@ -106,7 +66,7 @@ class AmxTiles:
         call(b, "llvm.x86.ldtilecfg", ir.VoidType(), simd.pointer(b, memory, I8))
 
     def release(self, b: ir.IRBuilder) -> None:
-        """Give the tiles back."""
+        """End the use of tiles on this thread."""
         call(b, "llvm.x86.tilerelease", ir.VoidType())
 
     def clear(self, b: ir.IRBuilder, _: ir.Value, tile: int) -> None:
@@ -114,15 +74,15 @@ class AmxTiles:
         call(b, "llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, tile))
 
     def load(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile."""
+        """Fill a tile with rows that lie `stride` bytes apart."""
         call(b, "llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def stream(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile, past the nearest cache."""
+        """Fill a tile like `load`, past the nearest cache, which keeps what it has."""
         call(b, "llvm.x86.tileloaddt164", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def save(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Store a tile."""
+        """Store the rows of a tile `stride` bytes apart."""
         call(b, "llvm.x86.tilestored64", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def dot(self, b: ir.IRBuilder, _: ir.Value, sums: int, tokens: int, weights: int) -> None:
@@ -130,35 +90,34 @@ class AmxTiles:
         call(b, "llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, tile) for tile in (sums, tokens, weights)))
 
     def round(self, b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Round to bfloat16."""
+        """Round two vectors of float32 to one of bfloat16, i16x32."""
         return call(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", I16X32, high, low)
 
     def choose(self, b: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
-        """Look whole numbers up."""
+        """Return the whole numbers table[index], float16, by the lowest bits of indices, i16x32; up to 32 are in the table."""
         words = ir.Constant(I16X32, [float16_bits(value) for value in table] * (32 // len(table)))
         return b.bitcast(call(b, "llvm.x86.avx512.permvar.hi.512", I16X32, words, indices), F16X32)
 
     def fma(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """Multiply and add float16."""
+        """Compute x * y + z with one rounding, in 32 lanes of float16."""
         return call(b, "llvm.fma.v32f16", F16X32, x, y, z)
 
     def scale(self, b: ir.IRBuilder, value: ir.Value, exponents: ir.Value) -> ir.Value:
-        """Multiply with powers of two."""
+        """Multiply float16 with two to the power of whole numbers, float16 as well."""
         everywhere, nearest = ir.Constant(I32, -1), ir.Constant(I32, 8)
         args = (value, exponents, ir.Constant(F16X32, None), everywhere, nearest)
         return call(b, "llvm.x86.avx512fp16.mask.scalef.ph.512", F16X32, *args)
 
     def shrink(self, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round float16 to bfloat16 of 2**-112 times the value."""
+        """Round float16 to bfloat16 of 2**-112 times the value, i16x32; what is below 2**-14 becomes a denormal number."""
         moved = call(b, "llvm.x86.avx512.pmul.hr.sw.512", I16X32, b.bitcast(value, I16X32), constant(I16X32, 1 << 12))
         return b.and_(moved, constant(I16X32, _SHRUNK))
 
 
-class StandInTiles:
+class StandInTiles(Tiles):
     """The same in operations that every CPU has; tiles lie in memory."""
 
     def configure(self, b: ir.IRBuilder, memory: ir.Value, n_tokens: ir.Value) -> None:
-        """Lay the tiles out."""
         store(b, memory, n_tokens)
         for tile in range(N_TILES):
             self.clear(b, memory, tile)
@@ -167,12 +126,10 @@ class StandInTiles:
         """Is nothing here."""
 
     def clear(self, b: ir.IRBuilder, memory: ir.Value, tile: int) -> None:
-        """Fill a tile with zeros."""
         for row in range(TILE_ROWS):
             store(b, b.add(_place(b, memory, tile), ir.Constant(I64, ROW_BYTES * row)), ir.Constant(I32X16, None))
 
     def load(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile."""
         with cgutils.for_range(b, _n_rows(b, memory, tile)) as loop:
             to = b.add(_place(b, memory, tile), b.mul(loop.index, ir.Constant(I64, ROW_BYTES)))
             store(b, to, load(b, b.add(address, b.mul(loop.index, stride)), I32X16))
@@ -180,13 +137,11 @@ class StandInTiles:
     stream = load
 
     def save(self, b: ir.IRBuilder, memory: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Store a tile."""
         with cgutils.for_range(b, _n_rows(b, memory, tile)) as loop:
             row = load(b, b.add(_place(b, memory, tile), b.mul(loop.index, ir.Constant(I64, ROW_BYTES))), I32X16)
             store(b, b.add(address, b.mul(loop.index, stride)), row)
 
     def dot(self, b: ir.IRBuilder, memory: ir.Value, sums: int, tokens: int, weights: int) -> None:
-        """Add products to sums."""
         with cgutils.for_range(b, _n_rows(b, memory, tokens)) as loop:
             offset = b.mul(loop.index, ir.Constant(I64, ROW_BYTES))
             row, to = (b.add(_place(b, memory, tile), offset) for tile in (tokens, sums))
@@ -202,12 +157,10 @@ class StandInTiles:
             store(b, to, _flush(b, b.fadd(_flush(b, load(b, to, F32X16)), total)))
 
     def round(self, b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Round to bfloat16."""
         halves = [b.trunc(_to_bfloat16(b, part), ir.VectorType(simd.I16, 16)) for part in (low, high)]
         return b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, 32), list(range(32))))
 
     def choose(self, b: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
-        """Look whole numbers up."""
         candidates: list[ir.Value] = [constant(I16X32, float16_bits(value)) for value in table]
         for bit in range(len(table).bit_length() - 1):
             is_set = b.icmp_unsigned("!=", b.and_(indices, constant(I16X32, 1 << bit)), constant(I16X32, 0))
@@ -215,12 +168,10 @@ class StandInTiles:
         return b.bitcast(candidates[0], F16X32)
 
     def fma(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """Multiply and add float16."""
         halves = [_fma_of_halves(b, *(b.fpext(_lanes(b, value, first), F32X16) for value in (x, y, z))) for first in (0, 16)]
         return b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, 32), list(range(32))))
 
     def scale(self, b: ir.IRBuilder, value: ir.Value, exponents: ir.Value) -> ir.Value:
-        """Multiply with powers of two."""
         halves = []
         for first in (0, 16):
             biased = b.add(b.fptosi(_lanes(b, exponents, first), I32X16), constant(I32X16, 127))
@@ -229,7 +180,6 @@ class StandInTiles:
         return b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, 32), list(range(32))))
 
     def shrink(self, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round float16 to bfloat16 of 2**-112 times the value."""
         moved = b.ashr(b.add(b.bitcast(value, I16X32), constant(I16X32, 4)), constant(I16X32, 3))
         return b.and_(moved, constant(I16X32, _SHRUNK))
 
@@ -296,7 +246,7 @@ def _to_bfloat16(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 # By the name of the instruction set.
-TILES: dict[str, Tiles] = {"amx": AmxTiles(), "amx-stand-in": StandInTiles()}
+TILES: dict[str, Tiles] = {"amx": Tiles(), "amx-stand-in": StandInTiles()}
 
 
 def _operation(n_numbers: int, n_addresses: int, emit: Callable[..., None]) -> Any:

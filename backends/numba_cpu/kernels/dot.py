@@ -81,7 +81,6 @@ class Avx512VnniDot(Dot):
     """One instruction for 64 products."""
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        """Return the sum with four more products in each lane."""
         return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, operand, columns)
 
 
@@ -89,7 +88,6 @@ class AvxVnniDot(Dot):
     """One instruction for 32 products."""
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        """Return the sum with four more products in each lane."""
         parts = zip(_cut(b, total, 2), _cut(b, operand, 2), _cut(b, columns, 2), strict=True)
         return _join(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", _I32X8, *part) for part in parts])
 
@@ -102,11 +100,9 @@ class Avx2Dot(Dot):
 
     @property
     def takes_128(self) -> bool:
-        """Whether weights have 8 bits."""
         return self.bits == 8
 
     def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
-        """Make weights of 8 bits signed."""
         if not self.takes_128:
             return weights, None
         signed = _signed(b, weights)
@@ -117,7 +113,6 @@ class Avx2Dot(Dot):
         return total, None, 0
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        """Return the sum with four more products in each lane."""
         whole, pending, count = total
         unsigned, signs = operand
         parts = _cut(b, columns, 2)
@@ -132,7 +127,6 @@ class Avx2Dot(Dot):
         return whole, pending, count
 
     def end(self, b: ir.IRBuilder, total: Any) -> ir.Value:
-        """Return the sum with what is pending."""
         whole, pending, _ = total
         if pending is None:
             return whole
@@ -145,15 +139,12 @@ class NeonDot(Dot):
 
     @property
     def takes_128(self) -> bool:
-        """Whether weights have 8 bits."""
         return self.bits == 8
 
     def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
-        """Make weights of 8 bits signed."""
         return _signed(b, weights) if self.takes_128 else weights
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        """Return the sum with four more products in each lane."""
         parts = zip(_cut(b, total, 4), _cut(b, operand, 4), _cut(b, columns, 4), strict=True)
         return _join(b, [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, *part) for part in parts])
 

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.dot import Dot
     from augury.backends.numba_cpu.kernels.format import Format
     from augury.backends.numba_cpu.kernels.isa import InstructionSet
-    from augury.backends.numba_cpu.kernels.unpack import Block
 
 _LARGEST_UNIT = 8  # blocks
 _TOKEN = ACTIVATION_BYTES["q8_16"]
@@ -103,7 +102,7 @@ def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType
     return splat(b, load(b, at(b, address, offset), llvm.element), llvm)
 
 
-def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: Block, x: ir.Value, sums: _Sums) -> None:
+def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | ScratchBlock, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of weights with the same block of the tokens at x."""
     tokens = range(sums.n_tokens)
     parts: dict[tuple[int, int], ir.Value] = {}  # of the columns that share a scale

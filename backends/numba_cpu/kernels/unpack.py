@@ -6,7 +6,7 @@ unit was unpacked to before. Both give the same vectors, so what a tile computes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from llvmlite import ir
@@ -50,16 +50,6 @@ def at(b: ir.IRBuilder, address: ir.Value, offset: int) -> ir.Value:
     return b.add(address, ir.Constant(I64, offset))
 
 
-class Block(Protocol):
-    """One block of 32 columns x 32 rows of a source."""
-
-    def weights(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
-        """Return logical vector v of group g, u8x64."""
-
-    def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
-        """Return scale and minimum, f32x16, of a half (or of the block, if it has one scale) of group g."""
-
-
 @frozen
 class ScratchBlock:
     """A block that was unpacked to scratch memory at `address`."""
@@ -68,19 +58,19 @@ class ScratchBlock:
     address: ir.Value
 
     def weights(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
-        """Load logical vector v."""
+        """Load logical vector v of group g, u8x64."""
         return load(b, at(b, self.address, (2 * v + g) * VECTOR), U8X64)
 
     def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
-        """Load scale and minimum."""
+        """Load scale and minimum, f32x16, of a half (or of the block, if it has one scale) of group g."""
 
         def take(start: int) -> ir.Value:
             return load(b, at(b, self.address, start + (2 * half + g) * VECTOR), F32X16)
 
         return take(SCRATCH_SCALES), take(SCRATCH_MINIMA) if self.fmt.has_minimum else None
 
-    def fill(self, b: ir.IRBuilder, block: Block) -> None:
-        """Store what another source's block gives."""
+    def fill(self, b: ir.IRBuilder, block: PackedBlock) -> None:
+        """Store what a packed block gives."""
         for v in range(LOGICAL):
             for g in GROUPS:
                 store(b, at(b, self.address, (2 * v + g) * VECTOR), block.weights(b, v, g))
@@ -135,7 +125,7 @@ class PackedBlock:
         return b.bitcast(b.and_(bits, constant(I16X32, mask * 257)), U8X64)
 
     def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
-        """Decode scale and minimum."""
+        """Decode scale and minimum, likewise."""
         if not self.fmt.has_minimum:
             return self._scale(b, half, g), None
         coding, d, minimum = self.fmt.coding, self._f16(b, 32 * g), self._f16(b, 64 + 32 * g)

@@ -116,7 +116,6 @@ class AttendEmitter(OperationEmitter):
         return attention_layer.scratch_bytes(self._keys.size, self._value_dim)
 
     def place(self, placed: Placed) -> None:
-        """Write the operands of the kernel."""
         operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
         values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
         lists = NO_LISTS if operation.choice is None else list_places(self._n_cells, buffers)

@@ -144,7 +144,6 @@ class FeedExpertsEmitter(OperationEmitter):
         return SCRATCH_BYTES * (router.n_used if router.token_experts is not None else min(router.n_alike, router.n_used))
 
     def place(self, placed: Placed) -> None:
-        """Keep the scales and biases of the experts."""
         super().place(placed)
         weights, arena = placed.weights, placed.arena
         self._tables: dict[str, tuple[int, int]] = {}

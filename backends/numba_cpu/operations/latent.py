@@ -57,7 +57,6 @@ class PrepareLatentsEmitter(OperationEmitter):
         return table_of(self.operation.rope, self.scope.options.n_ctx)
 
     def place(self, placed: Placed) -> None:
-        """Write the operands of the kernels."""
         super().place(placed)
         operation, n_heads, cache = self.operation, self.operation.keys.n, self.scope.cache(self.operation.cache)
         turned = Preparation(norm=operation.turned_norm, rope=operation.rope)

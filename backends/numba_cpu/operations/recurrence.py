@@ -82,22 +82,18 @@ class LastTokensEmitter(OperationEmitter):
     kernels = (convolution.convolve, convolution.put_tokens)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        """See `OperationEmitter.buffers`."""
         return {_TOKENS: row_bytes(self.operation.out.width)}
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         n, out, state = self.operation.out.width, self.operation.out, placed.states[self.operation.state]
         self._x, taps = Place(placed.buffers[_TOKENS], n), np.eye(n, dtype=np.float32)[::-1]
         self._layer = _place_taps(taps, state, placed.n_aside, placed.arena, x=self._x, y=placed.at(out))
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.add(Work("last tokens"), convolution.put_tokens, x=self._x, n_each=self.operation.out.width)
         self.emit_states(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         tape.add(Work("convolution"), convolution.convolve, layer=self._layer)
 
 

@@ -163,16 +163,13 @@ class LastTokensEmitter(OperationEmitter):
         self.place, self.state = operation.state, State(operation.kept()[operation.state], scope.options)
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return {_TOKENS: 4 * MAX_TOKENS * self.operation.out.width}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         tape.launch(put_tokens, (tape.size.n_tokens,), WARP, x=tape.buffers[_TOKENS], n=self.operation.out.width)
         self.emit_states(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit_states`."""
         n, y = self.operation.out.width, self.layout.rows(self.operation.out, tape)
         taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
         _convolve(tape, Convolution("", n, n), self.state, Rows(tape.buffers[_TOKENS], n), y, taps=taps)
@@ -220,7 +217,6 @@ class ScaleToLengthEmitter(OperationEmitter):
     operation: ScaleToLength
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`: no decays are made."""
         heads = self.operation
         tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, self.layout, (), heads))
 
