@@ -263,8 +263,11 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
         more = f", or one of the {n_nextn} after them" if n_nextn else ""
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}{more}")
     shape, found = (len(batch.tokens), n_hidden), batch.hidden
-    if found is not None and not is_nextn and info.n_layers and "layer.0" not in features:
-        raise OptionError("hidden states are given to a model whose layers begin or trade residual streams; leave them out")
+    if (first or found is not None) and not is_nextn and info.n_layers and "layer.0" not in features:
+        raise OptionError(
+            f"a pass from layer {first} on{' with hidden states' * (found is not None)}, but the model's layers begin or "
+            "trade residual streams, which are not known there; begin with tokens at layer 0"
+        )
     if (first or takes_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")

@@ -13,7 +13,7 @@ from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
 from augury.blocks.residual import AllStreams
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
-from augury.errors import CapacityError, OptionError
+from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Norm, Part
@@ -254,7 +254,17 @@ class ModelPlan:
 
         The first stage embeds tokens; later ones are given hidden states, see `Batch.hidden`, and embed besides if their layers
         make use of that. Those without the output give the feature of their last layer.
+
+        Raises:
+            UnsupportedError: It cannot be cut there.
         """
+        cuts, n_layers = self.cuts(), len(self.layers)
+        if odd := {first, end} - {0, *cuts, n_layers + 1}:
+            known = f"one of {', '.join(map(str, cuts))}" if cuts else "none"
+            raise UnsupportedError(
+                f"a stage of layers {first} to {end}, but a model of architecture {self.architecture!r} cannot be cut before "
+                f"layer {min(odd)}, expected {known}; see ModelPlan.cuts"
+            )
         layers, embedding, output = self.layers[first:end], self.embedding, self.output
         reads = any(isinstance(block, LayerInput) or block.reads_embedding for layer in layers for block in layer.blocks)
         if first and not reads:

@@ -280,10 +280,14 @@ def test_what_the_model_does_not_have_is_refused(load, told):
         model.forward(run_of([1])).features("output")
 
 
-def test_hidden_states_of_one_of_two_streams_are_refused(load):
-    model = load("hrm_text-dense", 6)
-    hidden = np.zeros((3, 256), np.float32)
-
+def test_a_pass_that_begins_with_one_of_two_streams_is_refused(load):
+    model, batch = load("hrm_text-dense", 6), run_of(some_tokens(3))
+    given = attrs.evolve(batch, hidden=np.zeros((3, 256), np.float32))
     assert list(model.features) == ["output"]
-    with pytest.raises(OptionError, match="begin or trade residual streams"):
-        model.forward(attrs.evolve(run_of(some_tokens(3)), layers=(2, 6), hidden=hidden))
+    for first, end in itertools.combinations(range(7), 2):
+        if first:
+            with pytest.raises(OptionError, match=f"from layer {first} on, but .* begin or trade residual streams"):
+                model.forward(attrs.evolve(batch, layers=(first, end)))
+        with pytest.raises(OptionError, match=f"from layer {first} on with hidden states, but .* begin or trade"):
+            model.forward(attrs.evolve(given, layers=(first, end)))
+    assert model.forward(attrs.evolve(batch, layers=(0, 2))).rows().shape == (3, 128)

@@ -93,6 +93,19 @@ def test_a_model_is_cut_where_residual_streams_are_all_that_goes_on(name):
     assert plan_of(file_for_plans(name), REGISTRY).cuts() == (CUTS | STREAMS)[name]
 
 
+@pytest.mark.parametrize("name", [*CUTS, *STREAMS])
+def test_a_stage_that_would_lack_a_stream_or_a_choice_is_refused(name):
+    plan, cuts = plan_of(file_for_plans(name), REGISTRY), (CUTS | STREAMS)[name]
+    n = len(plan.layers)
+    for cut in {*range(1, n + 1)} - {*cuts}:
+        for first, end in ((0, cut), (cut, n + 1)):
+            with pytest.raises(
+                UnsupportedError, match=f"layers {first} to {end}, but .* cannot be cut before layer {cut}, expected"
+            ):
+                plan.stage(first, end)
+    assert all(plan.stage(0, cut).layers == plan.layers[:cut] for cut in (*cuts, n + 1))
+
+
 @pytest.mark.parametrize("name", ["llama-dense", "jamba-dense"])  # of which one stage has a state per sequence
 @pytest.mark.parametrize("backends", [("reference", "numba-cpu"), ("numba-cpu", "reference", "numba-cpu")], ids="-".join)
 def test_drafts_leave_no_trace_in_stages_of_several_backends(name, backends):
