@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from augury.backends.numba_cpu.cache import Cache
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
-from augury.backends.numba_cpu.operations.emitter import Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.ends import InPlaceEmitter
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.backends.numba_cpu.state import State
+from augury.blocks import Block
 from augury.errors import UnsupportedError
-from augury.lowering import BeginStreams, LookUp, Multiply, Normalize, ReadHidden, ReadInput, Value
+from augury.lowering import BeginStreams, LookUp, Multiply, Normalize, Operation, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
+from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-
-    import numpy as np
-
     from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.operations.emitter import OperationEmitter
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block
-    from augury.lowering import Operation
-    from augury.types import ModelOptions
 
 __all__ = ["BlockEmitter"]
 

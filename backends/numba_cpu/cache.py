@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,8 @@ from augury.backends.numba_cpu.kernels.store import (
     put_row_kernel,
 )
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import memory_at, up
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.types import ModelOptions
+from augury.backends.numba_cpu.memory import Arena, memory_at, up
+from augury.types import ModelOptions
 
 __all__ = ["Cache", "to_move"]
 

@@ -6,6 +6,7 @@ longer passes, where the threads divide that work, too (see `kernels/step.py`). 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,25 +14,18 @@ from attrs import evolve
 
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.block import BlockEmitter
-from augury.backends.numba_cpu.cache import to_move
+from augury.backends.numba_cpu.cache import Cache, to_move
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
-from augury.backends.numba_cpu.residual import Streams
-from augury.backends.numba_cpu.tape import Rows, Tape, Workspace, row_bytes
-from augury.types import StateSpec
+from augury.backends.numba_cpu.residual import Streams, TapeStreams
+from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
+from augury.blocks import Block, Layer, ModelPlan, Output
+from augury.types import ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cpu.cache import Cache
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.residual import TapeStreams
-    from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block, Layer, ModelPlan, Output
-    from augury.types import ModelOptions
 
 
 class Lowering:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
 from augury.types import Allocation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
 
 _LINE = 64
 _SLACK = 64  # a kernel may read (never use) up to one vector beyond an array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,24 +18,18 @@ from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs, NarrowPass
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.sequences import SequenceUpdates
-from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
-from augury.batch import Tree, check_batch
+from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
-from augury.interfaces import Model
-from augury.passes import NamedPass
+from augury.interfaces import Model, Progress
+from augury.passes import NamedPass, Pass
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.backends.numba_cpu.lowering import Lowering
-    from augury.backends.numba_cpu.tape import Program
-    from augury.batch import Batch
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Progress
-    from augury.passes import Pass
     from augury.profile import KernelTime, Limits
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,16 +25,13 @@ from xxhash import xxh3_64_intdigest
 
 from augury.backends.numba_cpu import packing
 from augury.backends.numba_cpu.kernels.jit import sources_key
-from augury.backends.numba_cpu.packing import aligned
+from augury.backends.numba_cpu.packing import Layout, aligned
 from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.interfaces import Progress
 from augury.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from augury.backends.numba_cpu.packing import Layout
     from augury.files.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,17 +11,14 @@ import numpy as np
 from attrs import field, frozen
 
 from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES
-from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORMATS, PANEL_ROWS
+from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORMATS, PANEL_ROWS, Format
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import n_blocks
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
+from augury.blocks import Rows
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.backends.numba_cpu.kernels.format import Format
-    from augury.blocks import Rows
     from augury.files.gguf import Tensor
     from augury.files.tensor_type import TensorType
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from attrs import define, field
 
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.sequence import SequenceUpdate
 from augury.backends.numba_cpu.kernels.struct import dtype, values
-
-if TYPE_CHECKING:
-    from augury.batch import Batch
+from augury.batch import Batch
 
 _NO_PLACES = np.empty(0, np.int64)
 

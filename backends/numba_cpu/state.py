@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence
-from augury.backends.numba_cpu.memory import memory_at, up
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import SequenceState
-    from augury.types import ModelOptions
+from augury.backends.numba_cpu.memory import Arena, memory_at, up
+from augury.blocks import SequenceState
+from augury.types import ModelOptions
 
 __all__ = ["State"]
 

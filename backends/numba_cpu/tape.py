@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +12,12 @@ from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import record_of
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.profile import Work
+from augury.blocks import Linear, ModelPlan, Norm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Linear, ModelPlan, Norm
     from augury.lowering import Value
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it

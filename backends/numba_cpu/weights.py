@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -24,19 +25,15 @@ from augury.backends.numba_cpu.packing import (
     rows_and_columns,
     rows_of,
 )
-from augury.blocks import Linear, Matrices, NormKind
+from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
-from augury.files.gguf import BORROWED, Tensor, TensorType
+from augury.files.gguf import BORROWED, ModelFile, Tensor, TensorType
+from augury.interfaces import Progress
 from augury.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import Integers, ModelPlan, Norm, Rows
-    from augury.files.gguf import ModelFile
-    from augury.interfaces import Progress
 
 PURPOSE = "weights"
 _LOGGER = "augury.backends.numba_cpu"

@@ -29,12 +29,12 @@ from augury.backends.numba_cuda.device import ELEMENTS
 from augury.backends.numba_cuda.probe import INSTALL, cubins_folder, find_compiler
 from augury.errors import UnsupportedError
 from augury.files.atomic_file import write_atomically
+from augury.interfaces import Progress
 from augury.log import get_logger
 from augury.lowering import Operation
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.interfaces import Progress
 
 __all__ = ["OVERLAPPING", "Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
 

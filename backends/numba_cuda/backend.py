@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda import probe
-from augury.blocks import Linear, Matrices
+from augury.blocks import Linear, Matrices, ModelPlan
 from augury.errors import CapacityError
-from augury.interfaces import Backend
+from augury.interfaces import Backend, Model, Progress
 from augury.options import option
-from augury.types import Allocation, ModelInfo
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from augury.backends.numba_cuda.device import Device
-    from augury.blocks import ModelPlan
     from augury.devices import DeviceInfo
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions, StateSpec
 
 
 @frozen

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
 from augury.backends.numba_cuda.kernels.cells import F32, TYPES, halves_of, move_cells
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cuda.device import Device, Part, Pointer
-    from augury.types import ModelOptions
+from augury.types import ModelOptions
 
 __all__ = ["Cache"]
 

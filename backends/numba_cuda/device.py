@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,11 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels import simulator
+from augury.interfaces import Progress
 from augury.types import Allocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.interfaces import Progress
 
 __all__ = [
     "Arguments",

@@ -14,10 +14,10 @@ import numpy as np
 from augury.backends.numba_cuda.aot import OVERLAPPING, Compiler
 from augury.backends.numba_cuda.device import Buffer, Copy, Device, Fetched, Launch, Pointer, Program, Staged, Steps
 from augury.errors import AuguryError, UnsupportedError
+from augury.interfaces import Progress
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.interfaces import Progress
 
 __all__ = ["Gpu"]
 

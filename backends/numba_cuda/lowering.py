@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter
-from augury.backends.numba_cuda.device import Launch
-from augury.backends.numba_cuda.first_products import columns_of, multiply_first
+from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
+from augury.backends.numba_cuda.first_products import FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
-from augury.types import StateSpec
+from augury.blocks import Block, ModelPlan, Norm, Output
+from augury.types import ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy as np
-
-    from augury.backends.numba_cuda.device import Device, Part, Pointer, Program
-    from augury.backends.numba_cuda.first_products import FirstProducts
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Block, ModelPlan, Norm, Output
-    from augury.types import ModelOptions
 
 __all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
 

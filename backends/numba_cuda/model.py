@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.choosing import Logits, RowReader
-from augury.backends.numba_cuda.device import Copy
+from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
+from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
 from augury.backends.numba_cuda.sequences import SequenceUpdates
-from augury.backends.numba_cuda.tape import tokens_of
-from augury.batch import Tree, check_batch
+from augury.backends.numba_cuda.tape import Size, tokens_of
+from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
-from augury.passes import NamedPass
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cuda.device import Device, Pointer, Program
-    from augury.backends.numba_cuda.lowering import Lowering
-    from augury.backends.numba_cuda.tape import Size
-    from augury.batch import Batch
-    from augury.passes import Pass
-    from augury.types import Allocation, ModelInfo
+from augury.passes import NamedPass, Pass
+from augury.types import Allocation, ModelInfo
 
 __all__ = ["CudaModel"]
 

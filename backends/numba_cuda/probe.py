@@ -6,15 +6,12 @@ import ctypes
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import platformdirs
 
 from augury.devices import DeviceInfo
 from augury.memory_limit import n_bytes_of_machine
-
-if TYPE_CHECKING:
-    from typing import Any
 
 __all__ = [
     "INSTALL",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.device import Arguments, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.gated_matmul import GATED_WARPS, MULTIPLY_GATED
@@ -22,9 +23,6 @@ from augury.backends.numba_cuda.kernels.tensor_cores import (
 from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
     from augury.backends.numba_cuda.weights import Matrix
 

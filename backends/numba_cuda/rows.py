@@ -11,10 +11,10 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES, SourceArgs
+from augury.blocks import Norm
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
-    from augury.blocks import Norm
 
 __all__ = ["Operand", "Rows", "Tiles", "units_of"]
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 from attrs import Factory, define
 
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.batch import Batch, Tree
 from augury.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from augury.batch import Batch, Tree
 
 __all__ = ["SequenceUpdates"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from attrs import evolve, frozen
 from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
 from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
@@ -20,14 +21,10 @@ from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_p
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
-from augury.blocks import Linear, Matrices
+from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Activation, GateKind, Norm
     from augury.lowering import Value
 
 __all__ = ["WARPS", "Gate", "Size", "Tape", "splits_of", "tokens_of", "warps_of"]

@@ -15,15 +15,13 @@ from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.blocks import Linear, Matrices, NormKind
+from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows, Vector
 from augury.errors import UnsupportedError
-from augury.files.gguf import TensorType
+from augury.files.gguf import ModelFile, TensorType
+from augury.interfaces import Progress
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import Convolution, Integers, ModelPlan, Norm, Rows, Vector
-    from augury.files.gguf import ModelFile
-    from augury.interfaces import Progress
 
 __all__ = ["Matrix", "Weights", "check_types", "lent", "n_bytes_of", "rows_of"]
 

@@ -9,15 +9,13 @@ from augury.backends.reference.mixers import CACHES, KNOWN
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
+from augury.blocks import ModelPlan
 from augury.errors import CapacityError, UnsupportedError
-from augury.interfaces import Backend
-from augury.types import ModelInfo, StateSpec
+from augury.interfaces import Backend, Model, Progress
+from augury.types import ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions
 
 
 class Reference(Backend):

@@ -13,7 +13,8 @@ import numpy as np
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
 from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
-from augury.backends.reference.weights import each_normed
+from augury.backends.reference.weights import Weights, each_normed
+from augury.batch import Batch, Tree
 from augury.blocks import (
     Attention,
     BlockIndexer,
@@ -35,8 +36,6 @@ from augury.blocks import (
 )
 
 if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
     from augury.lowering import Choose
 
 __all__ = [

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.reference.cache_type import TYPES
+from augury.batch import Batch
+from augury.blocks import Block
 from augury.errors import CapacityError
+from augury.types import ModelOptions
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
-    from augury.batch import Batch
-    from augury.blocks import Block
-    from augury.types import ModelOptions
 
 
 class _Rows:

@@ -7,16 +7,14 @@ and here what is summed has the same shape however tokens are batched.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, Gating, NormKind, Router
+from augury.blocks import Activation, Attention, Gating, NormKind, Rope, Router
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.blocks import Attention, Rope
     from augury.lowering import Attend
 
 __all__ = ["activate", "attend", "choose_experts", "gated", "norm", "products", "rotate", "sigmoid", "softcap", "softmax"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,14 +11,10 @@ from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
 from augury.backends.reference.pooling import best_blocks, best_of, chosen_cells, kept_to_pool, pooled_row
-from augury.backends.reference.weights import each_normed
-from augury.blocks import Indexer, LatentAttention, PoolIndexer
-
-if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
-    from augury.blocks import Rope
-    from augury.types import ModelOptions
+from augury.backends.reference.weights import Weights, each_normed
+from augury.batch import Batch, Tree
+from augury.blocks import Indexer, LatentAttention, PoolIndexer, Rope
+from augury.types import ModelOptions
 
 __all__ = ["CACHES", "MIXERS", "share_choices"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,13 @@ from attrs import field, frozen
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
-from augury.lowering import Attend, Convolve, LastTokens, PrepareHeads, Recur
+from augury.batch import Batch, Tree
+from augury.blocks import Block
+from augury.lowering import Attend, Convolve, LastTokens, PrepareHeads, Recur, Value
+from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
-    from augury.blocks import Block
-    from augury.lowering import Value
-    from augury.types import ModelOptions
 
 __all__ = ["Choice", "LoweredBlock", "Run"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +11,11 @@ from augury.backends.reference.blocks import chosen_positions, sharpness
 from augury.backends.reference.formula import attend, rotate
 from augury.backends.reference.pooling import best_of, given_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
-from augury.lowering import Attend, Choose, ChooseBlocks, MultiplyHeads, Pool, PrepareHeads, PrepareLatents
+from augury.blocks import Preparation
+from augury.lowering import Attend, Choose, ChooseBlocks, MultiplyHeads, Operation, Pool, PrepareHeads, PrepareLatents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from augury.backends.reference.lowered import Run
-    from augury.blocks import Preparation
-    from augury.lowering import Operation
 
 __all__ = ["ATTENTION"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,22 +15,13 @@ from augury.backends.reference.lowered import Choice, LoweredBlock, Run
 from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
 from augury.backends.reference.operations import lowered_block
 from augury.backends.reference.residual import read, write
-from augury.backends.reference.weights import each_normed
-from augury.batch import Tree, check_batch
-from augury.blocks import Attention, LayerInput, MixtureOfExperts
+from augury.backends.reference.weights import Weights, each_normed
+from augury.batch import Batch, Tree, check_batch
+from augury.blocks import Attention, Block, Embedding, LayerInput, MixtureOfExperts, ModelPlan
 from augury.errors import AuguryError
 from augury.interfaces import Model
-from augury.passes import ArrayPass, NamedPass
-from augury.types import Allocation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch
-    from augury.blocks import Block, Embedding, ModelPlan
-    from augury.passes import Pass
-    from augury.types import ModelInfo, ModelOptions, StateSpec
+from augury.passes import ArrayPass, NamedPass, Pass
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 
 class ReferenceModel(Model):

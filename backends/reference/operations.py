@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from augury.backends.reference.recurrent import (
     silu,
     softplus,
 )
-from augury.backends.reference.weights import each_normed
-from augury.blocks import Activation, GateKind, Linear, Norm, Vector
+from augury.backends.reference.weights import Weights, each_normed
+from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import (
     Activate,
@@ -41,6 +42,7 @@ from augury.lowering import (
     LookUp,
     Multiply,
     Normalize,
+    Operation,
     ReadHidden,
     ReadInput,
     Recur,
@@ -50,12 +52,7 @@ from augury.lowering import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from augury.backends.reference.lowered import Run
-    from augury.backends.reference.weights import Weights
-    from augury.blocks import Block
-    from augury.lowering import Operation
 
 __all__ = ["check_operations", "lowered_block"]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.backends.reference.formula import products, sigmoid
-from augury.backends.reference.weights import each_normed
+from augury.backends.reference.weights import Weights, each_normed
+from augury.batch import Batch, Tree
 from augury.blocks import (
+    Block,
     Convolution,
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -19,15 +21,11 @@ from augury.blocks import (
     LinearRecurrence,
     Mamba,
     Mamba2,
+    SequenceState,
     ShortConvolution,
 )
 from augury.errors import CapacityError
-
-if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
-    from augury.batch import Batch, Tree
-    from augury.blocks import Block, SequenceState
-    from augury.types import ModelOptions
+from augury.types import ModelOptions
 
 __all__ = [
     "MIXERS",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,6 @@ from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimu
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_panels, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["FUNCTIONS", "Activating", "Constants", "activate_kernel", "constants_of", "multiply_activated_kernel"]
 

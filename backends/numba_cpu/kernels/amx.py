@@ -12,7 +12,8 @@ the stand-in has its tiles.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -37,9 +38,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     splat,
     store,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TILE_ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = TILE_ROWS * ROW_BYTES

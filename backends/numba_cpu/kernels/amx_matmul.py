@@ -6,7 +6,7 @@ sum takes the blocks in ascending order, whatever the number of tokens, so that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import (
@@ -24,11 +24,8 @@ from augury.backends.numba_cpu.kernels.amx import (
 )
 from augury.backends.numba_cpu.kernels.amx_float import TOKEN_PARTS, WEIGHT_PARTS, unpack_floats
 from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
-from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.kernels.format import Format
 
 _CHUNK = 16  # blocks whose tiles are kept where there are more tokens than two tiles have: they fill most of the nearest cache
 _PANELS = 8  # that take these blocks one after the other

@@ -11,13 +11,13 @@ columns 4 * v + d and 4 * v + d + 2: activations are laid out likewise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES, Tiles, float16_bits
-from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import (
     F16,
@@ -38,9 +38,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     store,
 )
 from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, at
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.kernels.format import Format
 
 _HALVES, _BYTES = ir.VectorType(F16, 16), ir.VectorType(I8, 32)
 _NUMBERS = 2 * PANEL_ROWS  # bytes of a float16 of each row

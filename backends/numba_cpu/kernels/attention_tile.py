@@ -6,7 +6,7 @@ positions in order. Which rows share a tile, and how many positions are scored a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -38,9 +38,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     store,
 )
 from augury.backends.numba_cpu.kernels.unpack import at
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CHUNK = 256  # positions whose scores are kept at once
 SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared after it

@@ -14,7 +14,8 @@ q4_0 1/7.9 of the largest of its 32 (measured in tests/backends/reference).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -37,9 +38,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     store,
 )
 from augury.backends.numba_cpu.kernels.unpack import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 f32 = np.float32
 LANES = 16

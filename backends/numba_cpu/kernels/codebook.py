@@ -8,14 +8,11 @@ Source: block structs and dequantisation of ggml-quants.c, as in gguf's quants.p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, call, int32, load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CODEBOOK_TYPES = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 

@@ -7,14 +7,12 @@ of 16 bits that it empties before they can overflow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.simd import I1, I8, I16, I16X32, I32, I32X16, U8X64, call, constant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _U8X32, _I16X16, _I32X8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
 _I32X4 = ir.VectorType(I32, 4)

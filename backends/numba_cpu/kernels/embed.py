@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
@@ -15,9 +15,6 @@ from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.kernels.format import Format
 
 
 def quantised_embed(fmt: Format) -> Any:

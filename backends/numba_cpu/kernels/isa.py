@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import llvmlite.binding
 from attrs import frozen
@@ -14,9 +14,6 @@ from augury.backends.numba_cpu.kernels.dot import Avx2Dot, Avx512VnniDot, AvxVnn
 from augury.backends.numba_cpu.kernels.simd import I8, U8X64
 from augury.backends.numba_cpu.tiles import LEAST_FOR_TILES, permission
 from augury.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @frozen

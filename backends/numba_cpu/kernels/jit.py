@@ -14,10 +14,11 @@ import pickle
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llvmlite
 import llvmlite.binding
@@ -35,9 +36,6 @@ from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCom
 from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["address", "cache_folder", "helper", "kernel", "prepare", "sources_key"]
 

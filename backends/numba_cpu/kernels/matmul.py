@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
@@ -13,17 +14,12 @@ from augury.backends.numba_cpu.kernels.amx_float import WEIGHT_PARTS, bfloat16_c
 from augury.backends.numba_cpu.kernels.amx_matmul import tile_matmul, tile_scratch_bytes
 from augury.backends.numba_cpu.kernels.amx_unpack import bfloat16_quantize
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
-from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from augury.backends.numba_cpu.kernels.format import Format
 
 _CHUNK = 8  # blocks that are worked on together: a unit of the K types, about what the nearest cache holds of others
 _FLOAT_CHUNK = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llvmlite import ir
@@ -18,9 +18,6 @@ from augury.backends.numba_cpu.kernels.format import (
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I8, I32, I32X16, i64, void
 from augury.backends.numba_cpu.kernels.unpack import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _Q8_BYTES, _F32_BYTES = ACTIVATION_BYTES["q8_16"], ACTIVATION_BYTES["f32"]
 _LANES = 16

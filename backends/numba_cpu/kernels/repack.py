@@ -6,8 +6,9 @@ are then distributed over the planes. Source: block structs and dequantisation o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
@@ -19,15 +20,10 @@ from augury.backends.numba_cpu.kernels.codebook import (
     emit_ternary_word,
     emit_word,
 )
-from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, emitted, i64, int32, load, store
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from augury.backends.numba_cpu.kernels.format import Format
 
 # Weight type → bytes of a row of a unit in the file, and where it holds d (and m or dmin after it), the low bits, the high
 # bits, the scales.

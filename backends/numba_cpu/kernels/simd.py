@@ -10,14 +10,12 @@ does not depend on the host's width or on how LLVM schedules it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()

@@ -11,8 +11,9 @@ kernel gets pointers to structs (see `jit.kernel`), from fields that are `pointe
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, dataclass_transform
+from typing import Any, dataclass_transform
 
 import attrs
 import numpy as np
@@ -33,9 +34,6 @@ from numba.extending import (
 from numba.np.numpy_support import from_dtype
 
 from augury.backends.numba_cpu.kernels.simd import I64, load, store
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Pointer", "dtype", "nested", "pointer_maker", "pointer_to", "struct", "table", "values", "view"]
 

@@ -10,6 +10,7 @@ a tile, or on which tile a token falls into.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -25,8 +26,9 @@ from augury.backends.numba_cpu.kernels.format import (
     SCALES,
     SUM,
     VECTOR,
+    Format,
 )
-from augury.backends.numba_cpu.kernels.isa import ISAS, is_zen
+from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
 from augury.backends.numba_cpu.kernels.simd import (
     F32,
     F32X16,
@@ -52,11 +54,7 @@ from augury.backends.numba_cpu.kernels.unpack import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from augury.backends.numba_cpu.kernels.dot import Dot
-    from augury.backends.numba_cpu.kernels.format import Format
-    from augury.backends.numba_cpu.kernels.isa import InstructionSet
 
 _LARGEST_UNIT = 8  # blocks
 _TOKEN = ACTIVATION_BYTES["q8_16"]

@@ -6,12 +6,13 @@ unit was unpacked to before. Both give the same vectors, so what a tile computes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels.format import PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.format import PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.simd import (
     F16,
     F32X16,
@@ -29,10 +30,6 @@ from augury.backends.numba_cpu.kernels.simd import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from augury.backends.numba_cpu.kernels.format import Format
-
     LookUp = Callable[..., ir.Value]  # see `isa.InstructionSet`
 
 GROUPS = (0, 1)

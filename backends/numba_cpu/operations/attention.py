@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,10 @@ from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, 
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, PrepareHeads
+from augury.lowering import Attend, PrepareHeads, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import Value
 
 __all__ = ["OPERATIONS"]
 

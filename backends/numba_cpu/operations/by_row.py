@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,10 @@ from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Place
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Value, source_key
+from augury.lowering import Operation, Value, source_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from augury.backends.numba_cpu.tape import Tape
-    from augury.lowering import Operation
 
 __all__ = ["ByRowEmitter"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
@@ -10,13 +11,8 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS, Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import row_bytes
+from augury.backends.numba_cpu.tape import Tape, row_bytes
 from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.backends.numba_cpu.tape import Tape
 
 __all__ = ["OPERATIONS", "InPlaceEmitter"]
 

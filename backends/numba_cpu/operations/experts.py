@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,21 +12,14 @@ from augury.backends.numba_cpu.kernels.activated import FUNCTIONS, constants_of
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows
-from augury.blocks import Activation, Gating
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
+from augury.blocks import Activation, Gating, Matrices, Router
 from augury.errors import UnsupportedError
 from augury.lowering import AddWeighed, FeedExperts, Route
 from augury.lowering.rewrites import FeedExpertsAndAdd
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import Matrices, Router
 
 __all__ = ["OPERATIONS"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import head, latent
@@ -11,21 +12,14 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import row_bytes
+from augury.backends.numba_cpu.tape import Tape, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
-from augury.blocks import Preparation
+from augury.blocks import Matrices, Preparation
 from augury.lowering import MultiplyHeads, PrepareLatents
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import Matrices
 
 __all__ = ["OPERATIONS"]
 

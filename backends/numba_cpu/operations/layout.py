@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -39,9 +39,6 @@ from augury.lowering import (
     Value,
 )
 from augury.lowering.rewrites import FeedExpertsAndAdd
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
 
 __all__ = ["HIDDEN", "INPUTS", "Layout", "Place", "with_copies"]
 

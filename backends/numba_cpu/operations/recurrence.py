@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import row_bytes
-from augury.blocks import Activation, GateKind
+from augury.backends.numba_cpu.tape import Tape, row_bytes
+from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.state import State
-    from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import LinearRecurrence, Vector
-    from augury.lowering import Value
 
 __all__ = ["OPERATIONS"]
 

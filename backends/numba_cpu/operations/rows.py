@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,17 +13,11 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows
+from augury.backends.numba_cpu.tape import Rows, Tape
+from augury.blocks import Norm
 from augury.errors import UnsupportedError
-from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize
+from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
 from augury.lowering.rewrites import MultiplyActivated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import Norm
-    from augury.lowering import Value
 
 __all__ = ["OPERATIONS"]
 

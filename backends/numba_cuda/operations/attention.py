@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,20 +16,16 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
-from augury.backends.numba_cuda.tape import splits_of, tokens_of
-from augury.blocks import GateKind
+from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
+from augury.blocks import GateKind, Preparation, Rope, Temperature
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, ChooseBlocks, PrepareHeads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from augury.backends.numba_cuda.cache import Cache
     from augury.backends.numba_cuda.device import Arguments
     from augury.backends.numba_cuda.rows import Rows
-    from augury.backends.numba_cuda.tape import Tape
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Preparation, Rope, Temperature
 
 __all__ = ["OPERATIONS", "Heads", "check_dim", "prepare", "shares_of", "sharpened", "turned"]
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from attrs import asdict, frozen
 
 from augury.backends.numba_cuda.operations.fused import readers_of
-from augury.blocks import GateKind
+from augury.blocks import GateKind, Matrices
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, Gate, MultiplyHeads, Operation, PrepareHeads, PrepareLatents, Value
 from augury.lowering.rewrites import with_pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from augury.blocks import Matrices
 
 __all__ = [
     "AttendGated",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS
@@ -14,9 +14,6 @@ from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["OPERATIONS"]
 

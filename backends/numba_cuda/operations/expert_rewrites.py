@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -11,9 +11,6 @@ from augury.backends.numba_cuda.operations.fused import Fused, makers_of, parts_
 from augury.blocks import Linear, Matrices, Router
 from augury.lowering import Add, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Route, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, with_pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
 
 __all__ = [
     "ChooseExperts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -13,11 +14,11 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
-from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
@@ -25,11 +26,7 @@ from augury.lowering import AddWeighed, FeedExperts
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.backends.numba_cuda.device import Arguments
-    from augury.backends.numba_cuda.operations.emitter import Scope
-    from augury.backends.numba_cuda.rows import Operand
 
 __all__ = ["GATINGS", "OPERATIONS"]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
 from augury.lowering import Operation, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 __all__ = ["Fused", "makers_of", "parts_of", "readers_of", "roots_of"]
 

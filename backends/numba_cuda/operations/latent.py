@@ -5,12 +5,13 @@ Rows of heads come head by head, of each the tokens, in buffers that a block's o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.cells import CacheArgs, StoreArgs
-from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.dialect import WARP, Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
@@ -20,18 +21,14 @@ from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
-from augury.backends.numba_cuda.rows import Rows, Tiles, units_of
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import WARPS, Tape, splits_of, warps_of
+from augury.blocks import Matrices
 from augury.errors import UnsupportedError
 from augury.lowering import MultiplyHeads, PrepareLatents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.rows import Operand
-    from augury.blocks import Matrices
 
 __all__ = ["OPERATIONS"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -37,6 +37,7 @@ from augury.lowering import (
     Multiply,
     MultiplyHeads,
     Normalize,
+    Operation,
     Pool,
     PrepareHeads,
     PrepareLatents,
@@ -46,11 +47,6 @@ from augury.lowering import (
     Value,
 )
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from augury.lowering import Operation
 
 __all__ = ["EMBEDDED", "HIDDEN", "INPUTS", "Layout"]
 

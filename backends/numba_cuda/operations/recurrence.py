@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,24 +20,18 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.state import State
-from augury.blocks import Activation, Convolution, GateKind
+from augury.blocks import Activation, Convolution, GateKind, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength
+from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.backends.numba_cuda.operations.emitter import Scope
     from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.tape import Tape
-    from augury.blocks import Vector
-    from augury.lowering import Value
 
 __all__ = ["OPERATIONS"]
 

@@ -5,8 +5,8 @@ Each launch takes 2 to 3 µs, as long as a small product, so most of them save o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -26,7 +26,7 @@ from augury.backends.numba_cuda.operations.expert_rewrites import (
 )
 from augury.backends.numba_cuda.operations.fused import Fused, makers_of, parts_of, readers_of, roots_of
 from augury.backends.numba_cuda.rows import units_of
-from augury.blocks import Activation, GateKind, Vector
+from augury.blocks import Activation, GateKind, Norm, Vector
 from augury.lowering import (
     Activate,
     Attend,
@@ -54,11 +54,6 @@ from augury.lowering import (
     Value,
 )
 from augury.lowering.rewrites import MultiplyActivated, with_activated_products, with_pairs, with_sums
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-
-    from augury.blocks import Norm
 
 __all__ = [
     "GIVEN",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +17,12 @@ from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmi
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
+from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
 from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.blocks import Linear, Norm, Vector
 
 __all__ = ["OPERATIONS", "activate", "look_up"]
 
