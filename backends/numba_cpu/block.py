@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
 
-__all__ = ["BlockEmitter"]
-
 
 class BlockEmitter:
     """Writes the records of a block's operations, in their order. Before, it tells what they need, which takes no memory.

@@ -19,8 +19,6 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, memory_at, up
 from augury.types import ModelOptions
 
-__all__ = ["Cache", "to_move"]
-
 _BLOCK = 64  # positions that a slot's memory is padded to: at least as many as attention scores at once
 
 

@@ -18,8 +18,6 @@ from augury.errors import OptionError
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Program
 
-__all__ = ["NarrowOutput", "NarrowOutputs", "NarrowPass"]
-
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
 _ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of what treats all of the logits, see `CapLogits`
 

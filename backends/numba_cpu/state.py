@@ -9,8 +9,6 @@ from augury.backends.numba_cpu.memory import Arena, memory_at, up
 from augury.blocks import SequenceState
 from augury.types import ModelOptions
 
-__all__ = ["State"]
-
 
 class State:
     """A state of every slot, of float32, in rows of whole vectors.

@@ -8,8 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-__all__ = ["LEAST_FOR_TILES", "note", "permission"]
-
 LEAST_FOR_TILES = 256 << 20
 """Bytes of a model file from which on tiles are used. Single tokens of a model that caches hold take longer by tiles."""
 

@@ -36,8 +36,6 @@ from augury.lowering import Operation
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-__all__ = ["OVERLAPPING", "Binary", "Compiler", "all_kernels", "compile_kernel", "linked", "ptx_of"]
-
 # Passes of numba that treat closures, arrays' expressions, overloads and the like; each looks at the whole function.
 _USELESS = {
     "DumpParforDiagnostics",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
     from augury.backends.numba_cuda.tape import Tape
 
-__all__ = ["BlockEmitter"]
-
 
 class BlockEmitter:
     """Writes the launches of a block's operations, in their order.

@@ -10,8 +10,6 @@ from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.errors import UnsupportedError
 from augury.types import ModelOptions
 
-__all__ = ["Cache"]
-
 
 class Cache:
     """Heads of `dim` values of every position, in cells that `Batch` names: planes (slots, heads, n_ctx, halves).

@@ -17,22 +17,6 @@ from augury.types import Allocation
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-__all__ = [
-    "Arguments",
-    "Buffer",
-    "Copy",
-    "CountingDevice",
-    "Device",
-    "Fetched",
-    "Launch",
-    "Part",
-    "Pointer",
-    "Program",
-    "SimulatedDevice",
-    "Staged",
-    "Steps",
-]
-
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
 _ALIGNMENT = 256

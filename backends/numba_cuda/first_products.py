@@ -15,8 +15,6 @@ from augury.blocks import Linear
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.tape import Tape
 
-__all__ = ["FirstProducts", "columns_of", "multiply_first"]
-
 
 @frozen(eq=False)
 class FirstProducts:

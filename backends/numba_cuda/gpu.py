@@ -19,8 +19,6 @@ from augury.interfaces import Progress
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-__all__ = ["Gpu"]
-
 _C_TYPES: dict[str, Any] = {"i": ctypes.c_int32, "r": ctypes.c_float}  # of a kernel's parameters; all else are addresses
 
 _current = threading.local()  # the GPU whose context is a thread's

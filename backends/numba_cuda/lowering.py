@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
 
-__all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
-
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
 
 

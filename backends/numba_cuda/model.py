@@ -21,8 +21,6 @@ from augury.interfaces import Model
 from augury.passes import NamedPass, Pass
 from augury.types import Allocation, ModelInfo
 
-__all__ = ["CudaModel"]
-
 _MOST_PROGRAMS = 48  # graphs take memory of the device
 _CHAIN_ROWS = MAX_TOKENS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
 

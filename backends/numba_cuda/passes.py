@@ -17,8 +17,6 @@ from augury.types import read_only
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
 
-__all__ = ["DevicePass", "GatheredPass", "whole_blocks"]
-
 
 def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
     """Cut a batch into passes of up to `n_most` tokens, each of which has all that the batch has of a slot.

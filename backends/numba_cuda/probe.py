@@ -13,17 +13,6 @@ import platformdirs
 from augury.devices import DeviceInfo
 from augury.memory_limit import n_bytes_of_machine
 
-__all__ = [
-    "INSTALL",
-    "LEAST_CAPABILITY",
-    "SIMULATOR",
-    "cubins_folder",
-    "devices",
-    "find_compiler",
-    "is_simulated",
-    "unavailable_reason",
-]
-
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
 LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
 _LEAST_DRIVER = 13000  # of CUDA 13.0, as cuDriverGetVersion tells it: earlier ones refuse machine code of its linker

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
     from augury.backends.numba_cuda.weights import Matrix
 
-__all__ = ["WARPS", "launch_of", "launch_of_gated", "launch_of_two", "tile_of"]
-
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 

@@ -15,8 +15,6 @@ from augury.errors import UnsupportedError
 if TYPE_CHECKING:
     from augury.files.gguf import TensorType
 
-__all__ = ["n_units", "repack"]
-
 _MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
 _PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that what they become on the way stays in a core's cache
 

@@ -16,8 +16,6 @@ from augury.blocks import Norm
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
 
-__all__ = ["Operand", "Rows", "Tiles", "units_of"]
-
 
 def units_of(n: int) -> int:
     """How many units hold so many values."""

@@ -13,8 +13,6 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.batch import Batch, Tree
 from augury.errors import UnsupportedError
 
-__all__ = ["SequenceUpdates"]
-
 
 @define
 class _Slot:

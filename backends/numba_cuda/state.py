@@ -13,8 +13,6 @@ from augury.types import ModelOptions
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Part, Pointer
 
-__all__ = ["State"]
-
 
 class State:
     """A state of all slots, of float32: as it is, as it was saved, and what was kept aside to be taken in.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.lowering import Value
 
-__all__ = ["WARPS", "Gate", "Size", "Tape", "splits_of", "tokens_of", "warps_of"]
-
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens

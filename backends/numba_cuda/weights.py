@@ -23,8 +23,6 @@ from augury.interfaces import Progress
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
 
-__all__ = ["Matrix", "Weights", "check_types", "lent", "n_bytes_of", "rows_of"]
-
 PURPOSE = "weights"
 _WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md
 _STEPS_OF_CUT = 4  # at least

@@ -38,21 +38,6 @@ from augury.blocks import (
 if TYPE_CHECKING:
     from augury.lowering import Choose
 
-__all__ = [
-    "CACHES",
-    "MIXERS",
-    "STATELESS",
-    "chosen_positions",
-    "embed",
-    "inject",
-    "layer_input",
-    "layer_inputs",
-    "mixture",
-    "nextn_streams",
-    "output",
-    "sharpness",
-]
-
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
     """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E); zeros where there is nothing to look up."""

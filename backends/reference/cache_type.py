@@ -15,8 +15,6 @@ from augury.types import CACHE_BLOCK
 if TYPE_CHECKING:
     Arrays = tuple[np.ndarray, ...]
 
-__all__ = ["TYPES"]
-
 
 def _from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -17,8 +17,6 @@ from augury.blocks import Activation, Attention, Gating, NormKind, Rope, Router
 if TYPE_CHECKING:
     from augury.lowering import Attend
 
-__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "products", "rotate", "sigmoid", "softcap", "softmax"]
-
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 
 

@@ -16,8 +16,6 @@ from augury.batch import Batch, Tree
 from augury.blocks import Indexer, LatentAttention, PoolIndexer, Rope
 from augury.types import ModelOptions
 
-__all__ = ["CACHES", "MIXERS", "share_choices"]
-
 
 class LatentCache(LayerCache):
     """Latents, and what an indexer compares.

@@ -19,8 +19,6 @@ from augury.types import ModelOptions
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
 
-__all__ = ["Choice", "LoweredBlock", "Run"]
-
 Choice = list[tuple[np.ndarray, np.ndarray]]
 """Of each token, which positions take part (lists, T), and the last positions of blocks whose pooled rows do."""
 

@@ -17,8 +17,6 @@ from augury.lowering import Attend, Choose, ChooseBlocks, MultiplyHeads, Operati
 if TYPE_CHECKING:
     from augury.backends.reference.lowered import Run
 
-__all__ = ["ATTENTION"]
-
 
 def _prepare_heads(run: Run, each: PrepareHeads) -> None:
     for x, size, steps, cache, out in zip(each.x, each.dims, each.steps, each.caches, each.out, strict=True):

@@ -7,8 +7,6 @@ from typing import get_args
 from augury.backends.reference import blocks, latent, recurrent
 from augury.blocks import Connection, Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output
 
-__all__ = ["CACHES", "KNOWN", "MIXERS"]
-
 CACHES = {**blocks.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
 """What a mixer keeps of its slots."""
 MIXERS = {**blocks.MIXERS, **latent.MIXERS, **recurrent.MIXERS}

@@ -54,8 +54,6 @@ from augury.lowering import (
 if TYPE_CHECKING:
     from augury.backends.reference.lowered import Run
 
-__all__ = ["check_operations", "lowered_block"]
-
 
 def check_operations(block: Block, n_embd: int) -> None:
     """Refuse a block with operations that are not computed here.

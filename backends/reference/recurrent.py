@@ -27,19 +27,6 @@ from augury.blocks import (
 from augury.errors import CapacityError
 from augury.types import ModelOptions
 
-__all__ = [
-    "MIXERS",
-    "LayerStates",
-    "advance_heads",
-    "convolved",
-    "last_tokens",
-    "of_length_one",
-    "recurred",
-    "shift",
-    "silu",
-    "softplus",
-]
-
 Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 

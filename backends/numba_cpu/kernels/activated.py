@@ -29,8 +29,6 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, mul
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
 
-__all__ = ["FUNCTIONS", "Activating", "Constants", "activate_kernel", "constants_of", "multiply_activated_kernel"]
-
 FUNCTIONS = {
     "silu": (silu, as_it_is),
     "gelu": (gelu, as_it_is),

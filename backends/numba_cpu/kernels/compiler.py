@@ -26,8 +26,6 @@ from numba.core.untyped_passes import (
     WithLifting,
 )
 
-__all__ = ["HelperCompiler", "KernelCompiler"]
-
 # LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
 _OPTIMISATION = 2
 

@@ -37,8 +37,6 @@ from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
 
-__all__ = ["address", "cache_folder", "helper", "kernel", "prepare", "sources_key"]
-
 _log = logging.getLogger(__name__)
 
 # Versions of the kernels, of Python or of numba that were used lately; a folder takes a few MB.

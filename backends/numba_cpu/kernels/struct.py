@@ -35,8 +35,6 @@ from numba.np.numpy_support import from_dtype
 
 from augury.backends.numba_cpu.kernels.simd import I64, load, store
 
-__all__ = ["Pointer", "dtype", "nested", "pointer_maker", "pointer_to", "struct", "table", "values", "view"]
-
 
 def pointer_to(kind: type) -> Any:
     """Declare a field that is the address of a struct, or of several that follow one another."""

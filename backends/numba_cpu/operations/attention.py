@@ -24,8 +24,6 @@ from augury.lowering import Attend, PrepareHeads, Value
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Tape
 
-__all__ = ["OPERATIONS"]
-
 _NO_WINDOW = 1 << 40
 
 

@@ -20,8 +20,6 @@ from augury.lowering import Operation, Value, source_key
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Tape
 
-__all__ = ["ByRowEmitter"]
-
 
 class ByRowEmitter(OperationEmitter):
     """Calls a function for each row; see `Operation.kernels`."""

@@ -14,8 +14,6 @@ from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, row_bytes
 from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize
 
-__all__ = ["OPERATIONS", "InPlaceEmitter"]
-
 
 class LookUpEmitter(OperationEmitter):
     """Looks up rows of a matrix; every thread for itself where its rows are its own."""

@@ -21,8 +21,6 @@ from augury.errors import UnsupportedError
 from augury.lowering import AddWeighed, FeedExperts, Route
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-__all__ = ["OPERATIONS"]
-
 _KERNELS: dict[tuple[Activation, bool], Any] = {
     (activation, is_gated): experts.hidden_kernel(
         *FUNCTIONS[activation.value], activation.value, is_gated=is_gated, is_capped=activation is Activation.SITU

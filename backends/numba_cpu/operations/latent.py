@@ -21,8 +21,6 @@ from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
 from augury.lowering import MultiplyHeads, PrepareLatents
 
-__all__ = ["OPERATIONS"]
-
 _PRODUCTS = "products of heads"
 
 

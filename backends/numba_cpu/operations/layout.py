@@ -40,8 +40,6 @@ from augury.lowering import (
 )
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-__all__ = ["HIDDEN", "INPUTS", "Layout", "Place", "with_copies"]
-
 HIDDEN = "hidden states"
 """The buffer of the hidden states that a layer which predicts further tokens is given."""
 

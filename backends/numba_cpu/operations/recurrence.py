@@ -21,8 +21,6 @@ from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.state import State
 
-__all__ = ["OPERATIONS"]
-
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,
     GateKind.SIGMOID: recurrent_ends.SIGMOID,

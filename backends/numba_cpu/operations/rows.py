@@ -19,8 +19,6 @@ from augury.errors import UnsupportedError
 from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
 from augury.lowering.rewrites import MultiplyActivated
 
-__all__ = ["OPERATIONS"]
-
 
 class NormalizeEmitter(OperationEmitter):
     """Norms rows, or copies them, from where they are to where the next operation wants them."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.weights import Weights
 
-__all__ = ["OPERATIONS", "Heads", "check_dim", "prepare", "shares_of", "sharpened", "turned"]
-
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
 

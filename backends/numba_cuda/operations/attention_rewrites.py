@@ -12,15 +12,6 @@ from augury.errors import UnsupportedError
 from augury.lowering import Attend, Gate, MultiplyHeads, Operation, PrepareHeads, PrepareLatents, Value
 from augury.lowering.rewrites import with_pairs
 
-__all__ = [
-    "AttendGated",
-    "AttendLatents",
-    "MultiplyHeadsGated",
-    "with_gated_attention",
-    "with_latents",
-    "with_separate_heads",
-]
-
 
 @frozen(eq=False)
 class AttendGated(Attend):

@@ -15,8 +15,6 @@ from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp
 
-__all__ = ["OPERATIONS"]
-
 
 class LookUpEmitter(OperationEmitter):
     """Looks up rows of a matrix."""

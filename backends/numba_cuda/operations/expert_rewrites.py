@@ -12,16 +12,6 @@ from augury.blocks import Linear, Matrices, Router
 from augury.lowering import Add, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Route, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, with_pairs
 
-__all__ = [
-    "ChooseExperts",
-    "MultiplyAndChoose",
-    "SharedExpert",
-    "with_choices",
-    "with_early_choices",
-    "with_separate_sums",
-    "with_shared_experts",
-]
-
 
 class MultiplyAndChoose(Fused):
     """A router's logits, and its choice by them."""

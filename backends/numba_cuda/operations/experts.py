@@ -28,8 +28,6 @@ from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments
 
-__all__ = ["GATINGS", "OPERATIONS"]
-
 GATINGS = {
     Gating.SOFTMAX: experts.SOFTMAX,
     Gating.SIGMOID: experts.SIGMOID,

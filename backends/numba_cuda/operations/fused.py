@@ -8,8 +8,6 @@ from attrs import frozen
 
 from augury.lowering import Operation, Value
 
-__all__ = ["Fused", "makers_of", "parts_of", "readers_of", "roots_of"]
-
 
 @frozen(eq=False)
 class Fused(Operation):

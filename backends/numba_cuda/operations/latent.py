@@ -21,16 +21,15 @@ from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
-from augury.backends.numba_cuda.tape import WARPS, Tape, splits_of, warps_of
+from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
 from augury.blocks import Matrices
 from augury.errors import UnsupportedError
 from augury.lowering import MultiplyHeads, PrepareLatents
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
-
-__all__ = ["OPERATIONS"]
 
 _ROWS, _SPLIT = "rows of heads", "split heads"
 

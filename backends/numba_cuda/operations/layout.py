@@ -48,8 +48,6 @@ from augury.lowering import (
 )
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
-__all__ = ["EMBEDDED", "HIDDEN", "INPUTS", "Layout"]
-
 EMBEDDED, HIDDEN, INPUTS = "embedded", "hidden states", "layer inputs"
 """The buffers of the embedding's output, of a pass' hidden states, and of rows that the embedding makes for all layers."""
 

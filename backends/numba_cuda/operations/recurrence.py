@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.operations.layout import Layout
     from augury.backends.numba_cuda.tape import Tape
 
-__all__ = ["OPERATIONS"]
-
 _TOKENS = "tokens"
 
 

@@ -55,18 +55,6 @@ from augury.lowering import (
 )
 from augury.lowering.rewrites import MultiplyActivated, with_activated_products, with_pairs, with_sums
 
-__all__ = [
-    "GIVEN",
-    "ActivateAndDecay",
-    "ConvolveAndDecay",
-    "JoinNormalized",
-    "NormalizeParts",
-    "ReadEmbedded",
-    "ScaleAndDecay",
-    "made_apart",
-    "rewritten",
-]
-
 
 @frozen(eq=False)
 class ReadEmbedded(Operation):

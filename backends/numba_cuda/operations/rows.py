@@ -15,16 +15,15 @@ from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
+from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
-from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, warps_of
+from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
 from augury.lowering.rewrites import MultiplyActivated
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
-
-__all__ = ["OPERATIONS", "activate", "look_up"]
 
 
 class NormalizeEmitter(OperationEmitter):
