@@ -55,7 +55,6 @@ __all__ = [
 class Model(SlotStates, ABC):
     """A loaded model with the memory of its slots. One thread at a time may call it."""
 
-    state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
     pass_sizes: Sequence[int] = ()
     """The numbers of tokens that passes are computed for, rising; a pass of fewer takes as long as the next of these. Where it

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.errors import ModelFileError, UnsupportedError
+from augury.errors import CapacityError, ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.types import ModelInfo, ModelOptions
+    from augury.types import ModelInfo, ModelOptions, StateSpec
 
 __all__ = ["SlotStates", "join_parts", "split_parts"]
 
@@ -29,6 +29,7 @@ class SlotStates:
 
     info: ModelInfo
     options: ModelOptions  # how it was loaded
+    state_spec: StateSpec
     isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
     memory_layout: str = ""  # of a slot, where it depends on more than the model and the types of its cache
 
@@ -42,6 +43,8 @@ class SlotStates:
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
         """Views of what a slot keeps of its first n positions, and of its sequence; or copies, see `slot_written`.
+
+        It is asked for slots and positions that there are.
 
         Raises:
             UnsupportedError: The backend cannot save slots.
@@ -58,15 +61,17 @@ class SlotStates:
         pass, nor is `restore`.
 
         Raises:
+            CapacityError: There is no such slot, or it has fewer positions.
             UnsupportedError: The backend cannot save slots.
         """
-        body = [np.ascontiguousarray(array).data for array in self.slot_memory(slot, n)]
+        body = [np.ascontiguousarray(array).data for array in self._memory_of(slot, n)]
         return b"".join([_HEAD.pack(_KIND, self._digest(n, body), n), *body])  # copied once
 
     def restore(self, slot: int, data: bytes) -> None:
         """Let a slot hold what was saved, of this slot or another, by this process or another.
 
         Raises:
+            CapacityError: There is no such slot, or it has fewer positions.
             ModelFileError: The bytes are damaged, or of another model or other options; then nothing is changed.
             UnsupportedError: The backend cannot restore slots.
         """
@@ -78,7 +83,7 @@ class SlotStates:
                 "load the model as it was when that was saved, or remove it and process its text again"
             )
         start = 0
-        for array in self.slot_memory(slot, n):
+        for array in self._memory_of(slot, n):
             array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
             start += array.nbytes
         self.slot_written()
@@ -87,16 +92,23 @@ class SlotStates:
         """Let a slot hold the first n positions of another, and its state of the sequence as it stands. Not during a pass.
 
         Raises:
+            CapacityError: There is no such slot, or it has fewer positions.
             UnsupportedError: The backend cannot copy slots.
         """
         try:
-            views = zip(self.slot_memory(source, n), self.slot_memory(target, n), strict=True)
+            views = zip(self._memory_of(source, n), self._memory_of(target, n), strict=True)
         except UnsupportedError:  # it may save and restore in a way of its own
             self.restore(target, self.save(source, n))
             return
         for there, here in views:
             here[...] = there
         self.slot_written()
+
+    def _memory_of(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        spec = self.state_spec
+        if not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
+            raise CapacityError(f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots")
+        return self.slot_memory(slot, n)
 
     def _digest(self, n: int, body: Sequence[memoryview]) -> bytes:
         from xxhash import xxh3_128

@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Batch, Tree, check_batch
-from augury.errors import AuguryError, CapacityError, UnsupportedError
+from augury.errors import AuguryError, UnsupportedError
 from augury.interfaces import Model, Progress
 from augury.passes import NamedPass, Pass
 from augury.types import Allocation, ModelInfo
@@ -98,8 +98,7 @@ class NumbaCpuModel(Model):
             self._team.state[offset // 8] = value
 
     def forward(self, batch: Batch) -> Pass:
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
+        self._require_open()
         check_batch(batch, *self._known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
@@ -188,11 +187,7 @@ class NumbaCpuModel(Model):
         self._weights.check()
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        spec = self.state_spec
-        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
-            raise CapacityError(
-                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
-            )
+        self._require_open()
         return self._lowering.slot_memory(slot, n)
 
     def memory_table(self) -> Sequence[Allocation]:
@@ -203,6 +198,10 @@ class NumbaCpuModel(Model):
             self._is_closed = True
             self._team.close()
             del self._arena, self._weights, self._lowering, self._whole, self._logits
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise AuguryError(f"model {self.info.name!r} is closed")
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""

@@ -69,8 +69,7 @@ class CudaModel(Model):
 
     def _forward(self, batch: Batch, n_passes: int = 1) -> Pass:
         """Compute one pass, or a chain of passes whose first one is not cut."""
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
+        self._require_open()
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
@@ -227,11 +226,7 @@ class CudaModel(Model):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`: copies of what is on the device."""
-        spec = self.state_spec
-        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
-            raise CapacityError(
-                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
-            )
+        self._require_open()
         self._copies = [(at, np.empty(n_bytes, np.uint8)) for at, n_bytes in self._lowering.slot_memory(slot, n) if n_bytes]
         for at, array in self._copies:
             self._device.read(at, array)
@@ -251,3 +246,7 @@ class CudaModel(Model):
             self._programs.clear()
             self._states = None
             self._device.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise AuguryError(f"model {self.info.name!r} is closed")

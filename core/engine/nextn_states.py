@@ -22,7 +22,7 @@ class NextnStates(SlotStates):
     """
 
     def __init__(self, model: Model) -> None:
-        self.info, self.options, self._model = model.info, model.options, model
+        self.info, self.options, self.state_spec, self._model = model.info, model.options, model.state_spec, model
         self._given = 0, 0  # the slot and positions of the last `slot_memory`
         spec, n_layers = model.state_spec, len(model.info.nextn_features)
         self._marks = np.zeros((n_layers, spec.n_slots, spec.n_ctx), np.uint64)

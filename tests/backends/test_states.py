@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from oracles.passes import run_of
 from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
 
 from augury import Registry
-from augury.errors import CapacityError, OptionError
+from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions
@@ -146,6 +148,24 @@ def test_what_does_not_fit_aside_is_refused_and_certain_tokens_are_a_chain(model
     for n_certain in (12, 3):  # a branch of certain tokens, and of a draft from before the last of them
         with pytest.raises(OptionError, match="expected a chain"):
             model.forward(attrs.evolve(tree, is_drafted=np.arange(12) >= n_certain))
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+def test_slots_and_positions_that_there_are_not_are_neither_saved_nor_restored_nor_copied(backend):
+    model, small = (load(backend, 1, RECURRENT[0], n_ctx=n_ctx) for n_ctx in (32, 16))
+    for slot, n in ((-1, 1), (4, 1), (0, 33), (0, -1)):
+        for call in (partial(model.save, slot, n), partial(model.copy, slot, 1, n), partial(model.copy, 1, slot, n)):
+            with pytest.raises(CapacityError, match=f"{n} positions of slot .*, expected 32 at most, of 4 slots"):
+                call()
+    saved = model.save(0, 32)
+    with pytest.raises(CapacityError, match="of slot 4"):
+        model.restore(4, saved)
+    with pytest.raises(CapacityError, match="32 positions of slot 0, expected 16"):
+        small.restore(0, saved)
+    for each in (model, small):
+        each.close()
+        with pytest.raises(AuguryError, match="is closed"):
+            each.save(0, 1)
 
 
 @pytest.mark.parametrize("n", [505, 511, 512])
