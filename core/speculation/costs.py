@@ -15,8 +15,9 @@ _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machin
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
 _ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
 _DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
-_OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
+_OUTLIER = 2.0  # what took longer than this factor was interrupted, and counts as if it had taken that
 _LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
+_WARM_UP = 16  # asks: the first are slow
 _MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
 
 
@@ -117,9 +118,23 @@ class DraftCost:
     n_asks: int = 0
     is_fixed: bool = False  # whether a draft takes as long whatever its length
 
+    @property
+    def is_known(self) -> bool:
+        """Whether more than a first ask was measured, which also compiles, allocates and fills caches."""
+        return self.n_asks > 1
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether nothing is done any more that is done once."""
+        return self.n_asks > _WARM_UP
+
     def seconds(self, k: int, n_missed: int) -> float:
         """Of a draft of k tokens."""
         return self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
+
+    def hopeful_seconds(self, k: int, n_missed: int) -> float:
+        """The same as far as it may turn out to be; see `PassCosts.hopeful_curve`."""
+        return self.seconds(k if self.is_known else 0, n_missed)
 
     @property
     def per_further_token(self) -> float:
@@ -127,14 +142,19 @@ class DraftCost:
         return 0.0 if self.is_fixed else self.per_token
 
     def observe(self, k: int, n_missed: int, seconds: float) -> None:
-        """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
+        """A draft of k tokens took so long. Where much was missed, it is that which took the time.
+
+        One that took less than half of what was known says that those before it were interrupted.
+        """
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
         if n_missed > _MUCH_MISSED * max(k, 1):
             self.per_missed += _LEARN_DRAFT * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return
         measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else max(k, 1))
-        self.per_token += (measured - self.per_token) * (_LEARN_DRAFT if self.per_token else 1.0)
+        if self.per_token and not 0 < _OUTLIER * measured < self.per_token:
+            measured = self.per_token + _LEARN_DRAFT * (min(measured, _OUTLIER * self.per_token) - self.per_token)
+        self.per_token = measured
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """A prompt took so long: that is what it takes to catch up.

@@ -215,7 +215,7 @@ class Drafting:
                 if not ask.k:
                     self._teacher_force(planner, ask.slot, ask.drafter)
             waited_for = [(ask.slot, ask.drafter, self._costly_ask(ask)) for ask in asks if ask.k]
-            for slot, drafter, draft in self._ask(waited_for, is_waited_for=True):
+            for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(slots)
         if not any(len(slot.tree) for slot in slots):
@@ -269,14 +269,9 @@ class Drafting:
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
     def _ask(
-        self, asks: Iterable[tuple[SlotProposals, RequestDrafter, Ask]], *, is_waited_for: bool = False
+        self, asks: Iterable[tuple[SlotProposals, RequestDrafter, Ask]]
     ) -> Iterator[tuple[SlotProposals, RequestDrafter, Draft]]:
-        """The drafts of drafters for slots; one drafter is asked for all of its slots together.
-
-        Args:
-            asks: Slots, drafters, and what these are asked for.
-            is_waited_for: Whether they are asked because it promises to pay.
-        """
+        """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
         by_profile: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
         for ask in asks:
             by_profile.setdefault(ask[1].profile.name, []).append(ask)
@@ -286,8 +281,6 @@ class Drafting:
             for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
                 self._drafters_s += guard.seconds
                 slot.sequence.counter.drafted(guard.name, len(draft), guard.seconds)
-                if is_waited_for:
-                    drafter.spent_s += guard.seconds
                 if not guard.is_left_out:
                     if self._planner is not None:
                         self._planner.observe_draft(drafter, draft.depth, guard.seconds)

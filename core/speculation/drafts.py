@@ -92,6 +92,12 @@ class DrafterProfile:
         cost = DraftCost(is_fixed=bool(drafter.drafts_at_once))
         return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances, cost)
 
+    def counted_s(self, seconds: float, expected_s: float) -> float:
+        """The seconds of a call that are held against a costly drafter: its first calls also compile and fill caches."""
+        if self.cost.is_warm:
+            return seconds
+        return min(seconds, 2 * expected_s if self.cost.is_known else max(self.budget.seconds, 0.0))
+
 
 @define(eq=False)
 class RequestDrafter:

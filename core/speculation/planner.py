@@ -36,7 +36,6 @@ _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it
 _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it gives less
 _RARELY = 12  # tokens between asks, at most
 _LEARN_OVERHEAD = 0.05  # of a round, in what goes by around drafters
-_WARM_UP = 16  # asks: the first are slow
 
 # What drafting must promise
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
@@ -49,6 +48,7 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
 _MOSTLY = 0.75  # of the tokens guessed by teacher forcing, for a try to follow at once
+_HOPELESS_SHARE = 0.0025  # of the time since then, for an ask of one that seems too slow: it may have been interrupted
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
 
 # Drafting ahead
@@ -160,15 +160,13 @@ class DraftPlanner:
         profile = drafter.profile
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
             return []
-        is_unknown = not profile.cost.n_asks  # what it takes
-        n_most = min(slot.limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else slot.limit
+        n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(_PROBE_LENGTH, slot.n_min))
         expected, found = 1.0, []
         for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):
-            draft_s = profile.cost.seconds(k, drafter.n_missed)
-            # tokens accepted where a later one is not; each takes as long as a drafted one
-            replay_s = (
-                rest.curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0) if self.replays_accepted else 0.0
-            )
+            draft_s = profile.cost.hopeful_seconds(k, drafter.n_missed)
+            replay_s = 0.0
+            if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
+                replay_s = rest.curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0)
             expected += gain
             found.append((k, expected, draft_s, rest.rate(expected, k, draft_s + replay_s)))
         return found
@@ -188,17 +186,19 @@ class DraftPlanner:
             profile = drafter.profile
             if (asked is not None and asked.drafter is drafter) or profile.n_waited < profile.interval:
                 continue
-            cost, n_missed, budget = profile.cost, drafter.n_missed, profile.budget
-            perfect = (rest.rate(1.0 + j, j, cost.seconds(j, 1)) for j in range(1, slot.limit + 1))
-            if max(perfect, default=0.0) <= _HOPE * rate:
-                continue
-            if self._is_far_behind(drafter):
-                if not is_waited_for and budget.covers(cost.seconds(1, N_TEACHER_FORCED)):
-                    return CostlyAsk(slot, drafter)
-                continue
+            cost, is_far_behind = profile.cost, self._is_far_behind(drafter)
             k = max(min(_PROBE_LENGTH, slot.limit), slot.n_min)
-            if k <= slot.limit and budget.covers(cost.seconds(k, n_missed) + rest.curve.extra_s(k, rest.n)):
-                return CostlyAsk(slot, drafter, k, is_probe=True)
+            if is_waited_for if is_far_behind else k > slot.limit:
+                continue
+            if is_far_behind:
+                ask, ask_s = CostlyAsk(slot, drafter), cost.hopeful_seconds(1, N_TEACHER_FORCED)
+            else:
+                ask_s = cost.hopeful_seconds(k, drafter.n_missed) + rest.curve.extra_s(k, rest.n)
+                ask = CostlyAsk(slot, drafter, k, is_probe=True)
+            perfect = (rest.rate(1.0 + j, j, cost.hopeful_seconds(j, 1)) for j in range(1, slot.limit + 1))
+            may_pay, waited_s = max(perfect, default=0.0) > _HOPE * rate, profile.n_waited * self.plain_s
+            if profile.budget.covers(ask_s) if may_pay else ask_s <= _HOPELESS_SHARE * waited_s:
+                return ask
         return None
 
     def _is_far_behind(self, drafter: RequestDrafter) -> bool:
@@ -251,7 +251,7 @@ class DraftPlanner:
         become too unlikely. It may go as deep as pays where the drafter is as sure as it can be of every token.
         """
         drafter = ask.drafter
-        if not drafter.profile.is_paced or not drafter.profile.cost.n_asks:
+        if not drafter.profile.is_paced or not drafter.profile.cost.is_known:
             return ask
         token_s = drafter.profile.cost.per_further_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
         worth = min(max(rate * token_s, _LEAST_WORTH), 1.0)  # tokens
@@ -301,22 +301,26 @@ class DraftPlanner:
             seconds: What it took.
         """
         profile = drafter.profile
-        profile.n_waited = 0
         if is_right is None:
-            profile.can_be_teacher_forced = False
+            profile.can_be_teacher_forced, profile.n_waited = False, 0
             return
         for each in is_right:
             drafter.chances.see(TYPICAL, is_right=each)
-        profile.budget.book(-seconds)
+        profile.budget.book(-profile.counted_s(seconds, profile.cost.seconds(1, N_TEACHER_FORCED)))
         drafter.n_missed = 0
-        self._schedule(profile, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))
+        is_mostly_right = sum(is_right) >= max(_MOSTLY * len(is_right), 1)
+        profile.n_waited *= is_mostly_right  # one that was right goes on to wait for a try
+        self._schedule(profile, is_right=is_mostly_right)
 
     def observe_draft(self, drafter: RequestDrafter, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
         profile, cost = drafter.profile, drafter.profile.cost
+        expected_s = cost.seconds(k, drafter.n_missed)
         cost.observe(k, drafter.n_missed, seconds)
+        if profile.is_costly:  # then it was waited for
+            drafter.spent_s += profile.counted_s(seconds, expected_s)
         self.observe_proposal(drafter)
-        if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self.plain_s:
+        if cost.is_warm and cost.per_ask > _CHEAP * self.plain_s:
             profile.is_costly = True
 
     def observe_overhead(self, seconds: float) -> None:

@@ -57,6 +57,7 @@ class Source:
     is_costly: bool = False
     per_ask_s: float = 0.0  # of one that is not
     can_be_teacher_forced: bool = True  # of one that is
+    slow_s: tuple[float, ...] = ()  # that its first asks take beside drafting
     wrong: int = 1_000_000  # its wrong tokens
 
     @cached_property
@@ -126,6 +127,7 @@ class Scenario:
         planner = planner or self.planner()
         request = request_of(planner)
         sources = dict(zip(request.every, self.sources, strict=True))
+        slow_s = {drafter: iter(source.slow_s) for drafter, source in sources.items()}
         for drafter, source in sources.items():
             drafter.profile.cost.observe_prompt(DEPTH, DEPTH * source.per_missed_s)
         self.rounds = []
@@ -150,8 +152,10 @@ class Scenario:
                     seconds += self._teacher_force(planner, ask.drafter, source, position)
                     continue
                 draft = Draft(source.proposal(position, ask.k))
-                ask.drafter.spent_s = source.per_token_s * ask.k + source.per_missed_s * ask.drafter.n_missed
-                planner.observe_draft(ask.drafter, len(draft), ask.drafter.spent_s)
+                ask_s = source.per_token_s * ask.k + source.per_missed_s * ask.drafter.n_missed
+                ask_s += next(slow_s[ask.drafter], 0.0)
+                seconds += ask_s
+                planner.observe_draft(ask.drafter, len(draft), ask_s)
                 slot.add(ask.drafter, draft)
             (nodes,) = planner.choose([slot])
             probed = next((ask.drafter for ask in asks if ask.is_probe), None)
@@ -161,8 +165,10 @@ class Scenario:
             for drafter in request.every:
                 drafter.score(slot, range(position, position + outcome.n_emitted))
             pass_s = self.costs[1 + len(nodes)]
-            ahead = self._draft_ahead(planner, choice, sources, position, pass_s) if overlaps and nodes else (None, None, 0)
-            seconds += pass_s + sum(drafter.spent_s for drafter in request.every)
+            ahead, late_s = (None, None, 0), 0.0
+            if overlaps and nodes:
+                ahead, late_s = self._draft_ahead(planner, choice, sources, position, pass_s)
+            seconds += pass_s + late_s
             planner.observe_round([(choice, outcome)], DEPTH, 0, pass_s)
             used = {request.every.index(each) for node in nodes for each in slot.tree.proposers[node]}
             self.rounds.append(Played(position, len(nodes), frozenset(used), any(not ask.k for ask in asks)))
@@ -172,16 +178,17 @@ class Scenario:
     def _draft_ahead(self, planner, choice, sources, position, pass_s):
         drafter = next((each for each in choice.proposals.of if each.profile.is_costly), None)
         if drafter is None:
-            return None, None, 0
+            return (None, None, 0), 0.0
         (n,) = planner.n_ahead([choice], [(choice, drafter, choice.path())], 0, 0.0)
         if not n:
-            return None, None, 0
+            return (None, None, 0), 0.0
         source, after = sources[drafter], position + len(choice.draft)
         ahead_s = source.per_token_s * (1 + n)
+        late_s = max(ahead_s - pass_s, 0.0)
         drafter.profile.cost.observe(1 + n, 0, ahead_s)
-        drafter.spent_s += max(ahead_s - pass_s, 0.0)
+        drafter.spent_s += late_s
         is_right = len(_path(choice.draft, position)) == len(choice.draft) and after < self.n_text and source.right[after]
-        return after + 1 if is_right else None, drafter, n
+        return (after + 1 if is_right else None, drafter, n), late_s
 
     def _teacher_force(self, planner, drafter, source, position):
         is_right, took_s = None, 0.0

@@ -257,7 +257,8 @@ def n_ahead(planner, choices, able, begun_s=0.0):
 def knowing(per_token_s, n_right=1000):
     """A planner that knows a drafter's time, which is mostly right."""
     made = planner()
-    made.profiles[0].cost.observe(4, 0, 4 * per_token_s)
+    for _ in range(2):
+        made.profiles[0].cost.observe(4, 0, 4 * per_token_s)
     for _ in range(n_right):
         made.profiles[0].chances.see(TYPICAL, is_right=True)
     return made

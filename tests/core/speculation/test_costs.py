@@ -153,12 +153,13 @@ def test_a_draft_of_fixed_cost_takes_the_same_whatever_its_length():
 def test_where_much_was_missed_it_is_that_which_took_the_time(k, n_missed, is_catching_up):
     cost = DraftCost(per_token=0.5, per_missed=0.25)
     cost.observe(k, n_missed, 10.0)
+    assert not cost.is_known
     if is_catching_up:
         assert cost.per_token == 0.5
         assert cost.per_missed == pytest.approx(0.25 + ((10.0 - 0.5 * k) / n_missed - 0.25) / 5)
     else:
         assert cost.per_missed == 0.25
-        assert cost.per_token == pytest.approx(0.5 + ((10.0 - 0.25 * n_missed) / max(k, 1) - 0.5) / 5)
+        assert cost.per_token == pytest.approx(0.5 + (2 * 0.5 - 0.5) / 5), "of what took longer no more than twice is believed"
     assert cost.seconds(3, 5) == pytest.approx(3 * cost.per_token + 5 * cost.per_missed)
 
 
@@ -168,6 +169,17 @@ def test_less_time_than_expected_is_no_time_never_less(n_missed):
     cost.observe(1, n_missed, 0.1)
     assert min(cost.per_token, cost.per_missed) > 0
     assert (cost.per_token, cost.per_missed) == pytest.approx((0.5, 0.2) if n_missed == 20 else (0.4, 0.25))
+
+
+def test_a_first_ask_that_was_slow_is_forgotten_once_another_was_not():
+    cost = DraftCost(per_missed=0.1)
+    cost.observe(1, 0, 9.0)
+    assert (cost.is_known, cost.seconds(2, 3), cost.hopeful_seconds(2, 3)) == (False, 18.3, pytest.approx(0.3))
+    cost.observe(1, 0, 4.0)
+    assert (cost.is_known, cost.per_token) == (True, 4.0)
+    assert cost.hopeful_seconds(2, 3) == cost.seconds(2, 3) == pytest.approx(8.3)
+    cost.observe(1, 0, 2.0)  # not less than half
+    assert cost.per_token == pytest.approx(4.0 + (2.0 - 4.0) / 5)
 
 
 def test_a_prompt_says_what_catching_up_takes_unless_it_was_held_from_before():

@@ -213,6 +213,25 @@ def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
     assert max(later) > 2
 
 
+@pytest.mark.parametrize("slow_s", [[1.0], [0.1, 0.0, 0.02]])
+def test_a_head_whose_first_asks_are_slow_is_used_as_one_whose_are_not(slow_s):
+    costs = FAST / 4  # a small model: a plain pass of 4.6 ms
+    head = {"per_token_s": 0.0005, "per_missed_s": 0.00005, "is_costly": True}
+    slow, quick = (Scenario(costs, [Source(bernoulli(0.7, 300), **head, slow_s=more)]) for more in (tuple(slow_s), ()))
+    assert slow.play() - sum(slow_s) < 1.03 * quick.play() < 0.9 * quick.plain()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+def test_a_drafter_that_is_too_slow_is_tried_again_at_half_a_percent_of_the_time(chance):
+    pass_s, right = FAST[1] / 4, bernoulli(chance)
+    scenario = Scenario(FAST / 4, [Source(right, per_token_s=3 * pass_s, is_costly=True)])
+    assert scenario.play() < 1.005 * scenario.plain() + 2 * 3 * pass_s, "and twice at first, to know what it takes"
+    assert sum(choice.is_teacher_forced for choice in scenario.rounds) > 1
+    disturbed = Scenario(FAST / 4, [Source(right, per_token_s=0.1 * pass_s, is_costly=True, slow_s=(2 * pass_s,) * 2)])
+    disturbed.play()
+    assert (disturbed.rounds[-1].position - disturbed.rounds[-100].position > 200) == (chance > 0)
+
+
 def test_what_one_request_taught_the_next_one_knows():
     scenario = Scenario(LINEAR, [Source(bernoulli(0.0, 100))])
     planner = scenario.planner()
@@ -267,7 +286,8 @@ def test_slots_share_what_a_pass_can_take():
 def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
     planner = planner_of(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), is_costly)  # what is drafted costs nothing
     (request,) = sure(planner)
-    planner.observe_draft(request.every[0], 4, 0.0)
+    for _ in range(2):
+        planner.observe_draft(request.every[0], 4, 0.0)
     request.budget.seconds = request.every[0].profile.budget.seconds = seconds
     slot = slot_of(request, {} if is_costly else {0: 7}, limit=7)
     found = [ask.k for ask in planner.asks([slot])] if is_costly else chosen(planner, slot)
@@ -321,9 +341,10 @@ def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
     (request,) = sure(planner)
     (ask,) = planner.asks([slot_of(request, n_min=n_min)])
     assert ask.k == n_min
-    planner.observe_draft(ask.drafter, ask.k, 0.002)
-    (ask,) = planner.asks([slot_of(request, n_min=n_min)])
-    assert ask.k > 3
+    for seconds, is_known in ((0.5, False), (0.002, True)):  # the first ask says little
+        planner.observe_draft(ask.drafter, ask.k, seconds)
+        (ask,) = planner.asks([slot_of(request, n_min=n_min)])
+        assert (ask.k > 3) == is_known
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,20 @@ def test_teacher_forcing_is_paid_for_and_says_whether_to_try_at_once(n_right, n,
     (drafter,), (profile,) = request_of(planner).every, planner.profiles
     drafter.n_missed, profile.n_waited = 30, 9
     planner.observe_teacher_forced(drafter, [True] * n_right + [False] * (n - n_right), 0.25)
-    assert (drafter.n_missed, profile.n_waited, profile.interval) == (0, 0, interval)
+    assert (drafter.n_missed, profile.n_waited, profile.interval) == (0, 9 if interval == 1 else 0, interval)
     assert profile.budget.seconds == 1.75
+
+
+@pytest.mark.parametrize(
+    ("n_asks", "seconds", "counted"),
+    [(0, 5.0, 2.0), (0, 1.5, 1.5), (1, 5.0, 1.0), (1, 0.8, 0.8), (15, 5.0, 1.0), (16, 5.0, 5.0)],
+)
+def test_what_first_asks_take_beside_drafting_is_not_held_against_a_drafter(n_asks, seconds, counted):
+    planner = linear(True)  # a budget of a plain pass, two seconds
+    request, (profile,) = request_of(planner), planner.profiles
+    profile.cost.per_token, profile.cost.n_asks = 0.5, n_asks
+    planner.observe_draft(request.every[0], 1, seconds)
+    assert request.every[0].spent_s == counted
 
 
 @pytest.mark.parametrize(
@@ -211,7 +223,9 @@ def test_a_costly_drafter_is_tried_when_it_is_time_and_time_was_saved(n_waited, 
     planner = linear(True)
     request, (profile,) = request_of(planner), planner.profiles
     profile.cost.observe_prompt(10, 1.0)
-    planner.observe_draft(request.every[0], 1, draft_s)
+    for _ in range(2):  # the first ask alone says little
+        planner.observe_draft(request.every[0], 1, draft_s)
+    request.every[0].spent_s = 0.0
     for _ in range(60):
         request.every[0].chances.see(TYPICAL, is_right=False)
     profile.n_waited, profile.budget.seconds = n_waited, saved
@@ -344,7 +358,8 @@ def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pa
     profile, request = planner.profiles[0], request_of(planner)
     profile.is_paced = True
     sure(request, 0.8)
-    profile.cost.observe(1, 0, token_s)
+    for _ in range(2):
+        profile.cost.observe(1, 0, token_s)
     request.every[0].chances._values[-1] = surest
     (ask,) = planner.asks([slot_of(request, limit=8)])
     pass_s = planner.costs.hopeful_curve(9, DEPTH)[1 + ask.k]
@@ -358,7 +373,8 @@ def test_one_that_drafts_at_once_is_asked_for_as_much_as_is_worth_verifying():
     profile, request = planner.profiles[0], request_of(planner)
     profile.is_paced, profile.cost.is_fixed = True, True
     sure(request, 0.8)
-    profile.cost.observe(2, 0, 0.4)
+    for _ in range(2):
+        profile.cost.observe(2, 0, 0.4)
     (ask,) = planner.asks([slot_of(request, limit=8)])
     curve = planner.costs.hopeful_curve(9, DEPTH)
     rates = [sum(0.8**i for i in range(k + 1)) / (curve[1 + k] + 0.4) for k in range(1, 9)]
@@ -375,5 +391,8 @@ def test_one_that_is_not_paced_or_was_never_timed_is_asked_for_so_many_tokens_al
     profile.is_paced = True
     assert [(ask.k, ask.pace) for ask in planner.asks([slot_of(request, limit=8)])] == [(1, None)]
     profile.cost.observe(1, 0, 0.1)
+    assert [(ask.k, ask.pace) for ask in planner.asks([slot_of(request, limit=8)])] == [(1, None)]
+    profile.cost.observe(1, 0, 0.1)
+    assert [ask.k > 1 and ask.pace is not None for ask in planner.asks([slot_of(request, limit=8)])] == [True]
     profile.is_paced = False
     assert [ask.pace for ask in planner.asks([slot_of(request, limit=8)])] == [None]
