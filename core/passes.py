@@ -128,26 +128,21 @@ class ArrayPass(Pass):
         return ids, best
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """See `Pass.gather`."""
         logits: np.ndarray = self._array[row, ids]
         return logits
 
     def log_normalizer(self, row: int) -> float:
-        """See `Pass.log_normalizer`."""
         logits = self._array[row].astype(np.float64)
         largest = logits.max()
         return float(largest + np.log(np.exp(logits - largest).sum()))
 
     def rows(self) -> np.ndarray:
-        """See `Pass.rows`."""
         return self._array
 
     def features(self, name: str) -> np.ndarray:
-        """See `Pass.features`."""
         return self._features[name] if name in self._features else super().features(name)
 
     def first(self, n: int) -> Pass:
-        """See `Pass.first`."""
         return type(self)(self._array[:, :n], self._features)
 
 
@@ -159,11 +154,9 @@ class _Narrowed(ArrayPass):
         self._whole = whole
 
     def wait(self) -> float | None:
-        """See `Pass.wait`."""
         return self._whole.wait()
 
     def features(self, name: str) -> np.ndarray:
-        """See `Pass.features`."""
         return self._whole.features(name)
 
 
@@ -180,11 +173,9 @@ class NamedPass(Pass):
         self._whole, self._tokens, self._n_vocab = whole, tokens, n_vocab
 
     def wait(self) -> float | None:
-        """See `Pass.wait`."""
         return self._whole.wait()
 
     def argmax(self) -> np.ndarray:
-        """See `Pass.argmax`."""
         return self._named(self._whole.argmax())
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -193,12 +184,10 @@ class NamedPass(Pass):
         return self._named(places), logits
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """See `Pass.gather`."""
         logits: np.ndarray = self.row(row)[ids]
         return logits
 
     def log_normalizer(self, row: int) -> float:
-        """See `Pass.log_normalizer`."""
         return self._whole.log_normalizer(row)
 
     def rows(self) -> np.ndarray:
@@ -210,7 +199,6 @@ class NamedPass(Pass):
         return self._among_all(self._whole.row(row))
 
     def features(self, name: str) -> np.ndarray:
-        """See `Pass.features`."""
         return self._whole.features(name)
 
     def _among_all(self, logits: np.ndarray) -> np.ndarray:

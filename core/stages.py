@@ -53,7 +53,6 @@ class StagedBackend(Backend):
 
     @property
     def title(self) -> str:
-        """See `Backend.title`."""
         return " + ".join(f"{each.backend.title} on {each.device} from layer {each.first}" for each in self._stages)
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
@@ -114,16 +113,13 @@ class StagedModel(Model):
         return _StagedPass(model.forward(part), before_s, features, wanted)
 
     def check(self) -> None:
-        """See `Model.check`."""
         for _, model in self._stages:
             model.check()
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`."""
         return [array for _, model in self._stages for array in model.slot_memory(slot, n)]
 
     def slot_written(self) -> None:
-        """See `Model.slot_written`."""
         for _, model in self._stages:
             model.slot_written()
 
@@ -149,33 +145,26 @@ class _StagedPass(Pass):
         return None if last_s is None else self._before_s + last_s
 
     def argmax(self) -> np.ndarray:
-        """See `Pass.argmax`."""
         return self._last.argmax()
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Pass.top_k`."""
         return self._last.top_k(rows, k)
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """See `Pass.gather`."""
         return self._last.gather(row, ids)
 
     def log_normalizer(self, row: int) -> float:
-        """See `Pass.log_normalizer`."""
         return self._last.log_normalizer(row)
 
     def rows(self) -> np.ndarray:
-        """See `Pass.rows`."""
         return self._last.rows()
 
     def features(self, name: str) -> np.ndarray:
-        """See `Pass.features`."""
         if name in self._of_last:
             return self._last.features(self._of_last[name])
         return self._features[name] if name in self._features else super().features(name)
 
     def first(self, n: int) -> Pass:
-        """See `Pass.first`."""
         return _StagedPass(self._last.first(n), self._before_s, self._features, self._of_last)
 
 

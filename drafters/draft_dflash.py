@@ -41,7 +41,6 @@ class DraftDflash(HeadDrafter):
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:
-        """See `Drafter.drafts_with`."""
         return super().drafts_with(file) and ("markov_w1.weight" in file.tensors) is cls.corrects
 
     @classmethod

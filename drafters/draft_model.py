@@ -104,7 +104,6 @@ class DraftModel(ModelDrafter):
         return evolve(request, history=history, limit=0 if is_open else request.limit, n_candidates=1)
 
     def made_of(self, written: WrittenDraft, limit: int) -> Draft:
-        """See `ModelDrafter.made_of`."""
         if self._translation is not None:
             return Draft(self._translation.back(written.tokens)[:limit])
         return super().made_of(written, limit)

@@ -49,7 +49,6 @@ class Injection(Block):
         return tuple(part for part in parts if part is not None)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         n, attention = build.normalize(build.x, self.norm), self.attention
         made = build.multiply(n, attention.k, attention.v, purpose="keys, values")
         attention.keep(build, made, source=self.layer)
@@ -73,11 +72,9 @@ class Convolved(Block):
         return (*self.inner.tensors(), *super().tensors())
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """See `Block.cached`."""
         return self.inner.cached()
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         n = build.normalize(build.x, self.inner.norm)
         (weights,) = build.multiply(n, self.weights, purpose="weights of convolutions")
         y = self.inner.output(build, build.convolve_block(n, weights, self.base, self.n_taps, 0))

@@ -76,7 +76,6 @@ class LatentAttention(Block):
         return latents if self.indexer is None else (*latents, *self.indexer.cached())
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         n, indexer, gate = build.normalize(build.x, self.norm), self.indexer, self.gate
         of_indexer = () if indexer is None else indexer.linears
         asking = (self.q, *of_indexer[:1])

@@ -31,7 +31,6 @@ class NextnInput(Block):
     n_hidden: int  # values of h
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
         hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
         joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]

@@ -42,7 +42,6 @@ class ShortConvolution(Block):
         return (self.conv.state,)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="convolution's inputs")
         b, c, v = inputs.split(*[self.conv.n_channels] * 3)
         build.add_product(build.convolve([v], [self.conv], [0], before=b, after=c), self.o, "convolution's output")
@@ -75,7 +74,6 @@ class GatedDeltaNet(Block):
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         heads, linears = self.recurrence, (self.inputs, self.gate, self.alpha, self.beta)
         n = build.normalize(build.x, self.norm)
         inputs, gates, alpha, beta = build.multiply(n, *linears, purpose="queries, keys, values, gates")
@@ -124,7 +122,6 @@ class KimiDeltaAttention(Block):
         return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         heads, convs = self.recurrence, (self.q_conv, self.k_conv, self.v_conv)
         linears = (self.beta, self.decay_down or self.decay, self.gate_down or self.gate, self.q, self.k, self.v)
         n = build.normalize(build.x, self.norm)
@@ -163,7 +160,6 @@ class Mamba2(Block):
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         heads = self.recurrence
         n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
         (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="recurrence's inputs")
@@ -205,7 +201,6 @@ class Mamba(Block):
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         heads, is_by_channel = self.recurrence, self.recurrence.is_by_channel
         n = build.normalize(build.x, self.norm)
         inputs, gates = build.multiply(n, self.value, self.gate, purpose="recurrence's inputs")
@@ -243,7 +238,6 @@ class LightningAttention(Block):
         return (self.recurrence.state,)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         n, linears = build.normalize(build.x, self.norm), (self.q, self.k, self.v, self.gate)
         *made, gates = build.multiply(n, *linears, purpose="queries, keys, values, gates")
         queries, keys, values = (build.activate(each, Activation.SILU) for each in made)

@@ -119,7 +119,6 @@ class Attention(Block):
 
     @property
     def reads_embedding(self) -> bool:
-        """See `Block.reads_embedding`."""
         return self.embedded_norm is not None
 
     def tensors(self) -> tuple[Part, ...]:
@@ -135,7 +134,6 @@ class Attention(Block):
         return states if indexer is None else (*states, *indexer.cached())
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
@@ -198,7 +196,6 @@ class Projection(Block):
     o: Linear  # E → E
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         build.add_product(build.normalize(build.x, self.norm), self.o, "projection")
 
 
@@ -219,7 +216,6 @@ class FeedForward(Block):
     constants: tuple[float, ...] = ()  # of the activation
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
@@ -258,7 +254,6 @@ class LayerInput(Block):
     n_layers: int  # n
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         (gate,) = build.multiply(build.normalize(build.x, None), self.gate, purpose="gate of inputs")
         e = build.read_input(self.index, self.n_layers, gate.width)
         build.add_product(build.activate(gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
@@ -277,11 +272,9 @@ class SecondStream(Block):
 
     @property
     def reads_embedding(self) -> bool:
-        """See `Block.reads_embedding`."""
         return True
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         build.add_stream(self.factor, self.first, trades=self.trades)
 
 

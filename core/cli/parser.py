@@ -107,7 +107,8 @@ class Parser(argparse.ArgumentParser):
         """Every spelling of every flag of this parser."""
         return self._option_string_actions
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: D102 - see argparse
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse`; says which flags are ignored, and refuses words that are left over."""
         scan = _Scan(self, sys.argv[1:] if args is None else args)
         known, unknown = super().parse_known_args(scan.words, namespace)
         if unknown:

@@ -36,7 +36,6 @@ class ProgressDisplay(Progress):
         self.close()
 
     def __call__(self, task: str, done: int, total: int) -> None:
-        """See `Progress`."""
         if self._is_terminal:
             self._draw(task, done, total)
         else:

@@ -63,7 +63,6 @@ class EngineContext(Context):
         self.model.close()
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
-        """See `MemoryManager.open`."""
         opened = self.memory.open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is not None:
             self._last_drafts.pop(opened.slot, None)
@@ -76,7 +75,6 @@ class EngineContext(Context):
         return self._restored.get(slot, (0, 0))
 
     def room(self, slot: int) -> int:
-        """See `MemoryManager.room`."""
         return self.memory.room(slot)
 
     def chunk(self, slot: int, n: int, n_left: int) -> int:
@@ -84,11 +82,9 @@ class EngineContext(Context):
         return min(max(self.memory.chunk(slot, n, n_left), 1), n)
 
     def truncate(self, slot: int, n: int) -> int:
-        """See `MemoryManager.truncate`."""
         return self.memory.truncate(slot, n)
 
     def end(self, slot: int) -> None:
-        """See `MemoryManager.end`."""
         self.memory.end(slot)
 
     def save(self, slot: int) -> bytes:
@@ -107,14 +103,12 @@ class EngineContext(Context):
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
-        """See `Context.feed`."""
         if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
         draft = _NO_DRAFT if draft is None else draft
         return SlotInput(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
-        """See `Context.forward`."""
         batch = self._batch(feeds)
         if features or vocabulary is not None or feeds[0].hidden is not None:
             batch = attrs.evolve(batch, features=features, vocabulary=vocabulary, hidden=_hidden(feeds))
@@ -123,7 +117,6 @@ class EngineContext(Context):
         return self.model.forward(batch)
 
     def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
-        """See `Context.commit`."""
         reservation, tokens, draft, places = feed.reservation, feed.tokens, feed.draft, None
         if len(path):
             tokens = np.concatenate([tokens, draft.tokens[list(path)]])
@@ -241,7 +234,6 @@ class CheckedContext(EngineContext):
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
-        """See `Context.feed`."""
         tokens = _checked(slot, tokens, self.spec, self.info)
         if draft is not None:
             _checked(slot, draft.tokens, self.spec, self.info)
@@ -255,7 +247,6 @@ class CheckedContext(EngineContext):
         return super().feed(slot, tokens, rows, draft, n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
-        """See `Context.forward`."""
         if len(n_more := {feed.n_more for feed in feeds}) > 1 or (features and n_more != {0}):
             raise OptionError(f"{sorted(n_more)} more passes, {len(features)} features; expected one number, 0 with features")
         return super().forward(feeds, features, vocabulary)
@@ -272,7 +263,6 @@ class EngineTarget(Target):
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
-        """See `Target.forward`."""
         if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
             raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
         self._check_idle()
@@ -297,7 +287,6 @@ class EngineTarget(Target):
         return self._context.forward_nextn(feeds, layer, self.nextn_given(layer), vocabulary)
 
     def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
-        """See `Target.n_nextn_held`."""
         nextn = self._context.nextn
         return 0 if nextn is None else nextn.n_held(layer, slot, text)
 

@@ -32,11 +32,9 @@ class NextnStates(SlotStates):
 
     @property
     def identity(self) -> str:
-        """See `SlotStates.identity`."""
         return f"{self._model.identity}, {len(self._marks)} layers that predict further tokens"
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `SlotStates.slot_memory`."""
         self._given = slot, n
         return [*self._model.slot_memory(slot, n), *self._marks[:, slot, :n]]
 

@@ -101,7 +101,6 @@ class Sequence(DraftedSequence):
         self._view.flags.writeable = False
 
     def describe(self, session: Session) -> None:
-        """See `DraftedSequence.describe`."""
         session.sampling, session.verify = self.sampler.params, self.speculation.verify
         session.forced, session.prediction = self.forced, self.request.prediction
 
@@ -164,7 +163,6 @@ class Sequence(DraftedSequence):
 
     @property
     def n_left(self) -> int:
-        """See `DraftedSequence.n_left`."""
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 

@@ -36,11 +36,9 @@ class EngineSession(Session):
         self._loader = loader
 
     def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
-        """See `Session.load`."""
         return self._loader.load(reference, options, purpose="draft", backend=backend, plan_name=plan)
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
-        """See `Session.load_tokenizer`."""
         return self._loader.load_tokenizer(reference)
 
     def make_drafters(self, chosen: Iterable[tuple[type[Drafter], Member]], made: list[Drafter]) -> list[Drafter]:
@@ -51,9 +49,7 @@ class EngineSession(Session):
         return made[first:]
 
     def drafters(self, text: str) -> list[Drafter]:
-        """See `Session.drafters`."""
         return [drafter(member.options, self) for drafter, member in choose_drafters(self._loader.registry, text)]
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """See `Session.shared`."""
         return self._loader.shared.get(key, make)

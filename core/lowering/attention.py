@@ -32,7 +32,6 @@ class PrepareHeads(Operation):
     out: tuple[Value, ...]
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         for x, dim, steps in zip(self.x, self.dims, self.steps, strict=True):
             yield f"x, in heads of {dim},", x.width, max(x.width // dim, 1) * dim
             yield "the norm of heads", dim if steps.norm is None else steps.norm.size, dim
@@ -40,7 +39,6 @@ class PrepareHeads(Operation):
             yield "the turned part of heads", n_turned, min(n_turned, dim)
 
     def cached(self) -> dict[int, int]:
-        """See `Operation.cached`."""
         kept = zip(self.caches, self.x, strict=True)
         return {cache: x.width for cache, x in kept if cache is not None and self.source is None}
 
@@ -63,13 +61,11 @@ class PrepareLatents(Operation):
     out: Value  # H * (L + R)
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         n_turned = self.latents.width - self.norm.size
         yield "queries", self.queries.width, self.keys.n * (self.keys.n_in + n_turned)
         yield "the products of heads", self.keys.n_out, self.norm.size
 
     def cached(self) -> dict[int, int]:
-        """See `Operation.cached`."""
         return {self.cache: self.latents.width}
 
 
@@ -82,7 +78,6 @@ class MultiplyHeads(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "x", self.x.width, self.matrices.n * self.matrices.n_in
 
 
@@ -111,7 +106,6 @@ class Attend(Operation):
     out: Value  # H * D_v
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         n = self.n_heads
         yield f"queries of {n} heads", self.queries.width, max(self.queries.width // n, 1) * n
         yield "sinks", n if self.sinks is None else self.sinks.size, n
@@ -147,11 +141,9 @@ class Pool(Operation):
     pooled: int
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield from (("x", x.width, self.pooling.values.n_out) for x in (self.values, self.weights) if x is not None)
 
     def cached(self) -> dict[int, int]:
-        """See `Operation.cached`."""
         return {self.to_pool: self.pooling.n_kept, self.pooled: self.pooling.width}
 
 

@@ -25,7 +25,6 @@ class LookUp(Operation):
     out: Value  # P
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield f"a row of {self.table.weight}", self.out.width, self.table.n_in
 
 
@@ -39,7 +38,6 @@ class GiveInputs(Operation):
     scale: float
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "other", self.other.width, self.x.width
 
 
@@ -53,6 +51,5 @@ class GiveLogits(Operation):
     softcap: float | None
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield f"x of {self.linear.weight}", self.x.width, self.linear.n_in
         yield "the norm of x", self.x.width if self.norm is None else self.norm.size, self.x.width

@@ -64,7 +64,6 @@ class Normalize(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         if self.norm is not None:
             yield f"x, in groups of {self.norm.size},", self.x.width, max(self.x.width // self.norm.size, 1) * self.norm.size
 
@@ -79,7 +78,6 @@ class Multiply(Operation):
     purpose: str  # what the products are, as a profile names them
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         for linear, out in zip(self.linears, self.out, strict=True):
             yield f"x of {linear.weight}", self.x.width, linear.n_in
             yield f"the product with {linear.weight}", out.width, linear.n_out
@@ -116,7 +114,6 @@ class Activate(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "up", self.x.width if self.up is None else self.up.width, self.x.width
         yield "divisors", self.x.width if self.divisors is None else self.divisors.size, self.x.width
 
@@ -140,7 +137,6 @@ class FeedExperts(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         experts = self.experts
         for matrices in (experts.up, experts.gate or experts.up):
             yield f"x of {matrices.weight}", self.x.width, matrices.n_in
@@ -158,7 +154,6 @@ class AddWeighed(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "other", self.other.width, self.y.width
         if self.gate is not None and self.x is not None:
             yield f"x of {self.gate.weight}", self.x.width, self.gate.size
@@ -181,7 +176,6 @@ class LastTokens(Operation):
     out: Value  # of N tokens
 
     def kept(self) -> dict[int, SequenceState]:
-        """See `Operation.kept`."""
         return {self.state: SequenceState.of_last_tokens(self.out.width)}
 
 
@@ -233,7 +227,6 @@ class Gate(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         width = self.y.width
         yield "gates", self.gates.width, width // max(width // self.gates.width, 1)
         yield "values", width if self.values is None else self.values.width, width
@@ -261,7 +254,6 @@ class Convolve(Operation):
     out: Value
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         for x, conv in zip(self.x, self.convs, strict=True):
             yield f"x of {conv.weight}", x.width, conv.n_channels
         for what, gates in (("before", self.before), ("after", self.after)):
@@ -270,7 +262,6 @@ class Convolve(Operation):
                 yield f"x, beside {what},", len(self.x), 1
 
     def kept(self) -> dict[int, SequenceState]:
-        """See `Operation.kept`."""
         return {place: conv.state for place, conv in zip(self.states, self.convs, strict=True)}
 
 
@@ -291,7 +282,6 @@ class ConvolveBlock(Operation):
         return self.weights.width // (2 * self.n_taps)
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "base", self.base.size, 2 * self.n_taps * self.x.width
         yield "weights", self.weights.width, 2 * self.n_taps * max(self.n_groups, 1)
         yield f"x, in {self.n_groups} groups,", self.x.width, self.x.width // max(self.n_groups, 1) * max(self.n_groups, 1)
@@ -311,7 +301,6 @@ class ScaleToLength(Operation):
     scale: float
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield f"x, in heads of {self.size},", self.x.width, max(self.x.width // self.size, 1) * self.size
 
 
@@ -329,7 +318,6 @@ class Decay(Operation):
     out: tuple[Value, ...]  # decays, betas; or betas
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "b", self.t.width if self.b is None else self.b.width, self.t.width
         for part in (self.dt, self.a):
             if part is not None:
@@ -352,7 +340,6 @@ class DecayByKey(Operation):
     out: tuple[Value, ...]  # decays (n, H K), betas (n, H)
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "t", self.t.width, self.b.width * self.key_dim
         yield "keys", self.keys.width, self.t.width
         yield f"b of {self.a.weight}", self.b.width, self.a.size
@@ -373,7 +360,6 @@ class Recur(Operation):
     out: Value  # H V
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         heads = self.heads
         yield "queries", self.queries.width, heads.n_key_heads * heads.key_dim
         yield "keys", self.keys.width, heads.n_key_heads * heads.key_dim
@@ -383,5 +369,4 @@ class Recur(Operation):
             yield "decays", self.decays.width, heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
 
     def kept(self) -> dict[int, SequenceState]:
-        """See `Operation.kept`."""
         return {self.state: self.heads.state}

@@ -152,18 +152,15 @@ class ToyModel(Model):
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`."""
         return [self.cells[slot, :n], *self._nextn_memory(slot, n)]
 
     def _nextn_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         return [self.nextn_cells[slot, :n]] if self.info.nextn_features else []
 
     def memory_table(self) -> Sequence[Allocation]:
-        """See `Model.memory_table`."""
         return [Allocation("cells", self.cells.nbytes)]
 
     def close(self) -> None:
-        """See `Model.close`."""
         self.is_closed = True
 
     def plain(self, prompt: Sequence[int], n: int, choose: Callable[[np.ndarray], object] = np.argmax) -> list[int]:

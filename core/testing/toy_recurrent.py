@@ -53,7 +53,6 @@ class ToyRecurrentModel(ToyModel):
         self.state_spec = StateSpec(n_slots, n_ctx, 8 if is_hybrid else 0, n_bytes, can_keep_aside)
 
     def forward(self, batch: Batch) -> Pass:
-        """See `Model.forward`."""
         self._check(batch)
         if batch.is_drafted is not None and not self.state_spec.can_keep_aside:
             raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
@@ -100,11 +99,9 @@ class ToyRecurrentModel(ToyModel):
         return tokens[len(prompt) :]
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`."""
         return [self.cells[slot, :n], *self._nextn_memory(slot, n), self.state[slot], self.conv[slot]]
 
     def memory_table(self) -> Sequence[Allocation]:
-        """See `Model.memory_table`."""
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]
 
     def _begin(self, batch: Batch) -> None:

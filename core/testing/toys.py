@@ -54,7 +54,6 @@ class ToyBackend(Backend):
     computes_nextn = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """See `Backend.state_spec`."""
         return self._model(plan, options).state_spec
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002

@@ -43,7 +43,6 @@ class HeadDrafter(FeatureDrafter):
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:
-        """See `Drafter.drafts_with`."""
         return file.architecture == cls.architecture
 
     @classmethod

@@ -39,7 +39,6 @@ class HeadRunner(HiddenRunner):
     lag = 1
 
     def __init__(self, context: Context, encoder: Encoder, *, n_vocab: int) -> None:
-        """See `HiddenRunner`."""
         super().__init__(context, encoder, n_vocab=n_vocab)
         self._made = f"layer.{context.info.n_layers - 1}"
         self._features = (self._made,)

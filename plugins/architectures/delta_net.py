@@ -48,7 +48,6 @@ class DeltaNetMixer(Block):
         return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         heads, n = self.recurrence, build.normalize(build.x, self.norm)
         *inputs, beta = build.multiply(n, self.q, self.k, self.v, self.beta, purpose="queries, keys, values, betas")
         made = build.convolve(inputs, (self.q_conv, self.k_conv, self.v_conv), range(3), has_silu=True)

@@ -67,7 +67,6 @@ class CompressedAttention(Block):
         return pooled if self.indexer is None else (*pooled, *self.indexer.cached())
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         pooling, indexer, size = self.pooling, self.indexer, self.head_dim
         to_pool, compared = () if pooling is None else pooling.linears, () if indexer is None else indexer.linears
         n, linears = build.normalize(build.x, self.norm), (self.kv, *to_pool, *compared[1:], self.q_down)

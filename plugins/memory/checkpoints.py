@@ -114,11 +114,9 @@ class Checkpoints(Contiguous):
 
     @classmethod
     def suitable(cls, spec: StateSpec) -> str | None:
-        """See `MemoryManager.suitable`."""
         return None if spec.n_bytes_per_sequence else "the model has no recurrent state to go back to; take contiguous"
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
-        """See `MemoryManager.open`."""
         opened = super().open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is not None:
             at = self._at[opened.slot]
@@ -127,20 +125,17 @@ class Checkpoints(Contiguous):
         return opened
 
     def chunk(self, slot: int, n: int, n_left: int) -> int:
-        """See `MemoryManager.chunk`."""
         state, at = self._slots[slot], self._at[slot]
         if n_left >= _SHORTEST and self._n_copies:
             at.tail = state.n + n_left - _TAIL
         return min(n, at.tail - state.n) if state.n < at.tail else n
 
     def draft_room(self, slot: int) -> int:
-        """See `MemoryManager.draft_room`."""
         tries = self.options.ckpt_num_tries
         may_draft = self._may_draft and not (tries and self._at[slot].n_restored >= tries)
         return super().draft_room(slot) if may_draft else 0
 
     def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
-        """See `MemoryManager.prepare`."""
         reservation, state, at = super().prepare(slot, n_certain, n_drafted), self._slots[slot], self._at[slot]
         if self._keeps_aside:
             return Reservation(reservation.mark, accepted=reservation.accepted, keeps_aside=True)
@@ -153,7 +148,6 @@ class Checkpoints(Contiguous):
         return Reservation(mark, replay=replay, restore=restore, save=len(replay) + n_certain if n_drafted else None)
 
     def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
-        """See `MemoryManager.commit`."""
         state, at = self._slots[slot], self._at[slot]
         n_certain = state.n_certain or 0
         super().commit(slot, reservation, tokens, path)
@@ -175,7 +169,6 @@ class Checkpoints(Contiguous):
         return super().save(slot) + join_parts(part for copy in copies for part in (copy.n.to_bytes(8), copy.data))
 
     def restore(self, slot: int, data: bytes) -> int:
-        """See `MemoryManager.restore`."""
         n = super().restore(slot, data)
         parts = split_parts(data)[2:]
         self._at[slot] = _Slot()
@@ -290,11 +283,9 @@ class Checkpoints(Contiguous):
 
     @property
     def n_bytes(self) -> int:
-        """See `MemoryManager.n_bytes`."""
         return super().n_bytes + self.spec.n_slots * self.spec.n_bytes_per_sequence + self._n_copied
 
     def memory_table(self) -> Sequence[Allocation]:
-        """See `MemoryManager.memory_table`."""
         most = self.spec.n_slots * self._n_copies * self.spec.n_bytes_per_sequence
         return [Allocation("checkpoints, at most", min(most, self.options.mem_budget * _MIB))]
 

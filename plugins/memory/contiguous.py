@@ -54,11 +54,9 @@ class Contiguous(MemoryManager):
 
     @classmethod
     def suitable(cls, spec: StateSpec) -> str | None:
-        """See `MemoryManager.suitable`."""
         return "the model has a recurrent state, which cannot be cut; take checkpoints" if spec.n_bytes_per_sequence else None
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
-        """See `MemoryManager.open`."""
         free = [i for i, each in enumerate(self._slots) if each.is_free and slot in (None, i)]
         if not free:
             return None
@@ -80,11 +78,9 @@ class Contiguous(MemoryManager):
         return Opened(best, n, max(shared))
 
     def room(self, slot: int) -> int:
-        """See `MemoryManager.room`."""
         return self.spec.n_ctx - self._slots[slot].n
 
     def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
-        """See `MemoryManager.prepare`."""
         state = self._slots[slot]
         if n_certain + n_drafted > self.spec.n_ctx - state.n:
             raise CapacityError(
@@ -94,7 +90,6 @@ class Contiguous(MemoryManager):
         return Reservation(mark=state.n, accepted=state.accepted)
 
     def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
-        """See `MemoryManager.commit`."""
         state = self._slots[slot]
         state.n = reservation.mark + len(tokens)
         state.tokens[reservation.mark : state.n] = tokens
@@ -103,12 +98,10 @@ class Contiguous(MemoryManager):
         state.n_certain = None
 
     def truncate(self, slot: int, n: int) -> int:
-        """See `MemoryManager.truncate`."""
         self._cut(slot, self._reusable(slot, n))
         return self._slots[slot].n
 
     def end(self, slot: int) -> None:
-        """See `MemoryManager.end`."""
         self._clock += 1
         state = self._slots[slot]
         if state.n_certain is not None:
@@ -118,12 +111,10 @@ class Contiguous(MemoryManager):
         state.last_used = self._clock
 
     def save(self, slot: int) -> bytes:
-        """See `MemoryManager.save`."""
         n = self._n_in_place(slot)
         return join_parts([self._slots[slot].tokens[:n].tobytes(), self.states.save(slot, n)])
 
     def restore(self, slot: int, data: bytes) -> int:
-        """See `MemoryManager.restore`."""
         state, (text, states, *_) = self._slots[slot], (*split_parts(data), b"", b"")
         tokens = np.frombuffer(text[: len(text) // 4 * 4], np.int32)
         if not state.is_free or len(tokens) > self.spec.n_ctx:
@@ -172,7 +163,6 @@ class Contiguous(MemoryManager):
 
     @property
     def n_bytes(self) -> int:
-        """See `MemoryManager.n_bytes`."""
         return self.spec.n_slots * self.spec.n_ctx * self.spec.n_bytes_per_position
 
 

@@ -87,7 +87,6 @@ class LookUpNgrams(Operation):
     }
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         yield "tokens", self.tokens.width, len(self.multipliers)
         yield "rows of heads", self.out.width, len(self.size) * self.table.n_in
 
@@ -114,7 +113,6 @@ class GateStreams(Operation):
     }
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        """See `Operation.sizes`."""
         size = self.key_norm.size
         yield "x, stream by stream,", self.x.width, max(self.x.width // size, 1) * size
         yield "keys", self.keys.width, self.x.width
@@ -152,7 +150,6 @@ class NgramMemory(Block):
         return (SequenceState.of_last_tokens(len(self.multipliers)), self.conv.state)
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         x, tokens = build.normalize(build.x, None), build.last_tokens(len(self.multipliers), 0)
         rows, streams = Value(self.key.n_in), (Value(x.width), Value(x.width))
         build.write(LookUpNgrams(tokens, self.table, self.multipliers, self.first, self.size, self.eos, rows))

@@ -23,13 +23,11 @@ class LookUpNgramsEmitter(OperationEmitter):
     kernels = (look_up,)
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         numbers = [*self.operation.multipliers, *self.operation.first, *self.operation.size]
         self._numbers = placed.arena.keep(np.array(numbers, np.uint64).view(np.int64), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, matrix = self.operation, tape.weights.matrix(self.operation.table)
         tape.add(
             Work("looking up n-grams"),
@@ -57,14 +55,12 @@ class GateStreamsEmitter(OperationEmitter):
         return 8 * self.operation.key_norm.size + 128
 
     def place(self, placed: Placed) -> None:
-        """See `OperationEmitter.place`."""
         super().place(placed)
         norms = (self.operation.key_norm, self.operation.query_norm, self.operation.norm)
         made = Norms(**dict(zip(("key", "query", "given"), map(placed.weights.norm, norms), strict=True)))
         self._norms = placed.arena.keep(table([made]), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation = self.operation
         size, values = operation.key_norm.size, (operation.x, operation.keys, operation.values, *operation.out)
         rows = dict(zip(("x", "keys", "values", "given", "normed"), map(self.placed.at, values), strict=True))

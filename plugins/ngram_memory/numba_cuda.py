@@ -26,11 +26,9 @@ class LookUpNgramsEmitter(OperationEmitter):
     operation: LookUpNgrams
 
     def buffers(self) -> Mapping[str, int]:
-        """See `OperationEmitter.buffers`."""
         return {_NUMBERS: 4 * MAX_TOKENS * len(self.operation.size)}
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, n_heads, found = self.operation, len(self.operation.size), tape.buffers[_NUMBERS]
         tokens, numbers = self.layout.rows(operation.tokens, tape), (*operation.multipliers, *operation.first, *operation.size)
         known = tape.weights.constant(("n-grams", numbers), lambda: np.array([each % 2**64 for each in numbers], np.uint64))
@@ -46,7 +44,6 @@ class GateStreamsEmitter(OperationEmitter):
     operation: GateStreams
 
     def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
         operation, layout, size = self.operation, self.layout, self.operation.key_norm.size
         n, (given, out) = operation.x.width // size, operation.out
         values = {"keys": operation.keys, "values": operation.values, "streams": operation.x, "given": given, "out": out}

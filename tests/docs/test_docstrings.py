@@ -6,14 +6,14 @@ from sources import SOURCES
 
 
 def classes_of(path):
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    return [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
 def methods_of(node):
     return [each for each in node.body if isinstance(each, ast.FunctionDef)]
 
 
-def test_methods_of_backends_have_a_docstring_or_inherit_one():
+def test_methods_have_a_docstring_or_inherit_one():
     bases, documented = {}, set()
     for node in (node for path in SOURCES for node in classes_of(path)):
         bases.setdefault(node.name, set()).update(ast.unparse(base).rpartition(".")[2] for base in node.bases)
@@ -25,10 +25,9 @@ def test_methods_of_backends_have_a_docstring_or_inherit_one():
     public = [
         (node.name, each.name)
         for path in SOURCES
-        if "backends" in path.parts
         for node in classes_of(path)
         for each in methods_of(node)
         if not node.name.startswith("_") and not each.name.startswith("_")
     ]
-    assert len(public) > 300
+    assert len(public) > 1000
     assert [f"{name}.{method}" for name, method in public if not is_documented(name, method)] == []

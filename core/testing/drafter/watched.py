@@ -43,7 +43,6 @@ class Watched(Drafter):
         self.is_watched_drafting = self.is_watched_ahead = False
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
-        """See `Drafter.begin`."""
         self.__text = np.full(self.session.options.n_ctx + 1, _POISON, np.int32)
         self.__n_text, self.__n_own_references = 0, sys.getrefcount(self.__text)
         told = f"begin with {len(history)} tokens, {n_reused} of them reused"
@@ -57,18 +56,15 @@ class Watched(Drafter):
             yield
 
     def n_held(self, history: np.ndarray) -> int:
-        """See `Drafter.n_held`."""
         n: Any = self.__call(f"n_held of {len(history)}", super().n_held, read_only(history.copy()))
         if not (isinstance(n, int | np.integer) and 0 <= n <= len(history)):
             raise self.__broken(contract.HELD, f"{n!r} of {len(history)} tokens")
         return int(n)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """See `Drafter.feed`."""
         self.__call(f"feed of {len(tokens)} tokens from {start} on", super().feed, start, tokens, features)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """See `Drafter.draft`."""
         draft = super().draft  # type: ignore[safe-super]  # of the drafter, which comes after this class
         if self.is_watched_ahead:
             return draft(history, limit)
@@ -80,14 +76,12 @@ class Watched(Drafter):
         return self.watched_draft(found, limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """See `Drafter.teacher_forced`."""
         tokens: Any = self.__call(f"teacher_forced of {n}", super().teacher_forced, self.watched_history(history), n)
         if tokens is not None and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.shape == (n,)):
             raise self.__broken(contract.TEACHER_FORCED, f"{tokens!r} for {n} tokens")
         return tokens
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
-        """See `Drafter.accept`."""
         told = f"accept of {verdict.n_accepted} of {verdict.n_offered}{'' if verdict.is_used else ', no draft of its own'}"
         self.__call(told, super().accept, self.watched_history(history), verdict)
 
@@ -97,7 +91,6 @@ class Watched(Drafter):
         self.__text[:] = _POISON
 
     def close(self) -> None:
-        """See `Drafter.close`."""
         self.__call("close", super().close)
 
     def check_references(self) -> None:
