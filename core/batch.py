@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "NextnSlotInput", "Reservation", "SlotInput", "Tree", "check_batch"]
+__all__ = ["Batch", "NextnSlotInput", "Reservation", "SlotInput", "StateUpdate", "StateUpdates", "Tree", "check_batch"]
 
 _NO_DRAFT = Draft()
 
@@ -203,6 +204,68 @@ class Tree:
             above.append(self.cells[token])
             mark, token = self.marks[token], self.parents[token]
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
+
+
+@define
+class StateUpdate:
+    """What a pass does to a slot's state of the sequence: in this order, and then it takes in the slot's certain tokens."""
+
+    is_start: bool = False  # it is emptied
+    is_restored: bool = False  # it is set back to what was last saved
+    accepted: Sequence[int] = ()  # cells of tokens that were kept aside and are taken in
+    save: int = -1  # after how many of the certain tokens it is saved; -1: not in this pass
+
+
+class StateUpdates:
+    """What a batch does to the states of its sequences, whose tokens may be computed in several passes.
+
+    Example:
+        Two drafted tokens were accepted, and the state is to be saved after three tokens that come in two passes:
+
+        >>> from augury.batch import Batch
+        >>> accepted, saves = np.int32([[0, 4, 4], [0, 5, 5]]), np.int32([[0, 3]])
+        >>> updates = StateUpdates(Batch.chain([7, 8, 9, 1], start=6, accepted=accepted, saves=saves))
+        >>> updates.before(), updates.take(0, 2)
+        ([], StateUpdate(is_start=False, is_restored=False, accepted=[4, 5], save=-1))
+        >>> updates.take(0, 2)
+        StateUpdate(is_start=False, is_restored=False, accepted=(), save=1)
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._left = defaultdict[int, StateUpdate](StateUpdate)
+        for slot in batch.slots[batch.positions == 0].tolist():
+            self._left[slot].is_start = True
+        cells = defaultdict[int, list[int]](list)
+        for slot, cell, _ in batch.accepted.tolist() if batch.accepted is not None else ():
+            cells[slot].append(cell)
+        for slot, accepted in cells.items():
+            self._left[slot].accepted = accepted
+        for slot in batch.restores.tolist() if batch.restores is not None else ():
+            self._left[slot].is_restored = True
+        for slot, n in batch.saves.tolist() if batch.saves is not None else ():
+            self._left[slot].save = n
+        self._in_turn = set(batch.slots.tolist()) if batch.layers is None else set[int]()
+
+    def before(self) -> list[tuple[int, StateUpdate]]:
+        """Slots, each with what is done to its state in all layers before the batch, by a pass over no tokens.
+
+        A pass through some layers begins for all: with what it restores, takes in or saves before its own tokens.
+        """
+        touched = [slot for slot, each in self._left.items() if each.accepted or each.is_restored or each.save == 0]
+        return [(slot, self._taken(slot, 0)) for slot in sorted({*touched} - self._in_turn)]
+
+    def take(self, slot: int, n_certain: int) -> StateUpdate:
+        """What is done to the state of a slot in its next pass, over so many certain tokens."""
+        update = self._taken(slot, n_certain)
+        self._left[slot].is_start = False
+        return update
+
+    def _taken(self, slot: int, n_certain: int) -> StateUpdate:
+        left = self._left[slot]
+        is_start, is_saved = left.is_start, left.save <= n_certain
+        self._left[slot] = StateUpdate(is_start, save=-1 if is_saved else left.save - n_certain)
+        save = left.save if is_saved else -1
+        return StateUpdate(True, save=save) if is_start else StateUpdate(False, left.is_restored, left.accepted, save)
 
 
 def check_batch(

@@ -247,8 +247,8 @@ class _Reader:
 
     def check_room(self, n: int, item_bytes: int, what: str) -> None:
         if n * item_bytes > self.end - self.at:
-            left = self.end - self.at
-            self.fail(f"{what} announces {n} items of {item_bytes} bytes or more, but {left} bytes are left")
+            left = f"{self.end - self.at} bytes are left; is it truncated?"
+            self.fail(f"{what} announces {n} items of {item_bytes} bytes or more, but {left}")
 
     def alignment(self, metadata: dict[str, object]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)

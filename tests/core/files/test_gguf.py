@@ -444,7 +444,7 @@ def test_a_huge_file_of_zeros_is_refused_before_its_strings_are_read(tmp_path):
     path.write_bytes(head)
     os.truncate(path, 2**34)
     left = MAX_HEADER_BYTES - len(head)
-    with pytest.raises(ModelFileError, match=f"announces {n} items of 8 bytes or more, but {left} bytes are left"):
+    with pytest.raises(ModelFileError, match=f"announces {n} items of 8 bytes or more, but {left} bytes are left; is it"):
         ModelFile.open(path)
 
 

@@ -117,7 +117,7 @@ def test_a_keyword_asks_for_output_of_a_form(asked, form):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"json_schema": '{"type":'}, "json-schema: the schema is not JSON: Expecting value: line 1 column 9"),
+        ({"json_schema": '{"type":'}, "json-schema: the schema '{.type.:' is not JSON: Expecting value: line 1 column 9"),
         ({"json_schema": "[]"}, r"the schema is \[\], expected an object, or true"),
         ({"json_schema": False}, "the schema is false, expected an object, or true"),
         ({"json_schema": 3}, "json_schema is 3, expected a JSON schema"),
@@ -144,7 +144,8 @@ def test_a_keyword_asks_for_output_of_a_form(asked, form):
         ({"choice": "[a"}, r"choice: texts is '\[a', which is no JSON list"),
         ({"choice": ["a" * 100_000]}, "choice is given 100004 characters, expected 100000 at most"),
         ({"grammar": "root ::= " + '"a" ' * 30_000}, "grammar is given 120009 characters, expected 100000 at most"),
-        ({"json_schema": "[" * 50_000}, "json-schema: the schema is not JSON"),
+        ({"json_schema": "[" * 50_000}, r"json-schema: the schema '(\[){79} is not JSON"),
+        ({"json_schema": "pet.json"}, "give it as text, or its file by --json-schema-file"),
         ({"json_schema": {"const": float("inf")}}, "json-schema: the schema holds a number that JSON does not have"),
         ({"grammar": "start: " + '"a" ' * 70_000}, r"grammar: panic: [^\n]*;? ?expected GBNF[^\n]*$"),
         ({"regex": "a", "constraint": "choice"}, "constraint and regex are given, but a request has one constraint"),
