@@ -13,6 +13,7 @@ __all__ = ["DraftCost", "PassCosts", "PassTime"]
 
 _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
+_MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as that
 _ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
 _DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
 _OUTLIER = 2.0  # what took longer than this factor was interrupted, and counts as if it had taken that
@@ -62,7 +63,10 @@ class PassCosts:
         self._common = 1.0  # factor of all figures
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
-        self._logs: list[float] = np.log2(np.maximum(np.arange(n_largest + 1), 1)).tolist()
+        self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
+        self._nearness: dict[
+            int, list[tuple[float, float]]
+        ] = {}  # by size: how near the others are, and so what it says of them
         self._depth: float | None = None  # that the curve was last asked for at
         self._curve: list[float] = []
         self._hopeful: list[float] = []
@@ -75,7 +79,7 @@ class PassCosts:
         """`seconds` of passes of 0 to n tokens, or of more; not to be changed."""
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
-            figures = [self._figure(i, depth) for i in range(len(self._flat))]
+            figures = self._figures(len(self._flat), depth)
             self._curve = list(accumulate(figures, max))
             # plain decoding is what all is measured by
             hopes = [1.0 if i < 2 else 1 - _DOUBT / (1 + n_seen) for i, n_seen in enumerate(self._n_seen)]
@@ -93,19 +97,24 @@ class PassCosts:
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
-        if 0 < n < len(self._flat):
-            believed = max(self._figure(i, depth) for i in range(n + 1))
-            ratio = min(max(seconds / believed, 1 / _OUTLIER), _OUTLIER)
-            self._common *= ratio**_LEARN_ALL
-            for i in (0, 1) if n == 1 else range(2, len(self._flat)):  # drafting or not is the greatest difference
-                local = max(1.0 - abs(self._logs[i] - self._logs[n]), 0.0)
-                rate = max(_LEARN_NEAR, 1 / (1 + self._n_seen[i])) * max(local, _ALIKE)
-                self._factors[i] *= ratio**rate
-                self._n_seen[i] += local
-            self._depth = None
+        if not 0 < n < len(self._flat):
+            return
+        if n not in self._nearness:
+            near = np.maximum(1.0 - abs(self._logs - self._logs[n]), 0.0)
+            self._nearness[n] = list(zip(near.tolist(), np.maximum(near, _ALIKE).tolist(), strict=True))
+        ratio = min(max(seconds / max(self._figures(n + 1, depth)), 1 / _OUTLIER), _OUTLIER)
+        self._common *= ratio**_LEARN_ALL
+        nearness, factors, n_seen = self._nearness[n], self._factors, self._n_seen
+        for i in (0, 1) if n == 1 else range(2, len(factors)):  # drafting or not is the greatest difference
+            near, weight = nearness[i]
+            factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else _LEARN_NEAR))
+            n_seen[i] += near
+        self._depth = None
 
-    def _figure(self, n: int, depth: float) -> float:
-        return self._common * self._factors[n] * (self._flat[n] + self._per_position[n] * depth)
+    def _figures(self, n: int, depth: float) -> list[float]:
+        """Of passes of 0 to n - 1 tokens, without a call for each."""
+        known, common = zip(self._factors[:n], self._flat, self._per_position, strict=False), self._common
+        return [common * factor * (flat + slope * depth) for factor, flat, slope in known]
 
 
 @define
@@ -148,10 +157,11 @@ class DraftCost:
         """
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
-        if n_missed > _MUCH_MISSED * max(k, 1):
+        n = max(k, 1)  # to decline takes as long as a token
+        if n_missed > _MUCH_MISSED * n:
             self.per_missed += _LEARN_DRAFT * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return
-        measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else max(k, 1))
+        measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else n)
         if self.per_token and not 0 < _OUTLIER * measured < self.per_token:
             measured = self.per_token + _LEARN_DRAFT * (min(measured, _OUTLIER * self.per_token) - self.per_token)
         self.per_token = measured

@@ -114,9 +114,8 @@ def test_passes_of_sizes_that_have_figures_of_their_own_are_learnt_from(n, is_le
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_a_pass_says_more_of_those_with_drafts_or_of_those_without(n):
     costs = PassCosts(FLAT, n_largest=8)
-    before = np.array([costs._figure(i, 0) for i in range(1, 9)])
-    costs.observe(n, 0, 2 * before[n - 1])
-    grown = np.array([costs._figure(i, 0) for i in range(1, 9)]) / before
+    costs.observe(n, 0, 2 * costs.seconds(n, 0))
+    grown = costs._common * np.array(costs._factors[1:])
     alike, others = (grown[:1], grown[1:]) if n == 1 else (grown[1:], grown[:1])
     assert others == pytest.approx(others[0])  # by what all passes have in common
     assert (alike > others[0] * 1.01).all()
