@@ -2,6 +2,7 @@
 
 This is the only file with inline PTX. `bits` means an uint32, `float` a float32.
 """
+# ruff: noqa: PLW0108 - numba compiles functions of Python
 
 from __future__ import annotations
 
@@ -55,65 +56,23 @@ _float_bits = _emitted(uint32, lambda builder, values: builder.bitcast(values[0]
 if SIMULATED:
     _fma = _emitted(float32, lambda builder, values: builder.fma(*values), float32, float32, float32)
 
-    @_typed(float32(uint32))
-    def float_of(bits):
-        """The float32 that has these bits."""
-        return _bits_float(bits)
-
-    @_typed(uint32(float32))
-    def bits_of(value):
-        """The bits of a float32."""
-        return _float_bits(value)
-
-    @_typed(float32(float32, float32, float32))
-    def fma(a, b, c):
-        """A * b + c, rounded once."""
-        return _fma(a, b, c)
-
-    @_typed(float32(float32, float32))
-    def mul(a, b):
-        """A * b, never contracted with what follows."""
-        return a * b
-
-    @_typed(float32(float32, float32))
-    def add(a, b):
-        """A + b, never contracted with what was before."""
-        return a + b
-
-    @_typed(float32(float32, float32))
-    def div(a, b):
-        """A / b, rounded to nearest."""
-        return np.float32(np.divide(a, b))
-
-    @_typed(float32(float32))
-    def root(a):
-        """The square root, rounded to nearest."""
-        return np.sqrt(a)
-
-    @_typed(float32(float32))
-    def exp(a):
-        """E^a."""
-        return np.exp(a)
-
-    @_typed(float64(float64))
-    def exp64(a):
-        """E^a in double precision."""
-        return np.exp(a)
-
-    @_typed(float32(float32))
-    def log1p(a):
-        """Ln(1 + a)."""
-        return np.log1p(a)
-
-    @_typed(float32(float32))
-    def tanh(a):
-        """The hyperbolic tangent."""
-        return np.tanh(a)
-
-    @_typed(float32(float32))
-    def expm1(a):
-        """E^a - 1, exact near 0."""
-        return np.expm1(a)
+    float_of = _typed(float32(uint32))(lambda bits: _bits_float(bits))  # the float32 that has these bits
+    bits_of = _typed(uint32(float32))(lambda value: _float_bits(value))
+    fma = _typed(float32(float32, float32, float32))(lambda a, b, c: _fma(a, b, c))  # a * b + c, rounded once
+    mul = _typed(float32(float32, float32))(lambda a, b: a * b)  # never contracted with what follows
+    add = _typed(float32(float32, float32))(lambda a, b: a + b)  # never contracted with what was before
+    div = _typed(float32(float32, float32))(lambda a, b: np.float32(np.divide(a, b)))  # rounded to nearest, as the root
+    root = _typed(float32(float32))(lambda a: np.sqrt(a))
+    exp = _typed(float32(float32))(lambda a: np.exp(a))
+    exp64 = _typed(float64(float64))(lambda a: np.exp(a))
+    log1p = _typed(float32(float32))(lambda a: np.log1p(a))
+    tanh = _typed(float32(float32))(lambda a: np.tanh(a))
+    expm1 = _typed(float32(float32))(lambda a: np.expm1(a))
+    quotient = _typed(int32(int32, int32))(lambda a, b: a // b)  # neither is negative, nor of the remainder
+    remainder = _typed(int32(int32, int32))(lambda a, b: a % b)
+    remainder64 = _typed(uint64(uint64, uint64))(lambda a, b: a % b)
+    # an index of 32 bits, which stays one until it is added to an address: that takes fewer instructions
+    index_of = _typed(int64(uint32))(lambda i: i)
 
     @_typed(int32(float32))
     def nearest(a):
@@ -128,26 +87,6 @@ if SIMULATED:
         if np.isnan(a) or np.isnan(b):
             return np.float32(np.nan)
         return max(a, b)
-
-    @_typed(int32(int32, int32))
-    def quotient(a, b):
-        """A / b of 32 bits, without the rest; neither is negative."""
-        return a // b
-
-    @_typed(int32(int32, int32))
-    def remainder(a, b):
-        """The rest of a / b; neither is negative."""
-        return a % b
-
-    @_typed(uint64(uint64, uint64))
-    def remainder64(a, b):
-        """The rest of a / b of 64 bits."""
-        return a % b
-
-    @_typed(int64(uint32))
-    def index_of(i):
-        """An index of 32 bits, which stays one until it is added to an address: that takes fewer instructions."""
-        return i
 
     @_typed(int32(uint32, uint32, int32))
     def dp4a(a, b, c):
@@ -301,27 +240,6 @@ else:
 
     from numba.cuda import libdevice
 
-    @lane
-    def exp(a):
-        """E^a."""
-        return libdevice.expf(a)
-
-    @lane
-    def log1p(a):
-        """Ln(1 + a)."""
-        return libdevice.log1pf(a)
-
-    @lane
-    def exp64(a):
-        """E^a in double precision."""
-        return libdevice.exp(a)
-
-    @lane
-    def tanh(a):
-        """The hyperbolic tangent."""
-        return libdevice.tanhf(a)
-
-    @lane
-    def expm1(a):
-        """E^a - 1, exact near 0."""
-        return libdevice.expm1f(a)
+    exp, log1p = lane(lambda a: libdevice.expf(a)), lane(lambda a: libdevice.log1pf(a))
+    tanh, expm1 = lane(lambda a: libdevice.tanhf(a)), lane(lambda a: libdevice.expm1f(a))
+    exp64 = lane(lambda a: libdevice.exp(a))
