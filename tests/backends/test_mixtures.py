@@ -12,7 +12,7 @@ from augury import Registry
 from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.reference.formula import choose_experts
-from augury.blocks import Gating, Integers, Linear, Router
+from augury.blocks import Activation, Gating, Integers, Linear, Router
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
@@ -99,10 +99,13 @@ def test_backends_choose_and_weigh_alike(gating, details):
     assert nmse(load(NAMES[0], change=change).forward(run_of(TOKENS[:20])).rows(), right) < 1e-10
 
 
-@pytest.mark.parametrize("limits", [{"limit": 0.002}, {"limit": 0.001, "limits_activated": True}])
-def test_backends_limit_alike_what_experts_hide(limits):
+BENT = {"activation": Activation.XIELU, "constants": (0.8, 0.8, 5.0, -1e-6)}
+
+
+@pytest.mark.parametrize("details", [{"limit": 0.002}, {"limit": 0.001, "limits_activated": True}, BENT])
+def test_backends_bend_and_limit_alike_what_experts_hide(details):
     def change(plan):
-        layers = [attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, **limits)) for layer in plan.layers]
+        layers = [attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, **details)) for layer in plan.layers]
         return attrs.evolve(plan, layers=tuple(layers))
 
     plain = load(NAMES[0], backend="reference").forward(run_of(TOKENS[:20])).rows()

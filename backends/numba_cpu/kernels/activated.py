@@ -29,7 +29,7 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, mul
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
 
-FUNCTIONS = {
+_FUNCTIONS = {
     "silu": (silu, as_it_is),
     "gelu": (gelu, as_it_is),
     "gelu_half": (gelu_half, as_it_is),
@@ -57,11 +57,6 @@ class Constants:
     d: float
 
 
-def constants_of(numbers: Sequence[float]) -> Constants:
-    """The constants of an activation that has so many."""
-    return Constants(**dict.fromkeys("abcd", 0.0) | dict(zip("abcd", numbers, strict=False)))
-
-
 @struct
 class Activating:
     """The operands of an activation beside its function."""
@@ -69,6 +64,12 @@ class Activating:
     divisors: int  # (n_rows,) float32 that divide activated values, address; 0: none
     limit: float  # of gate and up, where the kernel has one
     constants: Any = nested(Constants)
+
+
+def activating(limit: float | None, numbers: Sequence[float], divisors: int = 0) -> Activating:
+    """The operands of an activation that has so many constants."""
+    constants = Constants(**dict.fromkeys("abcd", 0.0) | dict(zip("abcd", numbers, strict=False)))
+    return Activating(divisors=divisors, limit=limit or 0.0, constants=constants)
 
 
 @struct
@@ -95,9 +96,9 @@ class MultiplyActivated(Record):
     block_bytes: int  # of an operand's block of one token
 
 
-def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
+def activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
     """Make the helper of (gate, address of up, address of divisors or 0, how many are left, limit, constants)."""
-    (bend, of_up), is_capped, is_xielu = FUNCTIONS[activation], activation == "situ", activation == "xielu"
+    (bend, of_up), is_capped, is_xielu = _FUNCTIONS[activation], activation == "situ", activation == "xielu"
 
     @helper
     def bent(value: Any, constants: Any) -> Any:
@@ -109,7 +110,7 @@ def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_acti
         return bend(value)
 
     @helper
-    def activated(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
+    def activate_lanes(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
         if is_limited and not limits_activated:
             value = minimum(limit, value)  # the second operand stays where it is NaN
         value = bent(value, constants)
@@ -119,19 +120,20 @@ def _activated(*, activation: str, is_gated: bool, is_limited: bool, limits_acti
             value = div(value, load_part(divisors, left))
         if is_gated:
             other = load_part(up, left)
-            if is_capped:
-                other = capped(other, constants.b)
             if is_limited:
                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
+            if is_capped:
+                other = capped(other, constants.b)
             value = mul(value, of_up(other))
         return value
 
-    return activated
+    return activate_lanes
 
 
-def _named(
+def named(
     function: Any, record: type, name: str, *, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool
 ) -> Any:
+    """The kernel of a function that was made for an activation."""
     limits = ("_limited" + "_activated" * limits_activated) * is_limited
     return kernel(function, f"{'gated' if is_gated else 'plain'}_{activation}{limits}{name}", record=record)
 
@@ -139,7 +141,7 @@ def _named(
 @cache
 def activate_kernel(**of: Any) -> Any:
     """The kernel that sends rows through an activation: out = activation(x) / divisors * up."""
-    activated, is_gated = _activated(**of), of["is_gated"]
+    activate_lanes, is_gated = activated(**of), of["is_gated"]
 
     def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
         x, ldx, up, ldu = record.x.address, record.x.stride, record.up.address, record.up.stride
@@ -153,16 +155,16 @@ def activate_kernel(**of: Any) -> Any:
                     other = up + 4 * (t * ldu + index)
                 if divisors != 0:
                     divisor = divisors + 4 * index
-                value = activated(load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, constants)
+                value = activate_lanes(load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, constants)
                 store_part(out + 4 * (t * ldo + index), value, left)
 
-    return _named(activate, Activate, "", **of)
+    return named(activate, Activate, "", **of)
 
 
 @cache
 def multiply_activated_kernel(**of: Any) -> Any:
     """The kernel that makes products and activates them where they are still near: activation(gate) / divisors * up."""
-    activated, is_gated = _activated(**of), of["is_gated"]
+    activate_lanes, is_gated = activated(**of), of["is_gated"]
 
     @helper
     def activate_panels(record: Any, n: int, first: int, stop: int, gate: int, up: int, ldy: int) -> None:
@@ -176,7 +178,7 @@ def multiply_activated_kernel(**of: Any) -> Any:
                 place, left, divisor = 4 * (t * ldy + index), width - index, 0
                 if divisors != 0:
                     divisor = divisors + before + 4 * index
-                value = activated(load_part(gate + place, left), up + place, divisor, left, limit, constants)
+                value = activate_lanes(load_part(gate + place, left), up + place, divisor, left, limit, constants)
                 if quantize == 0:
                     store_part(out + 4 * (t * n_rows + index) + before, value, left)
                 else:
@@ -204,4 +206,4 @@ def multiply_activated_kernel(**of: Any) -> Any:
                     multiply_panels(entries[1], first, stop, n, up - before, ldy, state, thread)
                 activate_panels(record, n, first, stop, gate, up, ldy)
 
-    return _named(activate, MultiplyActivated, "_products", **of)
+    return named(activate, MultiplyActivated, "_products", **of)

@@ -78,35 +78,32 @@ def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> A
     """
     stride = n_of_tokens * ROW_BYTES
 
-    @helper
-    def add_products(scratch, weights, first, second, has_second):
-        load_tile(isa, 6, scratch, weights, ROW_BYTES)
-        load_tokens(isa, 4, scratch, first, stride)
-        dot(isa, 0, 4, 6, scratch)
-        load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
-        dot(isa, 1, 4, 7, scratch)
-        if has_second:
-            load_tokens(isa, 5, scratch, second, stride)
-            dot(isa, 2, 5, 6, scratch)
-            dot(isa, 3, 5, 7, scratch)
-        if n_of_tokens > 1:
-            load_tokens(isa, 4, scratch, first + ROW_BYTES, stride)
-            dot(isa, 0, 4, 6, scratch)
-            dot(isa, 1, 4, 7, scratch)
-            if has_second:
-                load_tokens(isa, 5, scratch, second + ROW_BYTES, stride)
-                dot(isa, 2, 5, 6, scratch)
-                dot(isa, 3, 5, 7, scratch)
-        if n_of_weights > 1:
-            load_tile(isa, 6, scratch, weights + _PAIR, ROW_BYTES)
+    def adder_of_part(*, loads_weights: bool) -> Any:
+        @helper
+        def add_part(scratch, weights, first, second, has_second):
+            if loads_weights:
+                load_tile(isa, 6, scratch, weights, ROW_BYTES)
             load_tokens(isa, 4, scratch, first, stride)
             dot(isa, 0, 4, 6, scratch)
-            load_tile(isa, 7, scratch, weights + _PAIR + TILE_BYTES, ROW_BYTES)
+            if loads_weights:
+                load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
             dot(isa, 1, 4, 7, scratch)
             if has_second:
                 load_tokens(isa, 5, scratch, second, stride)
                 dot(isa, 2, 5, 6, scratch)
                 dot(isa, 3, 5, 7, scratch)
+
+        return add_part
+
+    add_new, add_same = adder_of_part(loads_weights=True), adder_of_part(loads_weights=False)
+
+    @helper
+    def add_products(scratch, weights, first, second, has_second):
+        add_new(scratch, weights, first, second, has_second)
+        if n_of_tokens > 1:
+            add_same(scratch, weights, first + ROW_BYTES, second + ROW_BYTES, has_second)
+        if n_of_weights > 1:
+            add_new(scratch, weights + _PAIR, first, second, has_second)
 
     return add_products
 
@@ -129,38 +126,31 @@ def _reader(fmt: Format, isa: str) -> Any:
     @helper
     def prepare(w, block, n_blocks, to):
         """Make the factors of a block."""
-        unpack_factors(kind, isa, w, block, w - (block // n_blocks + 1) * EXPONENT_BYTES, to)
+        if not is_float:
+            unpack_factors(kind, isa, w, block, w - (block // n_blocks + 1) * EXPONENT_BYTES, to)
 
     @helper
     def unpack(w, block, factors, to):
         """Unpack a block, and fetch a later one."""
-        unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
+        if is_float:
+            unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
+        else:
+            unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
     def write(sums, w, p, y, ldy, m, is_large):
         """Write a panel's sums without their rows' powers of two; past the caches where there are too many."""
         exponents = w - (p + 1) * EXPONENT_BYTES
-        low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
-        for t in range(m):
-            first = simd.mul(simd.load_f32(sums + t * ROW_BYTES), low)
-            second = simd.mul(simd.load_f32(sums + (m + t) * ROW_BYTES), high)
-            _store(y + t * 4 * ldy, first, second, is_large)
-
-    @helper
-    def prepare_nothing(w, block, n_blocks, to):
-        pass
-
-    @helper
-    def unpack_columns(w, block, factors, to):
-        unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
-
-    @helper
-    def write_sums(sums, w, p, y, ldy, m, is_large):
+        low = high = simd.zero_f32()
+        if not is_float:
+            low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
         for t in range(m):
             first, second = simd.load_f32(sums + t * ROW_BYTES), simd.load_f32(sums + (m + t) * ROW_BYTES)
+            if not is_float:
+                first, second = simd.mul(first, low), simd.mul(second, high)
             _store(y + t * 4 * ldy, first, second, is_large)
 
-    return (prepare_nothing, unpack_columns, write_sums) if is_float else (prepare, unpack, write)
+    return prepare, unpack, write
 
 
 def tile_matmul(fmt: Format, isa: str) -> Any:

@@ -112,6 +112,7 @@ _store_bf16 = operation(
     lambda b, a, v: store(b, a, _round_bf16(b, v, I32X16, ir.VectorType(I16, LANES))),
 )
 _to_whole = operation("to_whole", simd.i32x16, (simd.f32x16,), lambda b, x: b.fptosi(x, I32X16))  # towards zero
+GETS = {"f16": simd.get_f16, "bf16": simd.get_bf16, "f32": simd.get_f32}
 _PUTS = {"f16": simd.put_f16, "bf16": _put_bf16, "f32": simd.put_f32}
 _STORES = {"f16": simd.store_f16, "bf16": _store_bf16, "f32": simd.store_f32}
 
@@ -231,24 +232,15 @@ def copy_key(kind: str) -> Callable[..., None]:
 
 def load_key(kind: str) -> Any:
     """What reads a key: (source, lane, d, out), one lane of the 16 cells at `source`, as float32."""
-    n_bytes = BYTES[kind] // LANES
-    if kind == "f16":
-
-        @helper
-        def load_halves(source, lane, d, out):
-            for i in range(d):
-                simd.put_f32(out + 4 * i, simd.get_f16(source + n_bytes * (LANES * i + lane)))
-
-        return load_halves
     if kind in FLOATS:
-        shift, get = (np.uint32(0), simd.get_u32) if kind == "f32" else (np.uint32(16), simd.get_u16)
+        get, n_bytes = GETS[kind], BYTES[kind] // LANES
 
         @helper
-        def load_bits(source, lane, d, out):
+        def load_floats(source, lane, d, out):
             for i in range(d):
-                simd.put_u32(out + 4 * i, np.uint32(get(source + n_bytes * (LANES * i + lane))) << shift)
+                simd.put_f32(out + 4 * i, get(source + n_bytes * (LANES * i + lane)))
 
-        return load_bits
+        return load_floats
     columns, block_bytes = COLUMNS[kind], 2 * BYTES[kind] * LANES
 
     @helper

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.cache_type import GETS
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.step import scratch_of, share
+from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
@@ -42,19 +43,13 @@ def quantised_embed(fmt: Format) -> Any:
 
 def float_embed(fmt: Format) -> Any:
     """Make the kernel that copies one row of packed float weights as float32; arguments as in `quantised_embed`."""
-    kind, size = fmt.kind, fmt.float_bytes
+    get, size = GETS[fmt.kind], fmt.float_bytes
 
     def embed(w: int, row: int, n_cols: int, out: int, scratch: int) -> None:
         padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
         first = w + (row // PANEL_ROWS * padded * PANEL_ROWS + row % PANEL_ROWS) * size
         for k in range(n_cols):
-            place = first + k * PANEL_ROWS * size
-            if kind == "f32":
-                simd.put_u32(out + 4 * k, simd.get_u32(place))
-            elif kind == "f16":
-                simd.put_f32(out + 4 * k, simd.get_f16(place))
-            else:
-                simd.put_u32(out + 4 * k, np.uint32(simd.get_u16(place)) << np.uint32(16))
+            simd.put_f32(out + 4 * k, get(first + k * PANEL_ROWS * size))
 
     return kernel(embed, f"embed_{fmt.kind}")
 
@@ -82,9 +77,7 @@ def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
         row = x + 4 * t * size
         row_id = simd.get_i64(simd.get_i64(state + record.ids_at) + 8 * t)
         invoke(record.embed, (record.weights, row_id, size, row, scratch_of(state, thread)))
-        for index in range(0, size, 16):
-            left = size - index
-            store_part(row + 4 * index, simd.mul(load_part(row + 4 * index, left), scale), left)
+        scale_row(row, size, scale)
 
 
 @struct

@@ -6,17 +6,18 @@ of its experts.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activated import Constants
-from augury.backends.numba_cpu.kernels.activation import capped, sigmoid
+from augury.backends.numba_cpu.kernels.activated import Activating, activated, named
+from augury.backends.numba_cpu.kernels.activation import sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, maximum, minimum, mul, splat_f32, sub, zero_f32
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, ThreadRows, own
@@ -183,26 +184,17 @@ class ActivateExperts(Record):
     routes: int = pointer_to(Routes)
     matrices: int = pointer_to(ExpertMatrix)  # gate and up, or up
     out: int  # (n * k, n_rows) float32, address
-    limit: float  # of gate and up; 0: none
-    limits_activated: bool
-    constants: Any = nested(Constants)
+    activation: Any = nested(Activating)
 
 
-def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_capped: bool) -> Any:
-    """Make the kernel of the rows between the matrices of experts.
-
-    Args:
-        activation: A helper, of 16 lanes.
-        of_up: A helper: what is multiplied with it, given what `up` is.
-        name: Of the activation.
-        is_gated: Whether there is a gate.
-        is_capped: Whether the activation is multiplied with the capped gate, and `up` is capped.
-    """
+@cache
+def hidden_kernel(**of: Any) -> Any:
+    """The kernel of the rows between the matrices of experts: activation(gate) * up, or activation(up); see `activated`."""
+    activate_lanes, is_gated = activated(**of), of["is_gated"]
 
     def activate_experts(record: Any, state: int, thread: int, n_threads: int) -> None:
         routes, gate, up, out = record.routes, record.matrices[0], record.matrices[1], record.out
-        is_limited, limit = record.limit > 0.0, splat_f32(f32(record.limit))
-        is_limited_after = record.limits_activated != 0
+        limit, constants, other = splat_f32(f32(record.activation.limit)), record.activation.constants, 0
         groups = routes.groups + thread * routes.stride
         n_panels, n_rows, ldy = gate.n_panels, gate.n_rows, gate.ldy
         while True:
@@ -216,32 +208,16 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
                 _multiply_group(gate, group, first, end, state, thread)
                 if is_gated:
                     _multiply_group(up, group, first, end, state, thread)
-                start = group.first
-                for row in range(start, start + group.n):
+                for row in range(group.first, group.first + group.n):
                     for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
                         at, left = 4 * (row * ldy + index), n_rows - index
-                        value = load_part(gate.y + at, left)
                         if is_gated:
-                            other = load_part(up.y + at, left)
-                            if is_limited:  # what comes second stays where it is NaN
-                                other = minimum(limit, maximum(sub(zero_f32(), limit), other))
-                                if not is_limited_after:
-                                    value = minimum(limit, value)
-                            given = value
-                            value = activation(given)
-                            if is_capped:
-                                value = mul(value, capped(given, record.constants.a))
-                                other = capped(other, record.constants.b)
-                            if is_limited and is_limited_after:
-                                value = minimum(limit, value)
-                            value = mul(value, of_up(other))
-                        else:
-                            value = activation(value)
+                            other = up.y + at
+                        value = activate_lanes(load_part(gate.y + at, left), other, 0, left, limit, constants)
                         store_part(out + 4 * (row * n_rows + index), value, left)
                 item += end - first
 
-    activate_experts.__doc__ = "Out = activation(gate) * up, or activation(up)."
-    return kernel(activate_experts, f"{'gated' if is_gated else 'plain'}_experts_{name}", record=ActivateExperts)
+    return named(activate_experts, ActivateExperts, "_experts", **of)
 
 
 @struct

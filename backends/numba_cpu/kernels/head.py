@@ -10,8 +10,8 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.rope import rotate
-from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, maximum, minimum, mul, splat_f32
-from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, maximum, minimum, splat_f32
+from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, row_of
 
@@ -49,9 +49,7 @@ def prepare_head(x, steps, head, position, size):
             rotate(start, turns + 8 * position * n_pairs, n_pairs, steps.is_interleaved)
     factors = steps.factors
     if factors != 0:
-        factor = splat_f32(get_f32(factors + 4 * position))
-        for i in range(0, size, 16):
-            store_part(x + 4 * i, mul(load_part(x + 4 * i, size - i), factor), size - i)
+        scale_row(x, size, splat_f32(get_f32(factors + 4 * position)))
 
 
 @struct

@@ -12,9 +12,9 @@ from typing import Any
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
-from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, copy_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, ThreadRows, row_of
 
@@ -95,12 +95,6 @@ class GatherParts(Record):
     y: int  # (n, n_parts * size) float32, address
 
 
-@helper
-def _copy(x, to, size):
-    for i in range(0, size, 16):
-        store_part(to + 4 * i, load_part(x + 4 * i, size - i), size - i)
-
-
 @kernel(record=QuantizeHeads)
 def quantize_heads(record, state, thread, n_threads):
     """A part of every head → operands of the matrix kernels, head by head."""
@@ -110,7 +104,7 @@ def quantize_heads(record, state, thread, n_threads):
     first, end = share(table.n_heads, thread, n_threads, record.is_private)
     for head in range(first, end):
         for t in range(n):
-            _copy(record.x.address + 4 * (t * ldx + head * head_dim), scratch + 4 * t * n_cols, n_cols)
+            copy_row(record.x.address + 4 * (t * ldx + head * head_dim), scratch + 4 * t * n_cols, n_cols)
         to = operands + head * n * table.operand_bytes
         invoke(quantize, (scratch, to, n, n_cols, 0, n * ((n_cols + 31) // 32)))
 
@@ -144,7 +138,7 @@ def gather_parts(record, state, thread, n_threads):
     n_items = get_i64(state + N_TOKENS) * n_parts
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t, part = item // n_parts, item % n_parts
-        _copy(row_of(record.x, t) + 4 * part * record.part, record.y + 4 * item * size, size)
+        copy_row(row_of(record.x, t) + 4 * part * record.part, record.y + 4 * item * size, size)
 
 
 @cache
@@ -156,16 +150,11 @@ def prepare_kernel(kind: str) -> Any:
     def lay_out(x, to, size, padded):
         for i in range(0, padded, 16):
             simd.store_f32(to + 4 * i, simd.zero_f32())
-        _copy(x, to, size)
+        copy_row(x, to, size)
 
     def prepare(record, state, thread, n_threads):
         layer = record.layer
-        n, n_heads, d, prepare_head = (
-            get_i64(state + N_TOKENS),
-            layer.n_heads,
-            layer.size,
-            layer.prepare_head,
-        )
+        n, n_heads, d, prepare_head = get_i64(state + N_TOKENS), layer.n_heads, layer.size, layer.prepare_head
         latent, padded, turned = layer.n_latent, layer.padded, layer.n_turned
         row = scratch_of(state, thread)
         n_items = n * (n_heads + 1)

@@ -11,14 +11,8 @@ from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, s
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
-from augury.backends.numba_cpu.kernels.simd import (
-    add,
-    fma,
-    get_f32,
-    get_i64,
-    mul,
-    splat_f32,
-)
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.step import copy_row, scale_row
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, row_of
 
@@ -85,22 +79,20 @@ def decay_keys(record, state, thread, n_threads):
 
     A decay is exp(a * softplus(t)), or exp(floor * sigmoid(a * t)).
     """
-    rows, ldr, ts, ldt = record.rows.address, 4 * record.rows.stride, record.t.address, 4 * record.t.stride
-    bs, ldb, a, size = record.b.address, 4 * record.b.stride, record.a, record.size
-    n_heads, floor = record.n_heads, record.floor
+    size, n_heads, floor = record.size, record.n_heads, record.floor
     n_blocks = (size + 15) // 16
     n_items = get_i64(state + N_TOKENS) * n_blocks
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         i = item // n_blocks
         block = item - i * n_blocks
-        row, at, left = rows + i * ldr, 64 * block, size - 16 * block
-        step, factor = load_part(ts + i * ldt + at, left), load_part(a + at, left)
+        row, at, left = row_of(record.rows, i), 64 * block, size - 16 * block
+        step, factor = load_part(row_of(record.t, i) + at, left), load_part(record.a + at, left)
         step = mul(factor, softplus(step)) if floor == 0.0 else mul(splat_f32(f32(floor)), sigmoid(mul(factor, step)))
         step = exponential(step)
         store_part(row + record.decays_at + at, step, left)
         store_part(row + record.products_at + at, mul(step, load_part(row + record.keys_at + at, left)), left)
         if 16 * block < n_heads:
-            beta = sigmoid(load_part(bs + i * ldb + at, n_heads - 16 * block))
+            beta = sigmoid(load_part(row_of(record.b, i) + at, n_heads - 16 * block))
             store_part(row + record.betas_at + at, beta, n_heads - 16 * block)
 
 
@@ -127,9 +119,7 @@ def place_rows(record, state, thread, n_threads):
                 at = 4 * head * record.group
                 normalise(x + at, norm, y + at, record.group, head, 0)
         else:
-            for index in range(0, size, 16):
-                left = size - index
-                store_part(y + 4 * index, load_part(x + 4 * index, left), left)
+            copy_row(x, y, size)
 
 
 @struct
@@ -156,10 +146,7 @@ def unit_heads(record, state, thread, n_threads):
         factor = np.float64(inverse_deviation(place, size, f32(0), record.eps / size)) / math.sqrt(float(size))
         if head < n_scaled:
             factor *= record.scale
-        scale = splat_f32(f32(factor))
-        for index in range(0, size, 16):
-            left = size - index
-            store_part(place + 4 * index, mul(load_part(place + 4 * index, left), scale), left)
+        scale_row(place, size, splat_f32(f32(factor)))
 
 
 @helper

@@ -171,6 +171,7 @@ store_i8 = operation("store_i8", void, (i64, i32x16), lambda b, a, v: store(b, a
 # Scalars in memory.
 get_f32 = operation("get_f32", f32, (i64,), lambda b, a: load(b, a, F32))
 get_f16 = operation("get_f16", f32, (i64,), lambda b, a: b.fpext(load(b, a, F16), F32))
+get_bf16 = operation("get_bf16", f32, (i64,), lambda b, a: b.bitcast(b.shl(b.zext(load(b, a, I16), I32), int32(16)), F32))
 get_i32 = operation("get_i32", i32, (i64,), lambda b, a: load(b, a, I32))
 get_u32 = operation("get_u32", types.uint32, (i64,), lambda b, a: load(b, a, I32))
 get_i64 = operation("get_i64", i64, (i64,), lambda b, a: load(b, a, I64))

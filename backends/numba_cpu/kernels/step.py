@@ -48,6 +48,22 @@ def share(n, thread, n_threads, is_private):
     return n * thread // n_threads, n * (thread + 1) // n_threads
 
 
+@helper
+def copy_row(x, to, size):
+    """Copy the `size` floats at x."""
+    for index in range(0, size, 16):
+        left = size - index
+        store_part(to + 4 * index, load_part(x + 4 * index, left), left)
+
+
+@helper
+def scale_row(x, size, factor):
+    """Multiply the `size` floats at x with a number, which is in every lane of `factor`."""
+    for index in range(0, size, 16):
+        left = size - index
+        store_part(x + 4 * index, mul(load_part(x + 4 * index, left), factor), left)
+
+
 @struct
 class AddNorm(Record):
     """Operands of `add_norm`."""
@@ -110,9 +126,7 @@ def copy_rows(record, state, thread, n_threads):
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
-        for index in range(0, size, 16):
-            left, place = size - index, 4 * (t * size + index)
-            store_part(y + place, load_part(x + place, left), left)
+        copy_row(x + 4 * t * size, y + 4 * t * size, size)
 
 
 @kernel(record=CopyRows)
@@ -123,10 +137,7 @@ def gather_rows(record, state, thread, n_threads):
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_ROWS), thread, n_threads, record.is_private)
     for i in range(first, end):
-        row = x + 4 * get_i64(rows + 8 * i) * size
-        for index in range(0, size, 16):
-            left = size - index
-            store_part(y + 4 * (i * size + index), load_part(row + 4 * index, left), left)
+        copy_row(x + 4 * get_i64(rows + 8 * i) * size, y + 4 * i * size, size)
 
 
 @struct
@@ -170,9 +181,7 @@ def scale_rows(record, state, thread, n_threads):
     factor = splat_f32(np.float32(record.factor))
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
-        for index in range(0, size, 16):
-            left, place = size - index, x + 4 * (t * size + index)
-            store_part(place, mul(load_part(place, left), factor), left)
+        scale_row(x + 4 * t * size, size, factor)
 
 
 @struct

@@ -8,34 +8,22 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import experts, routing
-from augury.backends.numba_cpu.kernels.activated import FUNCTIONS, constants_of
+from augury.backends.numba_cpu.kernels.activated import activating
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
-from augury.blocks import Activation, Gating, Matrices, Router
+from augury.blocks import Gating, Matrices, Router
 from augury.errors import UnsupportedError
 from augury.lowering import AddWeighed, FeedExperts, Route
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-_KERNELS: dict[tuple[Activation, bool], Any] = {
-    (activation, is_gated): experts.hidden_kernel(
-        *FUNCTIONS[activation.value], activation.value, is_gated=is_gated, is_capped=activation is Activation.SITU
-    )
-    for activation in Activation
-    if activation is not Activation.XIELU
-    for is_gated in (True, False)
-}
 _NOTHING = (0, 0, Rows(0, 0, 0))  # added to a sum, see `_added`
-_GATINGS = {
-    Gating.SOFTMAX: routing.SOFTMAX,
-    Gating.SIGMOID: routing.SIGMOID,
-    Gating.SOFTMAX_OF_CHOSEN: routing.SOFTMAX_OF_CHOSEN,
-    Gating.SQRT_SOFTPLUS: routing.SQRT_SOFTPLUS,
-}
+_GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
 class RouteEmitter(OperationEmitter):
@@ -90,12 +78,15 @@ class RouteEmitter(OperationEmitter):
 
 
 class FeedExpertsEmitter(OperationEmitter):
-    """Multiplies the rows of each expert's tokens, and adds up each token's."""
+    """Multiplies the rows of each expert's tokens, and adds up each token's, and other rows."""
 
-    operation: Any
+    operation: FeedExperts | FeedExpertsAndAdd
 
-    def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, scope: Scope) -> None:
+    def __init__(self, operation: Any, scope: Scope) -> None:
         super().__init__(operation, scope)
+        is_joined = isinstance(operation, FeedExpertsAndAdd)
+        self._feed: FeedExperts = operation.feed if is_joined else operation
+        self._sum: AddWeighed | None = operation.sum if is_joined else None
         self._block = block = self._feed.experts
         for part in (block.gate, block.up, block.down):
             if part is not None and (part.n_out % PANEL_ROWS or part.first % PANEL_ROWS or _n_stored(part) % PANEL_ROWS):
@@ -103,21 +94,12 @@ class FeedExpertsEmitter(OperationEmitter):
                     f"experts of {part.n_out} rows in tensor {part.weight!r}, expected a multiple of {PANEL_ROWS}; "
                     "use backend reference"
                 )
-        if (block.activation, block.gate is not None) not in _KERNELS:
-            raise UnsupportedError(f"experts with the activation {block.activation.name}; use backend reference")
-        self._kernel = _KERNELS[block.activation, block.gate is not None]
-
-    @property
-    def _feed(self) -> FeedExperts:
-        assert isinstance(self.operation, FeedExperts)
-        return self.operation
+        self._kernel = experts.hidden_kernel(**kind_of(block, is_gated=block.gate is not None))
 
     @property
     def kernels(self) -> Sequence[Any]:
-        return (
-            *(self._kernel, experts.multiply_experts, experts.combine),
-            *(experts.quantize_inputs, experts.quantize_hidden),
-        )
+        products = (self._kernel, experts.multiply_experts, experts.combine)
+        return (*products, experts.quantize_inputs, experts.quantize_hidden)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         block, k = self._block, self._block.router.n_used
@@ -163,9 +145,7 @@ class FeedExpertsEmitter(OperationEmitter):
             routes=routes,
             matrices=matrices,
             out=hidden,
-            limit=block.limit or 0.0,
-            limits_activated=block.limits_activated,
-            constants=constants_of(block.constants),
+            activation=activating(block.limit, block.constants),
         )
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = {"routes": routes, "matrix": down, "quantize": _quantize(tape, block.down), "x": hidden}
@@ -173,7 +153,7 @@ class FeedExpertsEmitter(OperationEmitter):
         work = self._work(tape, "experts' down", [block.down])
         tape.add(work, experts.multiply_experts, routes=routes, matrix=down)
         y, size = self.placed.rows(self.operation.out, tape).address, block.down.n_out
-        shared, gate, gated = self._addition(tape)
+        shared, gate, gated = _NOTHING if self._sum is None else _added(self._sum, self.placed, tape)
         tape.add(
             Work("sum of experts"),
             experts.combine,
@@ -187,10 +167,6 @@ class FeedExpertsEmitter(OperationEmitter):
             gate=gate,
             x=gated,
         )
-
-    def _addition(self, tape: Tape) -> tuple[int, int, Rows]:  # noqa: ARG002 - for experts with an addition
-        """The rows that `experts.combine` adds to the sum, see `_added`."""
-        return _NOTHING
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
         """The address of the matrices, one after the other."""
@@ -221,23 +197,9 @@ class FeedExpertsEmitter(OperationEmitter):
         """The work of a token's experts."""
         n_used, matrices = self._block.router.n_used, [tape.weights.matrix(part) for part in parts]
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
-        sizes = [
-            (matrix.n_bytes * part.n_out) // (part.n * _n_stored(part)) for matrix, part in zip(matrices, parts, strict=True)
-        ]
-        return Work(f"{name} ({kinds})", n_used * sum(sizes), n_used * sum(part.n_out * part.n_in for part in parts))
-
-
-class FeedExpertsAndAddEmitter(FeedExpertsEmitter):
-    """Likewise, and adds other rows to the sum."""
-
-    operation: FeedExpertsAndAdd
-
-    @property
-    def _feed(self) -> FeedExperts:
-        return self.operation.feed
-
-    def _addition(self, tape: Tape) -> tuple[int, int, Rows]:
-        return _added(self.operation.sum, self.placed, tape)
+        pairs = zip(matrices, parts, strict=True)
+        n_bytes = n_used * sum(each.n_bytes * part.n_out // (part.n * _n_stored(part)) for each, part in pairs)
+        return Work(f"{name} ({kinds})", n_bytes, n_used * sum(part.n_out * part.n_in for part in parts))
 
 
 class AddWeighedEmitter(OperationEmitter):
@@ -311,5 +273,5 @@ OPERATIONS: Emitters = {
     AddWeighed: AddWeighedEmitter,
     Route: RouteEmitter,
     FeedExperts: FeedExpertsEmitter,
-    FeedExpertsAndAdd: FeedExpertsAndAddEmitter,
+    FeedExpertsAndAdd: FeedExpertsEmitter,
 }

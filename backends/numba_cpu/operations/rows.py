@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends, step
-from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, constants_of, multiply_activated_kernel
+from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, Tape
-from augury.blocks import Norm
+from augury.blocks import Experts, Norm
 from augury.errors import UnsupportedError
 from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
 from augury.lowering.rewrites import MultiplyActivated
@@ -112,7 +112,7 @@ class ActivateEmitter(OperationEmitter):
 
     def __init__(self, operation: Activate, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._kernel = activate_kernel(**_kind(operation))
+        self._kernel = activate_kernel(**kind_of(operation, is_gated=operation.up is not None))
 
     @property
     def kernels(self) -> Sequence[Any]:
@@ -126,23 +126,16 @@ class ActivateEmitter(OperationEmitter):
         tape.add(Work("activation"), self._kernel, **rows, activation=_activating(operation, placed))
 
 
-def _kind(operation: Activate) -> dict[str, Any]:
+def kind_of(part: Activate | Experts, *, is_gated: bool) -> dict[str, Any]:
     """The arguments that make an activation's kernel."""
-    return {
-        "activation": operation.activation.value,
-        "is_gated": operation.up is not None,
-        "is_limited": operation.limit is not None,
-        "limits_activated": operation.limits_activated,
-    }
+    limits = {"is_limited": part.limit is not None, "limits_activated": part.limits_activated}
+    return {"activation": part.activation.value, "is_gated": is_gated, **limits}
 
 
 def _activating(operation: Activate, placed: Placed) -> Activating:
     divisors = operation.divisors
-    return Activating(
-        divisors=0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size),
-        limit=operation.limit or 0.0,
-        constants=constants_of(operation.constants),
-    )
+    address = 0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size)
+    return activating(operation.limit, operation.constants, address)
 
 
 class JoinEmitter(OperationEmitter):
@@ -238,7 +231,7 @@ class MultiplyActivatedEmitter(OperationEmitter):
 
     def __init__(self, operation: MultiplyActivated, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._kernel = multiply_activated_kernel(**_kind(operation.activate))
+        self._kernel = multiply_activated_kernel(**kind_of(operation.activate, is_gated=operation.activate.up is not None))
 
     @property
     def kernels(self) -> Sequence[Any]:
