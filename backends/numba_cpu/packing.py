@@ -15,7 +15,6 @@ from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORM
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import n_blocks
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
-from augury.blocks import Rows
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -105,11 +104,6 @@ def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
     """The shape of a tensor as a matrix: axes before the last count as rows."""
     *rows, n_cols = tensor.shape
     return int(np.prod(rows, dtype=np.int64)), n_cols
-
-
-def rows_of(stored: np.ndarray, rows: Rows) -> np.ndarray:
-    """A view of some rows of what is stored (n_stored, ...): (groups, size, ...)."""
-    return stored.reshape(-1, rows.step, *stored.shape[1:])[:, rows.first : rows.first + rows.size]
 
 
 def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:

@@ -23,7 +23,6 @@ from augury.backends.numba_cpu.packing import (
     pack_tensor,
     packed_format,
     rows_and_columns,
-    rows_of,
 )
 from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows
 from augury.errors import CapacityError
@@ -160,13 +159,13 @@ class Weights:
         if key not in self._vectors:
             values = self.values(name, (size,))
             if rows is not None:
-                values = rows_of(values, rows)
+                values = rows.of(values)
             self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
         return self._vectors[key]
 
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A small tensor as float32, in its shape."""
-        return _floats(self._file.tensor(name, shape)).reshape(shape)
+        return self._file.tensor(name, shape).floats()
 
     def integers(self, part: Integers, n: int) -> int:
         """The address of whole numbers, int32, from 0 to n - 1."""
@@ -231,9 +230,8 @@ class _Panels:
         return self._tensor.data.size
 
     def __array__(self, *_: object) -> np.ndarray:
-        part, n_used = self._part, self._part.n_in if self._part.is_transposed else self._part.n_out
-        stored = _floats(self._tensor) if part.is_transposed else self._tensor.data
-        used = stored.reshape(part.n, part.n_stored or n_used, -1)[:, part.first : part.first + n_used]
+        part = self._part
+        used = part.of(self._tensor.floats() if part.is_transposed else self._tensor.data)
         if part.is_transposed:
             used = np.ascontiguousarray(used.transpose(0, 2, 1)).view(np.uint8)
         return np.pad(used, ((0, 0), (0, -part.n_out % PANEL_ROWS), (0, 0))).reshape(-1)
@@ -259,18 +257,5 @@ def _stored(file: ModelFile, part: Linear | Matrices) -> Tensor:
         return Tensor(_name(part), (part.n, n_rows, part.n_in), panels.type, cast("np.ndarray", panels))
     if part.rows is None:
         return tensor
-    rows = rows_of(tensor.data.reshape(part.rows.n_stored, -1), part.rows)
+    rows = part.rows.of(tensor.data.reshape(part.rows.n_stored, -1))
     return Tensor(_name(part), (part.n_out, part.n_in), tensor.type, rows)
-
-
-def _floats(tensor: Tensor) -> np.ndarray:
-    """A tensor's weights as float32, (n,)."""
-    if tensor.type is TensorType.F32:
-        return tensor.data.view(np.float32)
-    if tensor.type is TensorType.F16:
-        return tensor.data.view(np.float16).astype(np.float32)
-    import gguf
-
-    kind = gguf.GGMLQuantizationType[tensor.type.name]
-    values: np.ndarray = gguf.quants.dequantize(tensor.data, kind).reshape(-1)
-    return values

@@ -286,10 +286,8 @@ class Weights:
 
     def _rows_of_each(self, part: Matrices) -> np.ndarray:
         """The bytes of the rows of each of several matrices, (n, n_out, bytes)."""
-        n_rows, data = part.n_in if part.is_transposed else part.n_out, self._file.tensor(part.weight).data
-        if part.is_transposed:
-            data = self._floats(part.weight, part.shapes[part.weight])
-        stored = data.reshape(part.n, part.n_stored or n_rows, -1)[:, part.first : part.first + n_rows]
+        tensor = self._file.tensor(part.weight)
+        stored = part.of(tensor.floats() if part.is_transposed else tensor.data)
         return np.ascontiguousarray(stored.swapaxes(1, 2)).view(np.uint8) if part.is_transposed else stored
 
     def _biases(self, group: Sequence[Matrices], *, has_scales: bool) -> np.ndarray:
@@ -315,28 +313,18 @@ class Weights:
         """The bytes of a matrix's rows, (n_out, bytes)."""
         shape = linear.shapes[linear.weight]
         stored = self._file.tensor(linear.weight, shape).data.reshape(shape[0], -1)
-        if (rows := linear.rows) is None:
-            return stored
-        return stored.reshape(-1, rows.step, stored.shape[1])[:, rows.first : rows.first + rows.size].reshape(
-            -1, stored.shape[1]
-        )
+        return stored if linear.rows is None else linear.rows.of(stored).reshape(-1, stored.shape[1])
 
     def _bias(self, linear: Linear) -> np.ndarray:
         if linear.bias is None:
             return np.zeros(linear.n_out, np.float32)
         stored = self._floats(linear.bias, linear.shapes[linear.bias])
         if (rows := linear.rows) is not None and not linear.has_own_bias:
-            stored = stored.reshape(-1, rows.step)[:, rows.first : rows.first + rows.size].reshape(-1)
+            stored = rows.of(stored).reshape(-1)
         return stored * np.float32(linear.bias_scale)
 
     def _floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        tensor = self._file.tensor(name, shape)
-        if tensor.type is TensorType.F32:
-            return np.array(tensor.data.view(np.float32)).reshape(shape)
-        import gguf
-
-        values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.type.name])
-        return np.asarray(values, np.float32).reshape(shape)
+        return self._file.tensor(name, shape).floats()
 
     def _held_or_lent(self, key: tuple[tuple[str, Rows | None], ...], make: Callable[[], np.ndarray]) -> Pointer:
         """The words of matrices; one whole matrix may be the target's, or is a draft model's to borrow."""

@@ -96,14 +96,12 @@ class Weights:
 
     def product_of(self, part: Matrices, index: int, x: np.ndarray) -> np.ndarray:
         """The products of one matrix of several and vectors: x (..., n_in) → (..., n_out) float64."""
-        stored = self._arrays[part.weight].reshape(part.n, -1, part.n_out if part.is_transposed else part.n_in)[index]
-        rows = slice(part.first, part.first + (part.n_in if part.is_transposed else part.n_out))
-        matrix = stored[rows].astype(np.float64)
+        matrix = part.of(self._arrays[part.weight])[index].astype(np.float64)
         y = products(np.ascontiguousarray(matrix.T) if part.is_transposed else matrix, x)
         if part.scales is not None:
             y *= part.scales[index]
         if part.bias is not None:
-            y += self._arrays[part.bias][index, rows]
+            y += self._arrays[part.bias][index, part.first : part.first + part.n_out]
         return y
 
 
@@ -126,19 +124,10 @@ def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:
     """The rows (n_out, …) of what is stored (n_stored, …)."""
     if rows is None:
         return stored
-    groups = stored.reshape(-1, rows.step, *stored.shape[1:])[:, rows.first : rows.first + rows.size]
-    return groups.reshape(-1, *stored.shape[1:])
+    return rows.of(stored).reshape(-1, *stored.shape[1:])
 
 
 def _dequantised(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor, float32 in its shape, or int32.
-
-    Source: the `gguf` package's definition of each weight type.
-    """
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    rows = tensor.data.reshape((*tensor.shape[:-1], -1))
-    if tensor.type.name == "F32" or tensor.type.integers is not None:
-        return np.array(rows.view(tensor.type.integers or np.float32)).reshape(tensor.shape)
-    return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)
+    """The values of a tensor, float32 in its shape, or int32."""
+    kind = tensor.type.integers
+    return np.array(tensor.floats() if kind is None else tensor.data.view(kind).reshape(tensor.shape))

@@ -71,6 +71,10 @@ class Rows:
     step: int
     n_stored: int
 
+    def of(self, stored: np.ndarray) -> np.ndarray:
+        """A view of these rows of what is stored (n_stored, ...): (groups, size, ...)."""
+        return stored.reshape(-1, self.step, *stored.shape[1:])[:, self.first : self.first + self.size]
+
 
 @frozen
 class Linear:
@@ -249,6 +253,11 @@ class Matrices:
         if self.bias is not None:
             shapes[self.bias] = (self.n, n_rows)
         return shapes
+
+    def of(self, stored: np.ndarray) -> np.ndarray:
+        """A view of the used rows of each, of numbers or bytes as they are stored: (n, rows, ...)."""
+        n_rows = self.n_in if self.is_transposed else self.n_out
+        return stored.reshape(self.n, self.n_stored or n_rows, -1)[:, self.first : self.first + n_rows]
 
 
 Part = Linear | Matrices | Norm | Vector | Integers | Convolution

@@ -75,6 +75,18 @@ class Tensor:
         """Bytes that the tensor takes in the file."""
         return self.data.size
 
+    def floats(self) -> np.ndarray:
+        """The weights, float32 in their shape: a view of the file where they are stored so.
+
+        Source: the `gguf` package's definition of each weight type.
+        """
+        if self.type is TensorType.F32:
+            return self.data.view(np.float32).reshape(self.shape)
+        import gguf
+
+        kind = gguf.GGMLQuantizationType[self.type.name]
+        return np.asarray(gguf.quants.dequantize(self.data, kind), np.float32).reshape(self.shape)
+
 
 _N_SAMPLED, _SAMPLE = 256, 256  # tensors, and bytes in the middle of each: a page of the disk is read for it
 

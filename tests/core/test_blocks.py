@@ -11,6 +11,7 @@ from augury.blocks import (
     FeedForward,
     Layer,
     Linear,
+    Matrices,
     ModelPlan,
     Norm,
     Output,
@@ -80,3 +81,11 @@ def test_a_context_longer_than_the_learned_positions_is_refused():
     assert plan.for_context(64) == plan
     with pytest.raises(CapacityError, match="a context of 65 positions, but the model has learned 64"):
         plan.for_context(65)
+
+
+def test_rows_and_matrices_view_what_they_use_of_a_stored_tensor():
+    stored = np.arange(24).reshape(12, 2)
+    assert np.array_equal(Rows(1, 2, 6, 12).of(stored), [stored[1:3], stored[7:9]])
+    assert np.array_equal(Matrices("w", 2, 2, 3, first=1, n_stored=6).of(stored.reshape(-1)), [stored[1:4], stored[7:10]])
+    turned = Matrices("w", 2, 3, 2, first=2, n_stored=6, is_transposed=True)
+    assert np.array_equal(turned.of(stored), [stored[2:5], stored[8:11]])
