@@ -74,8 +74,6 @@ def activating(limit: float | None, numbers: Sequence[float], divisors: int = 0)
 
 @struct
 class Activate(Record):
-    """Operands of `activate_kernel`'s kernels."""
-
     x: Any = nested(StridedRows)  # (n, size) float32
     up: Any = nested(StridedRows)  # (n, size) float32, where the kernel multiplies by it
     out: Any = nested(StridedRows)
@@ -85,8 +83,6 @@ class Activate(Record):
 
 @struct
 class MultiplyActivated(Record):
-    """Operands of `multiply_activated_kernel`'s kernels."""
-
     entries: Any = pointer_to(Entry)  # of gate and up, or of up
     n_panels: int  # of one
     out: int  # (n, n_rows) float32, or operands that `quantize` makes, address

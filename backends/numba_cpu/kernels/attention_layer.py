@@ -63,8 +63,6 @@ class AttentionLayer:
 
 @struct
 class Attend(Record):
-    """Operands of `attend`."""
-
     layer: Any = pointer_to(AttentionLayer)
 
 

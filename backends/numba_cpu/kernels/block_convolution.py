@@ -17,8 +17,6 @@ LANES = 16
 
 @struct
 class ConvolveBlock(Record):
-    """Operands of `convolve_block`."""
-
     x: Any = nested(StridedRows)  # (n, size) float32
     weights: Any = nested(StridedRows)  # (n, n_taps * size / group) float32
     base: int  # (n_taps, size) float32, address

@@ -61,15 +61,11 @@ class ConvolutionLayer:
 
 @struct
 class Convolve(Record):
-    """Operands of `convolve`."""
-
     layer: int = pointer_to(ConvolutionLayer)
 
 
 @struct
 class PutTokens(Record):
-    """Operands of `put_tokens`."""
-
     x: Any = nested(StridedRows)  # (n, n_each) float32
     n_each: int
 

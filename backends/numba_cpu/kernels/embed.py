@@ -56,8 +56,6 @@ def float_embed(fmt: Format) -> Any:
 
 @struct
 class LookUp(Record):
-    """Operands of `look_up`."""
-
     embed: int  # address of a kernel, see `quantised_embed`
     weights: int  # address of the packed matrix
     size: int  # E
@@ -82,8 +80,6 @@ def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
 
 @struct
 class AddInputs(Record):
-    """Operands of `add_inputs`."""
-
     x: Any = nested(StridedRows)  # (n, size) float32
     y: Any = nested(StridedRows)
     to: Any = nested(StridedRows)

@@ -48,8 +48,6 @@ class ExpertMatrix:
 
 @struct
 class QuantizeInputs(Record):
-    """Operands of `quantize_inputs`."""
-
     routes: int = pointer_to(Routes)
     matrix: int = pointer_to(ExpertMatrix)
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
@@ -100,8 +98,6 @@ def _weight_of(routes, here, token, row):
 
 @struct
 class QuantizeHidden(Record):
-    """Operands of `quantize_hidden`."""
-
     routes: int = pointer_to(Routes)
     matrix: int = pointer_to(ExpertMatrix)
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
@@ -154,8 +150,6 @@ def _multiply_group(matrix, group, first, end, state, thread):
 
 @struct
 class MultiplyExperts(Record):
-    """Operands of `multiply_experts`."""
-
     routes: int = pointer_to(Routes)
     matrix: int = pointer_to(ExpertMatrix)
 
@@ -222,8 +216,6 @@ def hidden_kernel(**of: Any) -> Any:
 
 @struct
 class Combine(Record):
-    """Operands of `combine`."""
-
     routes: int = pointer_to(Routes)
     rows: int  # (n * k, ld) float32, address
     ld: int  # also of y and the shared expert

@@ -71,8 +71,6 @@ NOT_KEPT = {"put": 0, "kept": 0, "n_rows": 0, "first": 0}
 
 @struct
 class PrepareHeads(Record):
-    """Operands of `prepare_heads`."""
-
     prepare_head: int  # address of the kernel
     parts: Any = pointer_to(HeadPart)
     n_heads: int  # of all parts

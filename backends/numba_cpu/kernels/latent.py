@@ -68,8 +68,6 @@ class HeadMatrices:
 
 @struct
 class QuantizeHeads(Record):
-    """Operands of `quantize_heads`."""
-
     heads: Any = pointer_to(HeadMatrices)
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
     x: Any = nested(StridedRows)  # float32
@@ -79,15 +77,11 @@ class QuantizeHeads(Record):
 
 @struct
 class MultiplyHeads(Record):
-    """Operands of `multiply_heads`."""
-
     heads: Any = pointer_to(HeadMatrices)
 
 
 @struct
 class GatherParts(Record):
-    """Operands of `gather_parts`."""
-
     x: Any = nested(StridedRows)  # float32
     n_parts: int
     part: int  # floats from one to the next

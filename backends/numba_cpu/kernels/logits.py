@@ -219,8 +219,6 @@ def sum_exponentials(row, n, largest, sums, out):
 
 @struct
 class CapLogits(Record):
-    """Operands of `cap_logits`."""
-
     entry: Any = pointer_to(Entry)  # of the matrix that made them; the first field, as of `Multiply`
     cap: float
 

@@ -46,8 +46,6 @@ _OF_BYTES, _OF_TILES = _N_SUMS * _N_ADDS * VECTOR, 4 * TILE_ROWS * TILE_BYTES //
 
 @struct
 class Read(Record):
-    """Operands of `read`."""
-
     memory: int  # address
     size: int  # bytes, a multiple of READ_STEP
     scratch: int  # 64 bytes per thread for a sum, address
@@ -93,8 +91,6 @@ def _multiply(b, isa, weights, columns, sums, rounds):
 
 @struct
 class Multiply(Record):
-    """Operands of `multiply_kernel`'s kernels."""
-
     n_rounds: int
     scratch: int  # SCRATCH_BYTES per thread, address
 

@@ -58,8 +58,6 @@ def decay(record, state, thread, n_threads):
 
 @struct
 class DecayKeys(Record):
-    """Operands of `decay_keys`."""
-
     rows: Any = nested(StridedRows)  # float32, with keys, and room for the results
     t: Any = nested(StridedRows)  # (n, size) float32
     b: Any = nested(StridedRows)  # (n, n_heads) float32
@@ -98,8 +96,6 @@ def decay_keys(record, state, thread, n_threads):
 
 @struct
 class PlaceRows(Record):
-    """Operands of `place_rows`."""
-
     x: Any = nested(StridedRows)  # (n, size) float32
     to: Any = nested(StridedRows)
     size: int
@@ -124,8 +120,6 @@ def place_rows(record, state, thread, n_threads):
 
 @struct
 class UnitHeads(Record):
-    """Operands of `unit_heads`."""
-
     x: Any = nested(StridedRows)  # (n, n_heads * size) float32
     n_heads: int
     n_scaled: int  # of them, the first
@@ -163,8 +157,6 @@ def gated(record, y, gates, size):
 
 @struct
 class Gate(Record):
-    """Operands of `gate`."""
-
     y: Any = nested(StridedRows)  # (n, size) float32
     size: int
     skip: int  # (size,) float32, address; 0: none

@@ -66,8 +66,6 @@ def scale_row(x, size, factor):
 
 @struct
 class AddNorm(Record):
-    """Operands of `add_norm`."""
-
     x: Any = nested(ThreadRows)  # (n, E) float32
     y: int  # (n, ldy) float32, address of rows to add to x; 0: none
     ldy: int
@@ -142,8 +140,6 @@ def gather_rows(record, state, thread, n_threads):
 
 @struct
 class AddRows(Record):
-    """Operands of `add_rows`."""
-
     x: Any = nested(ThreadRows)  # (n, E) float32
     y: Any = nested(ThreadRows)
     size: int  # E
@@ -166,8 +162,6 @@ def add_rows(record, state, thread, n_threads):
 
 @struct
 class ScaleRows(Record):
-    """Operands of `scale_rows`."""
-
     x: Any = nested(ThreadRows)  # (n, E) float32
     size: int  # E
     is_private: bool
@@ -186,8 +180,6 @@ def scale_rows(record, state, thread, n_threads):
 
 @struct
 class Quantize(Record):
-    """Operands of `quantize`."""
-
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
     x: Any = nested(ThreadRows)  # (n, k) float32
     out: Any = nested(ThreadRows)
@@ -263,8 +255,6 @@ def claim(state, n_panels, n_threads):
 
 @struct
 class Multiply(Record):
-    """Operands of `multiply`."""
-
     entries: int = pointer_to(Entry)
     n_entries: int
     n_panels: int  # of all entries
