@@ -254,7 +254,7 @@ class NumbaCpuModel(Model):
                 inputs[4, :n] = np.maximum(parents - np.repeat(starts, sizes), -1)
                 self._runs[:n_runs, 3] *= inputs[4].ctypes.data + 8 * starts
         if self._sequences is not None:
-            self._sequences.write(self._runs[:n_runs], start, columns[3], columns[1])
+            self._sequences.write(self._runs[:n_runs], start, columns[3])
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
@@ -264,8 +264,7 @@ class NumbaCpuModel(Model):
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Do what is to be done to states before a batch, whose tokens are taken in this order."""
         is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
-        sequences.begin(batch, is_drafted)
-        if (runs := sequences.first(batch)) is not None:
+        if (runs := sequences.begin(batch, is_drafted)) is not None:
             self._runs[: len(runs)] = runs
             state = self._team.state
             state[offsets.N_TOKENS // 8], state[offsets.N_SEGMENTS // 8] = 0, len(runs)
