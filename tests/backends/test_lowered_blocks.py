@@ -27,6 +27,7 @@ def rows_of(backend, file, plan):
     return script_rows(REGISTRY.backends[backend], file, plan)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", ORACLES)
 def test_operations_compute_what_the_function_of_the_block_does(name):
     file = tiny_file(name)
@@ -34,6 +35,7 @@ def test_operations_compute_what_the_function_of_the_block_does(name):
     assert nmse(rows_of("reference", file, with_strangers(plan)), rows_of("reference", file, plan)) < 1e-12
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [name for name in ORACLES if name.startswith("deepseek4")])
 def test_compressed_attention_computes_what_its_definition_says(name, monkeypatch):
     file = tiny_file(name)
@@ -82,6 +84,7 @@ class Activated(Block):
 CONSTANTS = {Activation.SITU: (4.0, 8.0), Activation.XIELU: (0.8, 0.8, 0.5, -1e-6)}
 
 
+@pytest.mark.sample(16)  # each is a kernel to compile
 @pytest.mark.parametrize("is_apart", [True, False])
 @pytest.mark.parametrize("limit", [None, 0.25])
 @pytest.mark.parametrize("is_gated", [True, False])

@@ -97,4 +97,4 @@ def test_a_choice_by_what_was_drawn_emits_something_else(fault):
     source, names = inspect.getsource(best_nodes), dict(vars(module))
     assert source.count(before) == 1
     exec(source.replace(before, after), names)
-    assert max(distance(*outcomes(seed, choose=names["best_nodes"], **how)) for seed in range(6)) > 1e-3
+    assert any(distance(*outcomes(seed, choose=names["best_nodes"], **how)) > 1e-3 for seed in range(6))

@@ -297,7 +297,7 @@ def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly
 def test_a_draft_that_was_made_may_make_a_pass_dearer_than_one_that_is_yet_to_be_made():
     def dearest(*, is_made):
         taken = []
-        for pass_s in np.arange(0.04, 0.16, 0.0004):
+        for pass_s in np.arange(0.04, 0.16, 0.0008):
             planner = planner_of(costs_of({1: 0.04, 2: pass_s}, 2), True)
             (request,) = sure(planner)
             planner.observe_draft(request.every[0], 4, 0.0)  # takes no time either way

@@ -224,17 +224,29 @@ def test_without_jax_the_extra_is_named(learn, tmp_path, monkeypatch):
     assert "pip install 'augury[learn]'" in err
 
 
-def test_texts_are_files_folders_and_lines(learn, model, tmp_path):
-    rng = np.random.default_rng(2)
-    folder = model / "texts"
+@pytest.fixture
+def texts(model, tmp_path):
+    """The name of a folder of the model's with three texts and a picture."""
+    rng, folder = np.random.default_rng(2), model / tmp_path.name
     (folder / "inner").mkdir(parents=True)
     for i in range(3):
         (folder / "inner" / f"{i}.txt").write_text(" ".join(rng.choice(["the", "in", "an"], 40).tolist()))
     (folder / "image.png").write_bytes(b"\x89\xff\x00")
-    code, _, err = learn(tmp_path / "head.gguf", epochs=1, source=("-f", "texts"))
-    assert code == 0, err
+    return folder.name
+
+
+def test_texts_are_files_folders_and_lines(learn, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Trainer, "__init__", interrupted(training.Trainer.__init__, 0))
+    code, _, err = learn(tmp_path / "head.gguf", source=("-f", texts))
+    assert code == 130, err
     assert "left out:" in err
     assert "3 pieces of text" in err
+
+
+@pytest.mark.sample(0)
+def test_a_head_is_learnt_from_texts(learn, model, texts, tmp_path):
+    code, _, err = learn(tmp_path / "head.gguf", epochs=1, source=("-f", texts))
+    assert code == 0, err
     assert accepted(model, tmp_path / "head.gguf")[1]
 
 
