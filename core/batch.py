@@ -12,7 +12,17 @@ from attrs import define, frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "NextnSlotInput", "Reservation", "SlotInput", "StateUpdate", "StateUpdates", "Tree", "check_batch"]
+__all__ = [
+    "Batch",
+    "NextnSlotInput",
+    "Reservation",
+    "SlotInput",
+    "StateUpdate",
+    "StateUpdates",
+    "Tree",
+    "check_batch",
+    "check_vocabulary",
+]
 
 _NO_DRAFT = Draft()
 
@@ -305,6 +315,17 @@ def check_batch(
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):
         _check_drafted(batch, spec.draft_max)
+
+
+def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
+    """Refuse a `Batch.vocabulary` (m,) that a model of `n_vocab` tokens cannot have, once for each array.
+
+    Raises:
+        OptionError: It holds no tokens, others than the model's, or they do not rise.
+    """
+    n = len(vocabulary)
+    if not n or vocabulary[0] < 0 or vocabulary[-1] >= n_vocab or (vocabulary[1:] <= vocabulary[:-1]).any():
+        raise OptionError(f"a vocabulary of {n} tokens, expected some, which rise from 0 to {n_vocab - 1}")
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.struct import dtype, view
-from augury.errors import OptionError
+from augury.batch import check_vocabulary
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Program
@@ -51,9 +51,7 @@ class NarrowOutputs:
         kept = self._kept.get(id(programs))
         if kept is not None and kept[0] is vocabulary:
             return kept[1]
-        n_tokens = len(vocabulary)
-        if not n_tokens or vocabulary[0] < 0 or vocabulary[-1] >= self._n_vocab or (vocabulary[1:] <= vocabulary[:-1]).any():
-            raise OptionError(f"a vocabulary of {n_tokens} tokens, expected some, which rise from 0 to {self._n_vocab - 1}")
+        check_vocabulary(vocabulary, self._n_vocab)
         panels = vocabulary // step.PANEL_ROWS
         panels = panels[np.append(True, panels[1:] != panels[:-1])].astype(np.int64)
         tokens = (step.PANEL_ROWS * panels[:, None] + np.arange(step.PANEL_ROWS)).ravel().astype(np.int32)

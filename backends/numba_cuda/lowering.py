@@ -13,11 +13,13 @@ from augury.backends.numba_cuda.block import BlockEmitter
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
 from augury.backends.numba_cuda.first_products import FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
+from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
-from augury.blocks import Block, ModelPlan, Norm, Output
+from augury.batch import check_vocabulary
+from augury.blocks import Block, Linear, ModelPlan, Norm, Output
 from augury.types import ModelOptions, StateSpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Parts:
     features: tuple[str, ...] = ()
     takes_hidden: bool = False
     is_read: bool = True
+    is_narrow: bool = False  # see `Lowering.narrowed`
 
 
 @frozen(eq=False)
@@ -83,6 +86,8 @@ class Lowering:
         self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
         for ends in (self._ends, *self._nextn.values()):
             self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
+        self._narrow: dict[Linear, NarrowOutput] = {}
+        self._narrowed: dict[Linear, tuple[np.ndarray, NarrowOutput | None]] = {}  # the last vocabulary of each output
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
         draft_max = options.draft_max if of_sequence else None
@@ -149,6 +154,25 @@ class Lowering:
         steps = self.steps(size, parts).steps
         return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
+    def narrowed(self, layers: tuple[int, int] | None, vocabulary: np.ndarray) -> NarrowOutput | None:
+        """What computes the logits of a vocabulary (m,) int32 after some layers; None: all logits are computed.
+
+        Raises:
+            OptionError: The model cannot have such a vocabulary.
+        """
+        output = (self._nextn.get(layers, self._ends) if layers is not None else self._ends).block
+        linear = output.weight
+        if type(output) is not Output or linear is None:
+            return None
+        if linear not in self._narrowed or self._narrowed[linear][0] is not vocabulary:
+            check_vocabulary(vocabulary, linear.n_out)
+            if linear not in self._narrow:
+                made = NarrowOutput.of(self._device, self._weights.matrix(linear), vocabulary)
+                self._narrow |= {} if made is None else {linear: made}
+            narrow = self._narrow.get(linear)
+            self._narrowed[linear] = vocabulary, narrow if narrow is not None and narrow.follow(vocabulary) else None
+        return self._narrowed[linear][1]
+
     def following(self, size: Size, parts: Parts) -> Program:
         """A program for a pass over the best tokens after the rows of the last one, which are not asked for."""
         places = (self.inputs, self.buffers["best"])
@@ -158,6 +182,7 @@ class Lowering:
     def steps(self, size: Size, parts: Parts) -> Tape:
         """What such a program does."""
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
+        tape.narrow = self._narrow if parts.is_narrow else {}
         ends = self._nextn.get(parts.layers, self._ends)
         self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
         if self._injections and parts.takes_hidden:

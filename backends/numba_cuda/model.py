@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
@@ -20,6 +22,9 @@ from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import NamedPass, Pass
 from augury.types import Allocation, ModelInfo
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.narrow_output import NarrowOutput
 
 _MOST_PROGRAMS = 48  # graphs take memory of the device
 _CHAIN_ROWS = MAX_TOKENS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
@@ -41,7 +46,9 @@ class CudaModel(Model):
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
-        self._chooser = RowReader(device, Logits(*places, self._n_logits))
+        self._logits_of = partial(Logits, *places)
+        self._chooser = RowReader(device, self._logits_of(self._n_logits))
+        self._choosers = {self._n_logits: self._chooser}  # by the width of a row
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         self._plan, embedding = lowering.plan, lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
@@ -55,8 +62,10 @@ class CudaModel(Model):
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
-        passed = self._forward(batch)
-        return passed if self._tokens is None else NamedPass(passed, self._tokens, self.info.n_vocab)
+        narrow = self._narrowed(batch)
+        tokens = self._tokens if narrow is None else narrow.tokens
+        passed = self._forward(batch, narrow=narrow)
+        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
@@ -67,7 +76,14 @@ class CudaModel(Model):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
         return self._forward(batch, n_passes)
 
-    def _forward(self, batch: Batch, n_passes: int = 1) -> Pass:
+    def _narrowed(self, batch: Batch) -> NarrowOutput | None:
+        """What computes the logits of a batch's vocabulary alone, where one pass computes them."""
+        if batch.vocabulary is None or self._tokens is not None or not 0 < len(batch.rows) <= len(batch.tokens) <= self._n_most:
+            return None
+        self._require_open()
+        return self._lowering.narrowed(batch.layers, batch.vocabulary)
+
+    def _forward(self, batch: Batch, n_passes: int = 1, narrow: NarrowOutput | None = None) -> Pass:
         """Compute one pass, or a chain of passes whose first one is not cut."""
         self._require_open()
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
@@ -82,9 +98,11 @@ class CudaModel(Model):
             self._begin_sequences(self._sequences, batch, tree)
         n, n_rows = len(batch.tokens), len(batch.rows)
         is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.nextn_of(batch.layers) is None
-        parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None, is_read)
+        layers, is_narrow = batch.layers or (0, self.info.n_layers), narrow is not None
+        parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow)
         if n <= self._n_most:
-            return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes)
+            n_logits = self._n_logits if narrow is None else len(narrow.tokens)
+            return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, n_logits=n_logits)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self._n_logits), np.float32)
         before_s = 0.0
@@ -116,7 +134,15 @@ class CudaModel(Model):
         return GatheredPass(self._chooser, logits, features)
 
     def _pass(
-        self, batch: Batch, tree: Tree | None, span: slice, parts: Parts, before_s: float = 0.0, n_passes: int = 1
+        self,
+        batch: Batch,
+        tree: Tree | None,
+        span: slice,
+        parts: Parts,
+        before_s: float = 0.0,
+        *,
+        n_passes: int = 1,
+        n_logits: int | None = None,
     ) -> DevicePass:
         """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""
         positions = batch.positions[span]
@@ -131,10 +157,13 @@ class CudaModel(Model):
         row_slots = np.tile(batch.slots[span][rows], n_passes)
         if n_passes > 1:
             self._go_on(len(rows), n_passes, int(positions.max()), parts)
-        begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
+        width = self._n_logits if n_logits is None else n_logits
+        if (chooser := self._choosers.get(width)) is None:
+            chooser = self._choosers[width] = RowReader(self._device, self._logits_of(width))
+        begun = chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._fetched, row_slots, features, self._n_logits, begun, before_s)
+        return DevicePass(chooser, self._fetched, row_slots, features, width, begun, before_s)
 
     def _go_on(self, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain, and let the rows of all be in order."""

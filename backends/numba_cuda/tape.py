@@ -24,6 +24,7 @@ from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 
 if TYPE_CHECKING:
+    from augury.backends.numba_cuda.narrow_output import NarrowOutput
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.lowering import Value
 
@@ -91,6 +92,7 @@ class Tape:
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
         choice: The arguments of attention for the last choice of positions.
+        narrow: What computes the logits of some tokens alone, by the matrix of all.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
@@ -101,6 +103,7 @@ class Tape:
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
         self.choice = ChoiceArgs()
+        self.narrow: Mapping[Linear, NarrowOutput] = {}
         # rows that the next norm adds to x, as they are or normed, or swaps with it
         self._pending: tuple[Rows, Norm | None, bool] | None = None
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
@@ -259,9 +262,7 @@ class Tape:
         grid = (self.size.n_tokens, n_groups)
         self.launch(norm_rows, grid, THREADS, x=x.at, stride=x.width, is_output=is_output, **arguments)
 
-    def multiply(
-        self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False, is_output: bool = False
-    ) -> None:
+    def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to what is there."""
         found, n = self.weights.products(products), self.size.n_tokens
         for pair in permutations(found, 2):
@@ -269,7 +270,13 @@ class Tape:
                 launch = launch_of_two(self.inputs, n, x, pair, to)
                 found = found if launch is None else [each for each in found if each not in pair]
                 self.steps += [] if launch is None else [launch]
-        for matrix, column in found:
+        self.multiply_matrices(x, found, to, adds=adds)
+
+    def multiply_matrices(
+        self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: Rows, *, adds: bool = False, is_output: bool = False
+    ) -> None:
+        """Multiply rows by matrices, one after the other: of all tokens, or of those that have logits."""
+        for matrix, column in matrices:
             tiles = self._tiles(matrix, is_output=is_output)
             which = OF_OUTPUT if is_output else OF_TOKENS
             self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which))

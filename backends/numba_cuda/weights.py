@@ -43,6 +43,9 @@ class Matrix:
     bias: Pointer | None
     n_alike: int = 1  # how many there are
     has_scales: bool = False  # what `bias` points to has scales of rows, too
+    # of some rows of another matrix: its units, among whose planes they are, and its cuts, which fix the order of additions
+    n_given: int | None = None
+    cuts: int | None = None
 
     @property
     def n_units(self) -> int:
@@ -62,11 +65,13 @@ class Matrix:
     @property
     def n(self) -> int:
         """Units in whole tiles."""
-        return n_units(self.n_alike * self.n_tiles * TILE_ROWS, self.n_cols)
+        return self.n_given if self.n_given is not None else n_units(self.n_alike * self.n_tiles * TILE_ROWS, self.n_cols)
 
     @property
     def n_cuts(self) -> int:
         """Of a row, so that there are warps enough. It fixes the order of additions, so nothing but the shape decides."""
+        if self.cuts is not None:
+            return self.cuts
         n_cuts, n_warps = 1, self.n_tiles
         if self.n_alike > 1:  # of which several are read at once
             return 1

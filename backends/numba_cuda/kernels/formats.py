@@ -66,6 +66,13 @@ class Format:
         """Whether weights are multiplied as floats."""
         return self.unpack is None
 
+    @property
+    def planes(self):
+        """What each plane has, in order: so many halves of a word, of one unit or of so many of a row together."""
+        main = [(8, 1)] * (self.n_main // 4) or [(2 * self.n_main, 1)]
+        factors = (self.n_factors, TILE_UNITS if self.has_shared_factor else 1)
+        return [each for each in (*main, (2 * self.n_high, 1), (self.n_scales, 1), factors) if each[0]]
+
     def n_words(self, n_units: int) -> int:
         """Words of a matrix of so many units."""
         factors = self.n_factors * n_units // (TILE_UNITS if self.has_shared_factor else 1)

@@ -67,13 +67,16 @@ class GiveLogitsEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         operation, layout, linear = self.operation, self.layout, self.operation.linear
-        n_vocab, rows = linear.n_out, Rows(tape.buffers["logits"], linear.n_out)
+        narrow = tape.narrow.get(linear)
+        matrices = [(tape.weights.matrix(linear), 0)] if narrow is None else narrow.matrices
+        n_vocab = sum(matrix.n_rows for matrix, _ in matrices)
+        rows = Rows(tape.buffers["logits"], n_vocab)
         if layout.is_stream(operation.x):
             normed = tape.norm(operation.norm, (linear,), is_output=True)
         else:
             normed = tape.operand("normed", linear.n_in, (linear,))
             tape.put(layout.rows(operation.x, tape), linear.n_in, normed, operation.norm, is_output=True)
-        tape.multiply(normed, ((linear, 0),), rows, is_output=True)
+        tape.multiply_matrices(normed, matrices, rows, is_output=True)
         if operation.softcap is not None:
             grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
             tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=operation.softcap)

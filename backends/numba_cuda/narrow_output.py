@@ -1,0 +1,100 @@
+"""Logits of some tokens alone: products with the first rows of the output's matrix, and with copies of a few others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import evolve
+
+from augury.backends.numba_cuda.device import Copy, Device, Part
+from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS
+from augury.backends.numba_cuda.weights import PURPOSE, Matrix
+
+_SHARE = 4  # of the first tiles are a quarter as many that hold other tokens: drafts know a sixteenth as many of these
+_LEAST = 16
+_MOST = 3 / 4  # of all logits, above which to compute all of them costs little more
+
+
+class NarrowOutput:
+    """What computes the logits of the first tokens, and of some others, which change with the vocabulary.
+
+    Rows lie in tiles on the device. Those of the first tokens are multiplied where they are, and the tiles of others are copied
+    side by side when a vocabulary first has them. So programs stay the same whatever the vocabulary is.
+
+    Attributes:
+        matrices: The two, each with the column of its products.
+        tokens: (m,) int32, of each column.
+    """
+
+    def __init__(self, device: Device, matrix: Matrix, n_first: int) -> None:
+        """Begin with the tokens in the first tiles, and those after them.
+
+        Raises:
+            MemoryError: There is no room on the device.
+        """
+        self._device, self._matrix, self._n_first = device, matrix, n_first
+        n_others = max(n_first // _SHARE, _LEAST)
+        n_rows, bias = TILE_ROWS * n_others, None
+        if matrix.bias is not None:
+            bias = device.allocate(4 * n_rows, PURPOSE).at(0)
+        others = evolve(matrix, n_rows=n_rows, bias=bias, n_given=None, cuts=matrix.n_cuts)
+        others = evolve(others, words=device.allocate(4 * matrix.format.n_words(others.n), PURPOSE).at(0))
+        first = evolve(matrix, n_rows=TILE_ROWS * n_first, n_given=matrix.n, cuts=matrix.n_cuts)
+        self.matrices = [(first, 0), (others, first.n_rows)]
+        self._tiles = np.arange(n_first, n_first + n_others)  # of each place among the others
+        for place, tile in enumerate(self._tiles.tolist()):
+            self._copy(tile, place)
+        self._name()
+
+    @classmethod
+    def of(cls, device: Device, matrix: Matrix, vocabulary: np.ndarray) -> NarrowOutput | None:
+        """What begins with the first tokens of a vocabulary (m,) int32, rising; None where that would save little."""
+        tiles = _tiles_of(vocabulary)
+        n_first = int((tiles == np.arange(len(tiles))).sum())
+        if TILE_ROWS * (n_first + max(n_first // _SHARE, _LEAST)) > _MOST * matrix.n_rows:
+            return None
+        try:
+            return cls(device, matrix, n_first)
+        except MemoryError:
+            return None
+
+    def follow(self, vocabulary: np.ndarray) -> bool:
+        """Take another vocabulary (m,) int32, rising; False where it has too many others, or one in a tile that is not full."""
+        tiles = _tiles_of(vocabulary)
+        others = tiles[tiles >= self._n_first]
+        if len(others) > len(self._tiles) or TILE_ROWS * (tiles[-1] + 1) > self._matrix.n_rows:
+            return False
+        new = np.setdiff1d(others, self._tiles)
+        free = np.flatnonzero(~np.isin(self._tiles, others))[: len(new)]
+        for place, tile in zip(free.tolist(), new.tolist(), strict=True):
+            self._copy(tile, place)
+        self._tiles[free] = new
+        self._name()
+        return True
+
+    def _name(self) -> None:
+        tiles = np.concatenate([np.arange(self._n_first), self._tiles])
+        self.tokens = (TILE_ROWS * tiles[:, None] + np.arange(TILE_ROWS)).reshape(-1).astype(np.int32)
+
+    def _copy(self, tile: int, place: int) -> None:
+        """Copy a tile of rows to a place among the others."""
+        others, _ = self.matrices[1]
+        for (source, n_bytes), (to, _) in zip(_parts(self._matrix, tile), _parts(others, place), strict=True):
+            self._device.copy(Copy(source, to, n_bytes))
+
+
+def _tiles_of(vocabulary: np.ndarray) -> np.ndarray:
+    tiles = vocabulary // TILE_ROWS
+    different: np.ndarray = tiles[np.append(True, tiles[1:] != tiles[:-1])]
+    return different
+
+
+def _parts(matrix: Matrix, tile: int) -> Iterator[Part]:
+    """What a matrix has of a tile of rows, in every plane; and of their bias."""
+    first, size, at = tile * TILE * matrix.n_steps, TILE * matrix.n_steps, 0
+    for n_halves, per in matrix.format.planes:
+        yield matrix.words.at(2 * (at + n_halves * first // per)), 2 * n_halves * size // per
+        at += n_halves * matrix.n // per
+    if matrix.bias is not None:
+        yield matrix.bias.at(4 * TILE_ROWS * tile), 4 * TILE_ROWS
