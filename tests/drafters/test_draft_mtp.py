@@ -27,6 +27,7 @@ BACKENDS = ("numba-cpu", "reference")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("backend", "name"), list(zip(itertools.cycle(BACKENDS), NEXTN, strict=False)))
 def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
     for run in runs(name):

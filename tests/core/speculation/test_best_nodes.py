@@ -65,6 +65,7 @@ def outcomes(seed, *, limit, curve="free", may_branch=True, budget=8.0, is_costl
     return first, distribution(run)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("limit", [1, 2, 3, 6])
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("may_branch", [True, False])
