@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["DRAFT_LOGGER", "get_logger"]
+__all__ = ["DRAFT_LOGGER", "LINE", "get_logger"]
+
+LINE = "%(levelname)s %(name)s %(message)s"
+"""How the command line writes a record."""
 
 DRAFT_LOGGER = logging.getLogger("augury.drafts")
 """At level DEBUG, as with `-vv`, it gets a record for every draft that was verified, with a `VerifiedDraft` as its attribute

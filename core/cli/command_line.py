@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from importlib import metadata
 from augury.cli import chat, completion, inspect, plugins, pull, run
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
+from augury.log import LINE
 from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
 
@@ -75,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if logging.lastResort is not None:  # of plugins that cannot be used, before a command says by its flags what is logged
+        logging.lastResort.setFormatter(logging.Formatter(LINE))
     args = make_parser(Registry.discover(), words).parse_args(words)
     return int(args.run(args))
 

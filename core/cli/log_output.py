@@ -10,6 +10,7 @@ from typing import TextIO
 
 from augury.cli.table import align_rows
 from augury.engine.draft_log import VerifiedDraft
+from augury.log import LINE
 from augury.types import TokenLogprob
 
 __all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]
@@ -22,7 +23,7 @@ def configure_logging(*, verbosity: int, is_quiet: bool = False) -> None:
     """
     logger = logging.getLogger("augury")
     handler = LogHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(_Formatter(LINE))
     logger.handlers[:] = [handler]
     least = logging.ERROR if is_quiet else logging.WARNING
     logger.setLevel((least, logging.INFO, logging.DEBUG)[verbosity])

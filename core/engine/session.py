@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from augury.errors import AuguryError, PluginError
 from augury.interfaces import Drafter, Session
 from augury.loader import Loader
 from augury.passes import Context, Target
@@ -45,11 +46,22 @@ class EngineSession(Session):
         """The slot's drafters, each of which is in `made` as soon as it is there."""
         first = len(made)
         for drafter, member in chosen:
-            made.append(drafter(member.options, self))
+            made.append(self._make(drafter, member))
         return made[first:]
 
     def drafters(self, text: str) -> list[Drafter]:
-        return [drafter(member.options, self) for drafter, member in choose_drafters(self._loader.registry, text)]
+        return [self._make(drafter, member) for drafter, member in choose_drafters(self._loader.registry, text)]
+
+    def _make(self, drafter: type[Drafter], member: Member) -> Drafter:
+        try:
+            return drafter(member.options, self)
+        except (AuguryError, MemoryError, OSError):
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"drafter {drafter.name!r} cannot begin: {type(error).__name__}: {error}; leave it out (--spec-type), or ask "
+                f"whoever wrote {drafter.__module__}"
+            ) from error
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         return self._loader.shared.get(key, make)

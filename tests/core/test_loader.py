@@ -92,7 +92,7 @@ def test_drafters_are_closed_where_a_later_one_fails():
 
     registry = Registry.discover()
     registry.register(Plugin(), name="mine", distribution="mine")
-    with pytest.raises(ValueError, match="planted"):
+    with pytest.raises(PluginError, match="drafter 'fails' cannot begin: ValueError: planted"):
         load(spec_type="opens;fails", registry=registry)
     assert Opens.n_open == 0
 

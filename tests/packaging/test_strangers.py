@@ -286,7 +286,7 @@ def test_a_broken_plugin_is_a_warning_and_a_line_in_the_list(strangers, name, re
     ended = strangers.augury("plugins", plugins=f"stranger-{name}")
     assert ended.returncode == 0
     assert f"broken: {name} of stranger-{name} 1.2: {reason}" in ended.stdout.splitlines()
-    assert "plugin cannot be used" in ended.stderr
+    assert f'WARNING augury.registry event="plugin cannot be used" plugin={name}' in ended.stderr
     ended = strangers.augury("run", "--spec-type", name, "-p", "hello", plugins=f"stranger-{name}")
     assert ended.returncode == 1
     assert f"{name} of stranger-{name} is broken: {reason}" in ended.stderr

@@ -6,7 +6,7 @@ from oracles.models import tiny_model
 from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.engine.session import EngineSession
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError, OptionError, PluginError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress
 from augury.loader import Loader
@@ -15,7 +15,8 @@ from augury.plugins.architectures.llama import Llama
 from augury.plugins.memory.contiguous import Contiguous
 from augury.plugins.sources.path import PathSource
 from augury.registry import Registry
-from augury.testing.toys import TINY_DRAFT, ToyBackend, registry_with_toys
+from augury.speculation.config import Member
+from augury.testing.toys import TINY_DRAFT, ToyBackend, ToyDrafter, registry_with_toys
 from augury.types import ModelOptions
 
 
@@ -30,6 +31,21 @@ def test_a_model_that_a_drafter_loads_is_checked_and_closed_with_the_engine():
     loader.close()
     with pytest.raises(AuguryError, match="closed"):
         context.forward([feed])
+
+
+class Unready(ToyDrafter):
+    def __init__(self, options, session):
+        raise ZeroDivisionError("no luck")
+
+
+def test_a_drafter_that_cannot_begin_is_named():
+    session = EngineSession(
+        0, None, ModelOptions(), None, Loader(registry_with_toys(), ToyBackend(NoOptions()), Progress()), None
+    )
+    told = "drafter 'toy-period' cannot begin: ZeroDivisionError: no luck; leave it out .--spec-type., or ask whoever wrote ..*"
+    with pytest.raises(PluginError, match=told) as found:
+        session.make_drafters([(Unready, Member("toy-period", NoOptions()))], [])
+    assert isinstance(found.value.__cause__, ZeroDivisionError)
 
 
 class TwoPlans(Llama):
