@@ -224,7 +224,10 @@ def _n_compared(shape):
                 found = model.forward(Batch.chain(tokens[start : start + n], start=start)).rows()
                 assert np.array_equal(found, whole[start : start + n]), f"{n} tokens from {start} on"
                 n_compared += n
+        few = np.array([*range(TINY.n_vocab // 4), TINY.n_vocab // 2, TINY.n_vocab - 5], np.int32)
         for n in (1, 3, 20):
+            found = model.forward(Batch.chain(tokens[600 : 600 + n], start=600, vocabulary=few)).rows()[:, few]
+            assert np.array_equal(found, whole[600 : 600 + n, few]), f"logits of some tokens alone, after {n}"
             other = Batch.chain(tokens[::-1][:n], slot=1)
             here = Batch.chain(tokens[600:620], start=600)
             joint = Batch(
