@@ -109,7 +109,7 @@ tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a
 
 LEARN = """
 `-f` takes texts to learn from, or folders of them. The flags of the model, of drafters and of sampling are those of `run`, and
-`-np` is 4 here. See [learn.md](learn.md).
+`-np` is 8 here. See [learn.md](learn.md).
 """
 
 FOREIGN = """

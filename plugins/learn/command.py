@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
-_N_SLOTS = 4
+_N_SLOTS = 8
 _RATE = 1e-3  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
 _HELD_OUT = 20  # one of so many pieces
 _N_MEASURED = 8  # pieces held out that the engine goes on from

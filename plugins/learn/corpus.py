@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["answered", "digest", "encoded", "most_tokens", "pieces_of", "read_prompts", "read_texts"]
 
 _N_PIECE = 1024  # tokens of a text that are recorded together
+_N_QUEUED = 8  # prompts for each slot that are asked at once: none waits for the longest answer of others but at the end
 _N_LEAST = 8  # tokens of a piece: in shorter ones there is nothing to draft
 
 
@@ -100,10 +101,10 @@ def answered(
         n_most: No prompt is answered once there are so many tokens.
         progress: Told how many are answered.
     """
-    texts, n_slots = recorded.answers(), engine.config["n_slots"]
+    texts, n_asked = recorded.answers(), _N_QUEUED * engine.config["n_slots"]
     while len(texts) < len(prompts) and sum(map(len, texts)) < n_most:
         progress("answering", len(texts), len(prompts))
-        asked = prompts[len(texts) : len(texts) + n_slots]
+        asked = prompts[len(texts) : len(texts) + n_asked]
         runnings = [engine.submit(**{**params, **each.arguments(), "echo": True}) for each in asked]
         results = [running.result() for running in runnings]
         made = [np.array([*(result.prompt or ()), *result.tokens], np.int32) for result in results]
