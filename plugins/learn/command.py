@@ -40,7 +40,8 @@ __all__ = ["add_parser"]
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
-_RATE = 1e-3  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
+_RATE = 5e-4  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
+_N_LEARNT = 8192  # of the tokens that it drafts: among the others it chooses by their rows of the output alone
 _HELD_OUT = 20  # one of so many pieces
 _N_MEASURED = 8  # pieces held out that the engine goes on from
 _N_WRITTEN = 64  # tokens of each
@@ -154,7 +155,7 @@ def _check_memory(sizes: HeadSizes) -> None:
     from augury.plugins.learn.fitting import N_BATCH, N_ROW
     from augury.plugins.learn.training import N_STEPS
 
-    of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the target's rows
+    of_weights = 6 * sizes.n_weights + 2 * sizes.n_drafted * sizes.n_embd  # Adam's before and after, and rows of the output
     n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and what becomes of them
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
@@ -202,11 +203,13 @@ def _train(
 
     corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
     n_total = args.epochs * -(-len(corpus.rows) // N_BATCH)
-    weights = first_weights(recorded.sizes, target, tokens, seed)
-    trainer = Trainer(recorded.sizes, weights, target.output(tokens), target.softcap, _RATE, n_total)
+    weights, output = first_weights(recorded.sizes, target, corpus.spread(), seed), target.output(tokens)
+    most_frequent = draft_vocabulary(pieces[n_held_out:], recorded.sizes.n_vocab, min(_N_LEARNT, len(tokens)))
+    is_learnt = np.isin(tokens, most_frequent)
+    trainer = Trainer(recorded.sizes, weights, output, is_learnt, target.softcap, _RATE, n_total)
     with ProgressDisplay() as progress:
         best = fit(trainer, recorded, corpus, args.epochs, seed, progress, say)
-    write_head(args.output, recorded.sizes, file, tokens, best)
+    write_head(args.output, recorded.sizes, file, tokens, best, output)
 
 
 def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[np.ndarray]) -> None:

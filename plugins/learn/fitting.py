@@ -7,10 +7,11 @@ from time import monotonic
 
 import numpy as np
 
+from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
 from augury.plugins.learn.head import TargetTensors, Weights
 from augury.plugins.learn.recorded import Recorded
-from augury.plugins.learn.training import Batch, Trainer
+from augury.plugins.learn.training import N_STEPS, Batch, Trainer
 
 __all__ = ["N_BATCH", "N_ROW", "Corpus", "fit", "percent"]
 
@@ -18,6 +19,8 @@ N_BATCH = 4  # rows
 N_ROW = 256  # tokens: a head looks back at no more while it is trained
 _SAVE_EVERY_S = 120.0
 _PATIENCE = 2  # epochs without a better one, after which it ends
+_N_SAMPLED = 64  # texts that tell how large features are
+_N_FIRST = 8  # tokens that do not
 
 
 _Window = tuple[int, int, int]
@@ -61,6 +64,18 @@ class Corpus:
                 at += n
         return Batch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 
+    def spread(self) -> np.ndarray:
+        """(3 E,) float32, the root mean square of each feature as a head reads it, of some texts to learn from.
+
+        The first tokens of a text are left out: what layers tell of them is often a hundred times as large.
+        """
+        numbers = list(dict.fromkeys(number for row in self.rows for number, _, _ in row))[:_N_SAMPLED]
+        n = 3 * self._recorded.sizes.n_embd
+        starts = {number: min(_N_FIRST, len(self._pieces[number]) // 2) for number in numbers}
+        kept = [self._recorded.window(*each, N_ROW)[:, :n].astype(np.float32) for each in starts.items()]
+        squares = np.concatenate(kept) ** 2
+        return np.sqrt((squares / (squares.mean(axis=1, keepdims=True) + EPSILON)).mean(axis=0))
+
     def accepted(self, trainer: Trainer) -> list[float]:
         """The shares of drafts in the texts held out whose first 1, 2, ... tokens are right."""
         groups = [self.held_out[i : i + N_BATCH] for i in range(0, len(self.held_out), N_BATCH)]
@@ -93,6 +108,8 @@ def fit(
 ) -> Weights:
     """Train until the texts held out are predicted no better, or `n_epochs` are over.
 
+    The first third of the epochs learns to draft one token, the next two, the last three: each token costs as much again.
+
     Args:
         trainer: With first weights; it goes on from the checkpoint where there is one.
         recorded: Keeps checkpoints.
@@ -112,9 +129,10 @@ def fit(
     saved_at = monotonic()
     while len(lengths) < n_epochs and max(lengths[-_PATIENCE:], default=0) >= max(lengths, default=0):
         order = np.random.default_rng([seed, len(lengths)]).permutation(len(corpus.rows))
+        n_unrolled = 1 + N_STEPS * len(lengths) // n_epochs
         for i in range(trainer.n_steps - len(lengths) * n_of_epoch, n_of_epoch):
             progress("training", trainer.n_steps, n_epochs * n_of_epoch)
-            trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]))
+            trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]), n_unrolled)
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
                 saved_at = monotonic()

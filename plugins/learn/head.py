@@ -28,7 +28,6 @@ Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
-_N_GROUPED = 4  # heads of queries to one of keys, where their number allows that
 _FF_BLOCK = 32  # weights of a block of Q8_0, of which a row has whole ones
 
 
@@ -56,11 +55,10 @@ class HeadSizes(LlamaSizes):
             raise UnsupportedError(f"{name}: its layers tell no hidden states, which a head reads; learn for another model")
         head_dim = next((d for d in _HEAD_DIMS if n_embd % d == 0 and n_embd // d > 1), n_embd)
         n_heads = n_embd // head_dim
-        n_kv_heads = n_heads // _N_GROUPED if n_heads % _N_GROUPED == 0 else n_heads
         layers = (2, n // 2, n - 3) if n > 5 else (1 % n, n // 2, n - 1)
         n_ff = -(-3 * n_embd // _FF_BLOCK) * _FF_BLOCK
         return cls(
-            *(plan.n_vocab, n_embd, n_ff, n_heads, n_kv_heads),
+            *(plan.n_vocab, n_embd, n_ff, n_heads, n_heads),
             head_dim=head_dim,
             n_rot=head_dim,
             n_layers=1,
@@ -76,7 +74,7 @@ class HeadSizes(LlamaSizes):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors: attention reads a token and a feature beside each other."""
+        """The shapes of what is trained, all but the output: attention reads a token and a feature beside each other."""
         e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         found = super().shapes
         del found["token_embd.weight"]
@@ -87,7 +85,6 @@ class HeadSizes(LlamaSizes):
             "blk.0.attn_q.weight": (q, 2 * e),
             "blk.0.attn_k.weight": (kv, 2 * e),
             "blk.0.attn_v.weight": (kv, 2 * e),
-            "output.weight": (self.n_drafted, e),
         }
 
     @property
@@ -137,30 +134,38 @@ def draft_vocabulary(texts: Iterable[np.ndarray], n_vocab: int, n_drafted: int) 
     return np.sort(best).astype(np.int32)
 
 
-def first_weights(sizes: HeadSizes, target: TargetTensors, tokens: np.ndarray, seed: int) -> Weights:
-    """The weights that training starts from: what the late layer tells goes straight to the target's own rows.
+def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, seed: int) -> Weights:
+    """The weights that training starts from.
+
+    What the late layer tells goes straight to the output. Features are brought to one scale. Each position attends to itself at
+    first, since its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
 
     Args:
         sizes: Of the head.
-        target: Lends rows of the output, and its norm.
-        tokens: (V_d,) int32 that the head drafts.
+        target: Lends the norm of its output.
+        spread: (3 E,) float32, the root mean square of each feature as the head reads it.
         seed: Of what is random.
     """
-    rng, weights = np.random.default_rng(seed), Weights()
+    rng, weights, n_embd = np.random.default_rng(seed), Weights(), sizes.n_embd
     for name, shape in sizes.shapes.items():
         if len(shape) == 1:
             weights[name] = np.ones(shape, np.float32)
         else:
             weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
-    for name in ("blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
+    for name in ("fc.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
         weights[name] *= np.float32(0.1)
-    weights["fc.weight"] *= np.float32(0.1)
-    weights["fc.weight"][:, -sizes.n_embd :] += np.eye(sizes.n_embd, dtype=np.float32)
-    weights["output.weight"], weights["output_norm.weight"] = target.output(tokens), target.norm.copy()
+    weights["enc.output_norm.weight"] = 1 / np.maximum(spread, np.float32(1e-4))
+    weights["fc.weight"][:, -n_embd:] += np.eye(n_embd, dtype=np.float32)
+    weights["blk.0.attn_k.weight"][:, :n_embd] *= np.float32(2**0.5)  # it reads the token alone, half of the columns
+    weights["blk.0.attn_k.weight"][:, n_embd:] = 0
+    weights["blk.0.attn_q.weight"] = weights["blk.0.attn_k.weight"].copy()
+    weights["output_norm.weight"] = target.norm.copy()
     return weights
 
 
-def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarray, weights: Mapping[str, np.ndarray]) -> None:
+def write_head(
+    path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarray, weights: Mapping[str, np.ndarray], output: np.ndarray
+) -> None:
     """Write a head as a GGUF file, whole or not at all.
 
     Args:
@@ -168,7 +173,8 @@ def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarr
         sizes: Of the head.
         target: Whose tokenizer the file repeats, as llama.cpp expects it.
         tokens: (V_d,) int32 that it drafts.
-        weights: Its tensors.
+        weights: Its tensors, without the output.
+        output: (V_d, E) float32, the output.
     """
     with gguf_file(path, "eagle3", is_durable=True) as writer:
         writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
@@ -182,7 +188,7 @@ def write_head(path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarr
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
                 _repeat(writer, key, value)
         writer.add_tensor("d2t", tokens.astype(np.int64))
-        add_weights(writer, weights, "Q8_0")
+        add_weights(writer, {**weights, "output.weight": output}, "Q8_0")
 
 
 def _repeat(writer: Any, key: str, value: object) -> None:

@@ -4,11 +4,15 @@ Position p of a text is given the target's features of token p and token p + 1, 
 In step j > 0 it is given, in place of these features, its own output of step j - 1 at p - 1. Then it sees the keys of step 0 up
 to p - j, and after them those of its own steps, at p - j + 1 to p: the texts of all drafts that could begin, at once.
 
+The output stays the target's own. Products round to bfloat16, which many processors multiply twice as fast, and sum in float32;
+those that make the gradients of weights do not round.
+
 Source: Li et al. 2025 (EAGLE-3), section 3.1, "training-time test"; Kingma and Ba 2015 (Adam).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,14 +50,22 @@ class Trainer:
     """A head's weights, and what Adam knows of them."""
 
     def __init__(
-        self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, softcap: float | None, rate: float, n_total: int
+        self,
+        sizes: HeadSizes,
+        weights: Weights,
+        rows: np.ndarray,
+        is_learnt: np.ndarray,
+        softcap: float | None,
+        rate: float,
+        n_total: int,
     ) -> None:
         """Take over first weights.
 
         Args:
             sizes: Of the head.
-            weights: Not mutated.
+            weights: All but the output's; not mutated.
             rows: (V_d, E) float32, the target's output of the tokens that are drafted.
+            is_learnt: (V_d,) bool, the tokens among which it learns to choose; the others are drafted as well.
             softcap: Of the target's logits.
             rate: Learning rate at its highest; it falls to a tenth of that.
             n_total: Steps in all.
@@ -64,9 +76,10 @@ class Trainer:
             "squares": _zeros(weights),
             "n_steps": np.int32(0),
         }
-        self._rows = jnp.asarray(rows)
-        self._losses = jax.jit(partial(_losses, sizes=sizes, softcap=softcap))
-        self._update = jax.jit(partial(_update, sizes=sizes, softcap=softcap, rate=rate, n_total=n_total))
+        self._rows, self._learnt_rows = jnp.asarray(rows), jnp.asarray(rows[is_learnt])
+        self._losses = jax.jit(partial(_losses, sizes=sizes, softcap=softcap, n_unrolled=N_STEPS, product=_exact_product))
+        update = partial(_update, sizes=sizes, softcap=softcap, rate=rate, n_total=n_total)
+        self._update = jax.jit(update, static_argnames="n_unrolled")
 
     @property
     def n_steps(self) -> int:
@@ -78,9 +91,10 @@ class Trainer:
         """Of the head as it is now."""
         return {name: np.asarray(values) for name, values in self._state["weights"].items()}
 
-    def step(self, batch: Batch) -> float:
-        """Learn of a batch; returns its loss before that."""
-        self._state, loss = self._update(self._state, self._rows, _arrays(batch))  # at once: Ctrl-C may come any time
+    def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:
+        """Learn of a batch to draft so many tokens; returns its loss before that."""
+        made = self._update(self._state, self._learnt_rows, _arrays(batch), n_unrolled=n_unrolled)
+        self._state, loss = made  # at once: Ctrl-C may come any time
         return float(loss)
 
     def accepted(self, batch: Batch) -> np.ndarray:
@@ -104,6 +118,32 @@ def _zeros(weights: Weights) -> Weights:
 
 def _arrays(batch: Batch) -> tuple[np.ndarray, ...]:
     return batch.features, batch.embedded, batch.outputs, batch.texts, batch.is_there, batch.is_drafted
+
+
+def _exact_product(x: Any, rows: Any) -> Any:
+    return x @ rows.T
+
+
+@jax.custom_vjp
+def _product(x: Any, rows: Any) -> Any:
+    """The product of x (..., n_in) and rows (n_out, n_in)."""
+    return _rounded(x, rows, 1)
+
+
+def _rounded(x: Any, weight: Any, axis: int) -> Any:
+    """The product over the last axis of x and an axis of a matrix, of rounded values."""
+    axes = (((x.ndim - 1,), (axis,)), ((), ()))
+    x, weight = x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+    return jax.lax.dot_general(x, weight, axes, preferred_element_type=jnp.float32)
+
+
+def _gradients(given: tuple[Any, Any], gradient: Any) -> tuple[Any, Any]:
+    x, rows = given
+    of_rows = gradient.reshape(-1, gradient.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    return _rounded(gradient, rows, 0), of_rows
+
+
+_product.defvjp(lambda x, rows: (_product(x, rows), (x, rows)), _gradients)
 
 
 def _norm(x: Any, weight: Any) -> Any:
@@ -140,39 +180,50 @@ def _attention(query: Any, keys: list[Any], values: list[Any], step: int, texts:
     return made.reshape(*query.shape[:2], n_heads * dim)
 
 
-def _losses(weights: _Arrays, rows: Any, batch: tuple[Any, ...], *, sizes: HeadSizes, softcap: float | None) -> tuple[Any, Any]:
+def _losses(
+    weights: _Arrays,
+    rows: Any,
+    batch: tuple[Any, ...],
+    *,
+    sizes: HeadSizes,
+    softcap: float | None,
+    n_unrolled: int,
+    product: Callable[[Any, Any], Any],
+) -> tuple[Any, Any]:
     """The loss, and what `Trainer.accepted` tells."""
     features, embedded, outputs, texts, is_there, is_drafted = batch
     n_batch, n = is_there.shape
-    wanted = outputs @ rows.T
+    wanted = product(outputs, rows)
     wanted = wanted if softcap is None else softcap * jnp.tanh(wanted / softcap)
     chances, best = jax.nn.softmax(wanted, axis=-1), wanted.argmax(axis=-1)
-    hidden = _norm(features, weights["enc.output_norm.weight"]) @ weights["fc.weight"].T
+    hidden = product(_norm(features, weights["enc.output_norm.weight"]), weights["fc.weight"])
     token, n_embd = _norm(embedded, weights["blk.0.attn_norm.weight"]), sizes.n_embd
-    of_tokens = {name: token @ weights[f"blk.0.attn_{name}.weight"][:, :n_embd].T for name in "qkv"}  # alike in all steps
+    of_tokens = {name: product(token, weights[f"blk.0.attn_{name}.weight"][:, :n_embd]) for name in "qkv"}  # alike in all steps
     keys, values = list[Any](), list[Any]()
     loss, is_right, right = jnp.float32(0), is_there, []
-    for step in range(N_STEPS):
+    for step in range(n_unrolled):
         is_there = is_there & (_later(texts, step) == texts)
         seen = _norm(hidden, weights["blk.0.attn_norm_2.weight"])
         query, key, value = (
-            (of_token + seen @ weights[f"blk.0.attn_{name}.weight"][:, n_embd:].T).reshape(n_batch, n, -1, sizes.head_dim)
+            (of_token + product(seen, weights[f"blk.0.attn_{name}.weight"][:, n_embd:])).reshape(n_batch, n, -1, sizes.head_dim)
             for name, of_token in of_tokens.items()
         )
         keys.append(_rope(key))
         values.append(value)
         mixed = _attention(_rope(query), keys, values, step, texts)
-        x = seen + mixed @ weights["blk.0.attn_output.weight"].T
+        x = seen + product(mixed, weights["blk.0.attn_output.weight"])
         inner = _norm(x, weights["blk.0.ffn_norm.weight"])
-        gate = jax.nn.silu(inner @ weights["blk.0.ffn_gate.weight"].T) * (inner @ weights["blk.0.ffn_up.weight"].T)
-        x = x + gate @ weights["blk.0.ffn_down.weight"].T
-        logits = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
+        gate = jax.nn.silu(product(inner, weights["blk.0.ffn_gate.weight"])) * product(inner, weights["blk.0.ffn_up.weight"])
+        x = x + product(gate, weights["blk.0.ffn_down.weight"])
+        logits = product(_norm(x, weights["output_norm.weight"]), rows)
         each = jax.nn.logsumexp(logits, axis=-1) - (chances * logits).sum(axis=-1)  # the cross entropy: chances sum to 1
         loss += _STEP_WEIGHT**step * (each * is_there).sum() / jnp.maximum(is_there.sum(), 1)
         is_right = _later(is_right, 1 if step else 0) & is_there & is_drafted & (logits.argmax(axis=-1) == best)
         right.append(is_right)
         hidden = _later(x, 1)
-    whole = [_later(each, N_STEPS - 1 - step) & is_there for step, each in enumerate(right)]  # of drafts that all is there of
+    whole = [
+        _later(each, n_unrolled - 1 - step) & is_there for step, each in enumerate(right)
+    ]  # of drafts that all is there of
     return loss, jnp.stack([each.sum() for each in (is_there, *whole)])
 
 
@@ -185,9 +236,10 @@ def _update(
     softcap: float | None,
     rate: float,
     n_total: int,
+    n_unrolled: int,
 ) -> tuple[dict[str, Any], Any]:
     """One step of Adam, with a bounded gradient and a rate that rises first and falls then."""
-    loss_of = partial(_losses, rows=rows, batch=batch, sizes=sizes, softcap=softcap)
+    loss_of = partial(_losses, rows=rows, batch=batch, sizes=sizes, softcap=softcap, n_unrolled=n_unrolled, product=_product)
     (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
     length = jnp.sqrt(sum(jnp.vdot(each, each) for each in gradients.values()))
     bound = jnp.minimum(1.0, _MAX_NORM / (length + 1e-9))

@@ -7,6 +7,7 @@ import sys
 from time import sleep
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from commands import run
@@ -46,7 +47,7 @@ def model(tmp_path_factory):
 def learning(model, head, epochs=2, source=("--prompts", "prompts.jsonl")):
     """The words of a command."""
     flag, *files = source
-    words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512]
+    words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512, "-np", 1]
     return [*map(str, words), "--draft-vocabulary", str(N_DRAFTED), "--epochs", str(epochs)]
 
 
@@ -78,7 +79,8 @@ def test_a_learnt_head_is_often_right_where_an_untrained_one_is_not_and_changes_
     with ModelFile.open(model / "model.gguf") as file, ModelFile.open(tmp_path / "head.gguf") as head:
         plan, tokens = plan_of(file, REGISTRY), head.integers("d2t", (N_DRAFTED,), 264)
         sizes, target = HeadSizes.for_target(plan, "it", N_DRAFTED), TargetTensors(file, plan)
-        write_head(tmp_path / "untrained.gguf", sizes, file, tokens, first_weights(sizes, target, tokens, 1))
+        first = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+        write_head(tmp_path / "untrained.gguf", sizes, file, tokens, first, target.output(tokens))
         of_tokenizer = {key for key in file.metadata if key.startswith("tokenizer.")}
         assert of_tokenizer <= head.metadata.keys()
     trained, _ = accepted(model, tmp_path / "head.gguf")
@@ -105,7 +107,7 @@ def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path
     assert learn(whole)[0] == 0
     monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
     for cls, name, n, kept in (
-        (Recorded, "add_answers", 3, "answers.jsonl"),
+        (Recorded, "add_answers", 2, "answers.jsonl"),
         (Recorded, "add_features", 9, "000008.npy"),
         (training.Trainer, "step", 8, "checkpoint.npz"),  # in the second epoch
     ):
@@ -140,10 +142,10 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
 
     def trainer(weights):
-        return training.Trainer(sizes, weights, target.output(tokens), None, 3e-3, 30)
+        return training.Trainer(sizes, weights, target.output(tokens), tokens >= 0, None, 3e-3, 30)
 
-    first = first_weights(sizes, target, tokens, 1)
-    write_head(tmp_path / "first.gguf", sizes, file, tokens, first)
+    first = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+    write_head(tmp_path / "first.gguf", sizes, file, tokens, first, target.output(tokens))
     rig = Rig(name, "reference", model=tmp_path / "first.gguf")
     told = rig._model.forward(Batch.chain(text[:-1], features=("output", *sizes.features)))
     features = np.hstack([told.features(each) for each in sizes.features])[None]
@@ -154,11 +156,11 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     learning = trainer(first)
     while learning.n_steps < 30:
         learning.step(batch)
-    write_head(tmp_path / "head.gguf", sizes, file, tokens, learning.weights)
+    write_head(tmp_path / "head.gguf", sizes, file, tokens, learning.weights, target.output(tokens))
     with ModelFile.open(tmp_path / "head.gguf") as head:  # as it is stored
-        stored = {each.name: each for each in head.tensors.values() if each.name != "d2t"}
-        weights = {each: TargetTensors.values(head, each) for each in stored}
-        n, *right = trainer(weights).accepted(batch).tolist()
+        weights = {name: TargetTensors.values(head, name) for name in sizes.shapes}
+        output = TargetTensors.values(head, "output.weight")
+        n, *right = training.Trainer(sizes, weights, output, tokens >= 0, None, 3e-3, 30).accepted(batch).tolist()
     rig = Rig(name, "reference", model=tmp_path / "head.gguf")
     drafted = np.zeros(training.N_STEPS, int)
     history = np.int32(text)
@@ -318,11 +320,63 @@ def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_draft
     assert judged.is_drafted[0].tolist() == [False, False, True, False]
 
 
+def test_features_come_to_one_scale():
+    sizes = HeadSizes(32, 8, 16, 4, 4, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
+    kept = np.random.default_rng(3).normal(0, np.geomspace(0.01, 100, 32), (40, 32)).astype(np.float16)
+    kept[0] = 1000  # of a first token
+    recorded = SimpleNamespace(sizes=sizes, window=lambda number, start, n: kept[start : start + n])
+    corpus = fitting.Corpus(recorded, None, [np.zeros(40, np.int32)] * 2, 1, np.int32([0]))
+    weights = first_weights(sizes, SimpleNamespace(norm=np.ones(8, np.float32)), corpus.spread(), 1)
+    read = kept[8:, :24].astype(np.float32)
+    read *= weights["enc.output_norm.weight"] / np.sqrt((read**2).mean(axis=1, keepdims=True))
+    assert np.sqrt((read**2).mean(axis=0)) == pytest.approx(1, rel=1e-3)
+
+
+def test_a_position_attends_to_itself_at_first():
+    sizes = HeadSizes(32, 512, 64, 4, 4, head_dim=128, n_rot=128, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
+    target = SimpleNamespace(norm=np.ones(512, np.float32))
+    weights = first_weights(sizes, target, np.ones(1536, np.float32), 1)
+    read = np.random.default_rng(4).standard_normal((12, 1024), np.float32)
+    query, key = ((read @ weights[f"blk.0.attn_{each}.weight"].T).reshape(12, 4, 128) for each in "qk")
+    assert (np.einsum("phd,shd->hps", query, key).argmax(axis=-1) == np.arange(12)).all()
+
+
+def test_each_third_of_the_epochs_learns_to_draft_a_token_more():
+    learnt, kept = [], {}
+    trainer = SimpleNamespace(n_steps=0, weights={}, saved=dict)
+
+    def step(batch, n_unrolled):
+        trainer.n_steps += 1
+        learnt.append(n_unrolled)
+
+    trainer.step = step
+    shares = iter(range(7))  # better each time
+    corpus = SimpleNamespace(rows=[[]] * 5, batch=list, accepted=lambda trainer: [next(shares)])
+    recorded = SimpleNamespace(load=kept.get, save=kept.__setitem__)
+    fitting.fit(trainer, recorded, corpus, 7, 1, lambda *told: None, lambda line: None)
+    assert learnt == [1] * 6 + [2] * 4 + [3] * 4
+
+
+def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
+    rng = np.random.default_rng(6)
+    x, rows, wanted = (rng.integers(-9, 10, shape).astype(np.float32) for shape in ((2, 3, 8), (5, 8), (2, 3, 5)))
+
+    def loss(product):
+        return lambda x, rows: (product(x, rows) * wanted).sum()
+
+    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (training._product, lambda x, rows: x @ rows.T))
+    assert np.array_equal(training._product(x, rows), x @ rows.T)
+    for found, expected in zip(rounded, exact, strict=True):
+        assert np.array_equal(found, expected)
+
+
 @pytest.mark.sample(0)
-def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own():
+def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
+    monkeypatch.setattr(training, "_product", lambda x, rows: x @ rows.T)
     rng, n_embd, lengths = np.random.default_rng(5), 8, (9, 2, 13)
     sizes = HeadSizes(32, n_embd, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
     weights = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.shapes.items()}
+    output = rng.standard_normal((sizes.n_drafted, n_embd), np.float32)
     kinds = {"features": (3 * n_embd,), "embedded": (n_embd,), "outputs": (n_embd,), "is_drafted": ()}
     texts = [{kind: rng.standard_normal((n, *rest), np.float32) for kind, rest in kinds.items()} for n in lengths]
 
@@ -339,7 +393,7 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own():
                 owners[here] = owners[i].max() + 1
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
-        trainer = training.Trainer(sizes, weights, weights["output.weight"], None, 1e-2, 2)
+        trainer = training.Trainer(sizes, weights, output, np.ones(len(output), bool), None, 1e-2, 2)
         batch = training.Batch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
         loss = trainer.step(batch)
