@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from augury.errors import CapacityError, OptionError
-from augury.types import Draft, ModelInfo, StateSpec
+from augury.types import NO_DRAFT, Draft, ModelInfo, StateSpec
 
 __all__ = [
     "Batch",
@@ -23,8 +23,6 @@ __all__ = [
     "check_batch",
     "check_vocabulary",
 ]
-
-_NO_DRAFT = Draft()
 
 
 @frozen(eq=False)
@@ -121,19 +119,19 @@ class SlotInput:
     reservation: Reservation
     tokens: np.ndarray  # (m,) int32
     rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
-    draft: Draft = _NO_DRAFT
+    draft: Draft = NO_DRAFT
     n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
     n_more: int = 0  # further tokens that the model itself chooses and computes, see `Model.forward_chain`
     hidden: np.ndarray | None = None  # (n, E) float32 of its tokens in the pass, see `Batch.hidden`; of all feeds or of none
+    n_tokens: int = field(init=False)  # in the pass
+    n_rows: int = field(init=False)  # how many have logits
 
-    @property
-    def n_tokens(self) -> int:
-        """In the pass."""
-        return len(self.reservation.replay) + len(self.tokens) + len(self.draft)
+    @n_tokens.default
+    def _n_tokens(self) -> int:
+        return len(self.reservation.replay) + len(self.tokens) + len(self.draft.tokens)
 
-    @property
-    def n_rows(self) -> int:
-        """How many have logits."""
+    @n_rows.default
+    def _n_rows(self) -> int:
         return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 

@@ -146,9 +146,11 @@ class Draft:
     @property
     def depth(self) -> int:
         """How many of the tokens can be accepted at most; of a chain all."""
-        depths = [0]  # of the history, then of each token
-        for parent in self.above.tolist():
-            depths.append(depths[parent + 1] + 1)
+        if self.parents is None:
+            return len(self.tokens)
+        depths = [0] * (len(self.tokens) + 1)  # of each token, and last of the history
+        for i, parent in enumerate(self.parents.tolist()):
+            depths[i] = depths[parent] + 1
         return max(depths)
 
     def trunk(self) -> tuple[Draft, np.ndarray]:
@@ -172,6 +174,9 @@ class Draft:
     def _at(self, places: np.ndarray | slice, parents: np.ndarray | None) -> Draft:
         others = (self.probabilities, self.confidence, self.evidence)
         return Draft(self.tokens[places], parents, *(None if array is None else array[places] for array in others))
+
+
+NO_DRAFT = Draft()  # declines
 
 
 @frozen

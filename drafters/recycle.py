@@ -28,7 +28,7 @@ from attrs import frozen
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
-from augury.types import Draft, Verdict
+from augury.types import NO_DRAFT, Draft, Verdict
 
 __all__ = ["Recycle", "RecycleOptions"]
 
@@ -62,7 +62,7 @@ class Recycle(Drafter):
         """Follow the table from the last token, level by level."""
         successors = self._table[history[-1]]
         if successors[0] < 0:
-            return Draft()
+            return NO_DRAFT
         shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)
         tokens = np.empty(len(shape.parents), np.int32)
         tokens[shape.levels[0]] = successors[shape.ranks[shape.levels[0]]]

@@ -37,7 +37,7 @@ from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
-from augury.types import Draft, Verdict
+from augury.types import NO_DRAFT, Draft, Verdict
 
 if TYPE_CHECKING:
     from augury.drafters.ngram.text_corpus import TextCorpus
@@ -46,6 +46,8 @@ __all__ = ["Suffix", "SuffixOptions"]
 
 
 _LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each ground
+_LONGEST = _LENGTHS[-1]
+_STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length
 _MOST = 0.5  # of the occurrences
 _CHANCES = (  # docs/benchmarks.md has how they were measured
     *(0.15, 0.24, 0.38, 0.38, 0.42, 0.62, 0.25, 0.54, 0.72, 0.3, 0.63, 0.82),
@@ -179,6 +181,8 @@ class Suffix(Drafter):
             first_ground = len(_CHANCES) + len(_BRANCH_CHANCES)
             found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_ground))
             found.sort(key=lambda each: -each.length)
+        if not found[0].ways:
+            return NO_DRAFT
         if ask.pace is None or len(found[0].tokens) >= ask.limit:
             return Draft(found[0].tokens, evidence=found[0].evidence)
         return _branched(found, ask.limit)
@@ -191,6 +195,7 @@ class Suffix(Drafter):
         longest, shortest = matches[0][0], matches[-1][0]
         n_max = self._n_max(longest, limit)
         ways = [texts[position : position + n_max].tolist() for _, position in matches]
+        ways = [way if len(way) == n_max else [*way, *[-1] * (n_max - len(way))] for way in ways]  # as if the text had ended
         n_longest = sum(length == longest for length, _ in matches)
         tokens, shares = self._way(ways[:n_longest], n_max)
         length = longest
@@ -212,62 +217,58 @@ class Suffix(Drafter):
 
     def _way(self, ways: list[list[int]], n_max: int) -> tuple[list[int], list[float]]:
         """The most frequent of `ways`, token by token, and the share of them that each token follows."""
-        n_all, n_before = len(ways), 0
+        n_all = n = len(ways)
+        least, n_before = self.options.min_prob * n_all, 0
         tokens: list[int] = []
         shares: list[float] = []
-        while len(tokens) < n_max:
-            i = len(tokens)
-            if len(ways) != n_before and ways.count(ways[0]) == len(ways):  # no choices left
+        for i in range(n_max):
+            if n != n_before and ways.count(ways[0]) == n:  # no choices left
                 rest = ways[0][i:n_max]
                 rest = rest[: rest.index(-1)] if -1 in rest else rest
-                if len(ways) >= self.options.min_prob * n_all:
+                if n >= least:
                     tokens += rest
-                    shares += [len(ways) / n_all] * len(rest)
+                    shares += [n / n_all] * len(rest)
                 break
-            n_before = len(ways)
-            column = [way[i] for way in ways if i < len(way) and way[i] >= 0]  # -1: that text ends
+            n_before = n
+            column = [way[i] for way in ways if way[i] >= 0]  # -1: that text ends
             if not column:
                 break
             token = max(dict.fromkeys(column), key=column.count)  # of equals what follows the longest, latest match
             n_agreeing = column.count(token)
-            if n_agreeing < self.options.min_prob * n_all:
+            if n_agreeing < least:
                 break
             tokens.append(token)
             shares.append(n_agreeing / n_all)
-            if n_agreeing < len(ways):
-                ways = [way for way in ways if i < len(way) and way[i] == token]
+            if n_agreeing < n:
+                ways, n = [way for way in ways if way[i] == token], n_agreeing
         return tokens, shares
 
 
 def _ground(length: int, share: float) -> int:
     """The evidence for a token: by how many tokens before it agree, and whether all or most occurrences do."""
-    return 3 * _step(length) + (2 if share == 1 else 1 if share >= _MOST else 0)
+    return 3 * _STEPS[min(length, _LONGEST)] + (2 if share == 1 else 1 if share >= _MOST else 0)
 
 
 def _branched(found: Sequence[_Found], limit: int) -> Draft:
     """The drafts that were found, and beside them the ways on that they do not follow, up to `limit` tokens."""
-    tokens, parents, evidence = list[int](), list[int](), list[int]()
-    nodes: dict[tuple[int, int], int] = {}
-    drafts = [(each.tokens, each.evidence) for each in found]
-    others = [
-        (way, [each.first_branch + _step(length + i) for i in range(len(way))]) for each in found for length, way in each.ways
-    ]
-    for way, grounds in (*drafts, *others):
+    parents, evidence = list[int](), list[int]()
+    nodes: dict[tuple[int, int], int] = {}  # by parent and token
+    ways: list[tuple[Sequence[int], Sequence[int]]] = [(each.tokens, each.evidence) for each in found]
+    for each in found:
+        for length, branch in each.ways:
+            steps = [_STEPS[min(i, _LONGEST)] for i in range(length, length + len(branch))]
+            ways.append((branch, [each.first_branch + step for step in steps]))
+    for way, grounds in ways:
         node = -1
         for token, ground in zip(way, grounds, strict=True):
-            if token < 0 or len(tokens) == limit:  # -1: that text ends
+            if token < 0 or len(nodes) == limit:  # -1: that text ends
                 break
             if (node, token) not in nodes:
-                nodes[node, token] = len(tokens)
-                tokens.append(token)
+                nodes[node, token] = len(nodes)
                 parents.append(node)
                 evidence.append(ground)
             node = nodes[node, token]
-    return Draft(tokens, parents, evidence=evidence)
-
-
-def _step(length: int) -> int:
-    return bisect(_LENGTHS, length) - 1
+    return Draft([token for _, token in nodes], parents, evidence=evidence)
 
 
 @hookimpl

@@ -13,12 +13,11 @@ from augury.engine.nextn_states import NextnStates
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
-from augury.types import Draft, ModelInfo, StateSpec, tokens_array
+from augury.types import NO_DRAFT, Draft, ModelInfo, StateSpec, tokens_array
 
 __all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
 
 _NO_TOKENS = np.empty(0, np.int32)
-_NO_DRAFT = Draft()
 
 
 class EngineContext(Context):
@@ -105,8 +104,9 @@ class EngineContext(Context):
     ) -> SlotInput:
         if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
-        draft = _NO_DRAFT if draft is None else draft
-        return SlotInput(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
+        draft = NO_DRAFT if draft is None else draft
+        reservation = self.memory.prepare(slot, len(tokens) + n_more, len(draft.tokens))
+        return SlotInput(slot, reservation, tokens, rows, draft, n_more=n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         batch = self._batch(feeds)
@@ -204,7 +204,7 @@ class EngineContext(Context):
             if reservation.replay:
                 tokens.append(np.array(reservation.replay, np.int32))
             tokens.append(feed.tokens)
-            if len(draft):
+            if len(draft.tokens):
                 tokens.append(draft.tokens)
                 is_chain = is_chain and draft.parents is None
             start = reservation.mark + feed.n_before

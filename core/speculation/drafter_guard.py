@@ -18,7 +18,7 @@ from augury import guard
 from augury.errors import PluginError
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.drafted_sequence import DraftedSequence
-from augury.types import Draft, Verdict, read_only
+from augury.types import NO_DRAFT, Draft, Verdict, read_only
 
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 
@@ -27,8 +27,7 @@ _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
 _ROUNDING = 1e-5  # of float32 probabilities: so much above 1 they may be
 _THROUGH = object()  # with the steps of `begin`
-_NO_DRAFT = Draft()
-_NO_GUESS = _NO_DRAFT.tokens
+_NO_GUESS = NO_DRAFT.tokens
 
 
 def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
@@ -68,9 +67,10 @@ class DrafterGuard:
     def history(self) -> np.ndarray:
         """The request's text as the drafter sees it, (h,) int32: a copy, for what it does to that is to reach nobody else."""
         history = self.sequence.history
-        self._text[self._n_shown : len(history)] = history[self._n_shown :]
-        self._n_shown = len(history)
-        return self._shown[: len(history)]
+        if (n := len(history)) > self._n_shown:
+            self._text[self._n_shown : n] = history[self._n_shown :]
+            self._n_shown = n
+        return self._shown[:n]
 
     def n_held(self, n_reused: int) -> int:
         """How many of the first `n_reused` tokens of the text it needs to hear nothing of."""
@@ -121,10 +121,10 @@ class DrafterGuard:
     def draft(self, ask: Ask) -> Draft:
         """Its draft for one slot, at most `ask.limit` tokens; none after a guess, which only `draft_together` takes."""
         if len(ask.guess):
-            return _NO_DRAFT
+            return NO_DRAFT
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
         draft: Draft = self._call(
-            "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=_NO_DRAFT
+            "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=NO_DRAFT
         )
         return draft
 
@@ -168,7 +168,7 @@ class DrafterGuard:
             self._call("end", self.drafter.end)
 
     def checked(self, draft: Any, limit: int) -> Draft:
-        """A copy of the first `limit` tokens of a draft.
+        """The first `limit` tokens of a draft, which are no longer the drafter's to change.
 
         Raises:
             PluginError: It is none.
@@ -176,18 +176,15 @@ class DrafterGuard:
         if not isinstance(draft, Draft):
             raise PluginError(f"returned a {type(draft).__name__}, expected a Draft")
         if not len(draft.tokens):
-            return _NO_DRAFT
-        parents, probabilities, confidence, evidence = draft.parents, draft.probabilities, draft.confidence, draft.evidence
-        copy = Draft(
-            draft.tokens[:limit],
-            None if parents is None else parents[:limit],
-            None if probabilities is None else np.array(probabilities[:limit], np.float32),
-            None if confidence is None else np.array(confidence[:limit], np.float32),
-            None if evidence is None else evidence[:limit],
-        )
-        if (seen := misfit(copy, self.n_vocab, len(self.drafter.evidence_chances))) is not None:
+            return NO_DRAFT
+        draft = draft.cut(limit)
+        if draft.probabilities is not None or draft.confidence is not None:  # views of what the drafter may write over
+            of_drafter = draft.probabilities, draft.confidence
+            probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
+            draft = Draft(draft.tokens, draft.parents, probabilities, confidence, draft.evidence)
+        if (seen := misfit(draft, self.n_vocab, len(self.drafter.evidence_chances))) is not None:
             raise PluginError(f"returned a Draft with {seen}")
-        return copy
+        return draft
 
     def _call(self, method: str, call: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
         """The result of a call; `otherwise` if it fails, or the drafter is left out because it took too long."""
@@ -254,19 +251,25 @@ def _answers(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
 
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
     """The fault of a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
-    tokens, parents, confidence = draft.tokens.tolist(), draft.parents, draft.confidence
-    n = len(tokens)
+    parents, confidence, evidence = draft.parents, draft.confidence, draft.evidence
+    n, ints, floats = len(draft.tokens), np.int32, np.float32
+    for name, array, dtype, expected in (
+        ("tokens", draft.tokens, ints, (n,)),
+        ("parents", parents, ints, (n,)),
+        ("probabilities", draft.probabilities, floats, (n, n_vocab)),
+        ("confidence", confidence, floats, (n,)),
+        ("evidence", evidence, ints, (n,)),
+    ):
+        if array is not None and (array.shape != expected or array.dtype != dtype):
+            return f"{name} of shape {array.shape}, expected {expected} of {dtype.__name__}"
+    tokens = draft.tokens.tolist()
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
-    shapes = (("parents", (n,)), ("probabilities", (n, n_vocab)), ("confidence", (n,)), ("evidence", (n,)))
-    for name, expected in shapes:
-        if (array := getattr(draft, name)) is not None and array.shape != expected:
-            return f"{name} of shape {array.shape}, expected {expected}"
-    if parents is not None and any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+    if parents is not None and (parents < -1).any() | (parents >= np.arange(n)).any():
         return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
-    if (evidence := draft.evidence) is not None and n and not 0 <= evidence.min() <= evidence.max() < n_grounds:
+    if evidence is not None and n and not 0 <= evidence.min() <= evidence.max() < n_grounds:
         return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"
     return None

@@ -103,7 +103,7 @@ class SuffixArray:
         """
         key, n_held = ending or self.ending
         found: list[tuple[int, int]] = []
-        for entries in (self._sorted, self._recent):
+        for entries in filter(None, (self._sorted, self._recent)):
             at = bisect_left(entries, key)
             found += _agreeing(entries[at : at + _N_NEIGHBOURS], key, n_held)
             found += _agreeing(entries[max(at - _N_NEIGHBOURS, 0) : at][::-1], key, n_held)

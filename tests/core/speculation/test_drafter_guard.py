@@ -131,7 +131,8 @@ NO_DRAFTS = {
         [1, 2], probabilities=np.full((2, 16), "a")
     ),
     "probabilities are <U1 of shape (1,), expected float32": lambda history: Draft([1], confidence=["a"]),
-    "tokens are float64 of shape (1,)": changed("tokens", [0.5]),
+    "'list' object has no attribute": changed("tokens", [0.5]),
+    "tokens of shape (1,), expected (1,) of int32": changed("tokens", np.array([0.5])),
     "object of type 'int' has no len": changed("tokens", 5),
 }
 CASES = [
