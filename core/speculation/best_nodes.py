@@ -47,19 +47,21 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     """
     reach, drawn = [slot.reach() for slot in slots], [slot.drawn for slot in slots]
     ranked = sorted(
-        (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)
-        for i, chances in enumerate(reach)
-        for node, chance in enumerate(chances)
-        if chance > _UNLIKELY or node in drawn[i]
+        [
+            (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)
+            for i, chances in enumerate(reach)
+            for node, chance in enumerate(chances)
+            if chance > _UNLIKELY or node in drawn[i]
+        ]
     )
-    draft_s = sum(drafter.spent_s for slot in slots for drafter in slot.of)
+    draft_s = sum([drafter.spent_s for slot in slots for drafter in slot.of])
     counts, sums, lost = [0] * len(slots), [0.0] * len(slots), [0.0] * len(slots)
     taken: list[tuple[int, int, float]] = []
     left_out: set[tuple[int, int]] = set()
-    n_best, n_short, expected = 0, 0, float(len(slots))
+    n, n_best, n_short, expected = 0, 0, 0, float(len(slots))
     best_rate = (expected + _GAIN) / (curve.hoped[0] + draft_s)
     for is_chosen, _, i, node in ranked:
-        slot, count, n, chance = slots[i], counts[i], len(taken), reach[i][node]
+        slot, count, chance = slots[i], counts[i], reach[i][node]
         if count == slot.limit:
             continue
         if (i, slot.tree.parents[node]) in left_out or (is_chosen and not _is_covered(slot, node, count, curve, n)):
@@ -67,14 +69,15 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
             continue
         n_short += (count + 1 < slot.n_min) - (0 < count < slot.n_min)
         taken.append((i, node, chance))
+        n += 1
         counts[i], sums[i], expected = count + 1, sums[i] + chance, expected + chance
         replay_s = 0.0
         if replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
             lost[i] = max(sums[i] - counts[i] * chance, 0.0)
-            replay_s = curve.extra_s(n + 1) / (n + 1) * sum(lost)
-        rate = expected / (curve.hoped[n + 1] + draft_s + replay_s)
+            replay_s = curve.extra_s(n) / n * sum(lost)
+        rate = expected / (curve.hoped[n] + draft_s + replay_s)
         if not is_chosen or (rate > best_rate and not n_short):
-            n_best, best_rate = n + 1, rate
+            n_best, best_rate = n, rate
     nodes, tokens = [list[int]() for _ in slots], [1.0 for _ in slots]
     for i, node, chance in taken[:n_best]:
         nodes[i].append(node)
@@ -84,6 +87,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
 
 def _is_covered(slot: SlotProposals, node: int, count: int, curve: PassCurve, n: int) -> bool:
     """Whether a slot may take one token more, after `count` of its own, into a pass with n drafted ones."""
-    if any(drafter.profile.is_costly or drafter.profile.is_certain for drafter in slot.tree.proposers[node]):
-        return True
-    return slot.drafters.budget.covers(curve.extra_s(count + 1, n - count), is_least=count < slot.n_min)
+    for drafter in slot.tree.proposers[node]:
+        if drafter.profile.is_costly or drafter.profile.is_certain:
+            return True
+    return slot.drafters.budget.covers(curve.known[n + 1] - curve.known[n - count], is_least=count < slot.n_min)

@@ -38,6 +38,10 @@ _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a ground th
 _MODEL_CHANCE = 0.65
 
 
+_Level = tuple[list[float], list[float], list[float], list[float], float]
+"""What is learnt by ground: trials, right ones, and the chance; the chance before any; and what is kept of old trials."""
+
+
 @frozen
 class Ground:
     """The ground on which a drafter proposed a token, in words, and the chance of such a token before any was seen."""
@@ -69,18 +73,18 @@ class Chances:
         """
         self._has_runs = not (is_costly or is_certain)
         self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP
-        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, None)
+        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, ())
 
     def child(self) -> Self:
         """For a new request of the same drafter."""
         made = copy(self)
-        made._begin(self._values, self._keep_own, self)  # noqa: SLF001 - of this class
+        made._begin(self._values, self._keep_own, self._levels)  # noqa: SLF001 - of this class
         return made
 
-    def _begin(self, prior: list[float], keep: float, parent: Chances | None) -> None:
-        self._prior, self._keep, self._parent = prior, keep, parent  # the parent's go on to learn
-        self._values = list(prior)
-        self._n, self._n_right = [0.0] * len(prior), [0.0] * len(prior)
+    def _begin(self, prior: list[float], keep: float, above: tuple[_Level, ...]) -> None:
+        self._prior, self._values = prior, list(prior)
+        zeros = [0.0] * len(prior)
+        self._levels = (*above, (zeros, zeros.copy(), self._values, prior, keep))
 
     @property
     def typical(self) -> float:
@@ -125,11 +129,10 @@ class Chances:
 
     def see(self, ground: int, *, is_right: bool) -> None:
         """A token on this ground was right or wrong."""
-        if self._parent is not None:
-            self._parent.see(ground, is_right=is_right)
-        self._n[ground] = n = self._n[ground] * self._keep + 1.0
-        self._n_right[ground] = n_right = self._n_right[ground] * self._keep + is_right
-        self._values[ground] = (n_right + self._weight * self._prior[ground]) / (n + self._weight)
+        for n, n_right, values, prior, keep in self._levels:
+            n[ground] = n[ground] * keep + 1.0
+            n_right[ground] = n_right[ground] * keep + is_right
+            values[ground] = (n_right[ground] + self._weight * prior[ground]) / (n[ground] + self._weight)
 
 
 class Agreement:
@@ -146,10 +149,13 @@ class Agreement:
         self._expected = [_AGREEMENT_WEIGHT] * n
         self._n_right = [_AGREEMENT_WEIGHT] * n
 
-    def of(self, kind: int, chance: float) -> float:
-        """The chance of a token that its own drafter gives `chance`."""
-        place = 3 * bisect(_STEPS, chance) + kind
-        return min(chance * self._n_right[place] / self._expected[place], _CERTAIN)
+    def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
+        """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""
+        places = [3 * bisect(_STEPS, chance) + kind for kind, chance in zip(kinds, chances, strict=True)]
+        return [
+            min(chance * self._n_right[place] / self._expected[place], _CERTAIN) if 0 < chance < 1 else chance
+            for place, chance in zip(places, chances, strict=True)
+        ]
 
     def see(self, kind: int, chance: float, *, is_right: bool) -> None:
         """Such a token was right or wrong."""

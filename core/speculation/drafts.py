@@ -14,7 +14,7 @@ from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
-from augury.types import Draft
+from augury.types import NO_DRAFT, Draft
 
 __all__ = [
     "AheadDraft",
@@ -132,19 +132,20 @@ class RequestDrafter:
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        tried: dict[int, list[tuple[int, int]]] = {}  # by parent: nodes and grounds
-        for node, ground in zip(proposal.nodes, proposal.grounds, strict=True):
-            if tree.chances[node]:
-                tried.setdefault(tree.parents[node], []).append((node, ground))
         at = -1
         for token in emitted:
-            mine, right = tried.get(at, ()), tree.child(at, token)
+            right = tree.nodes.get((at, token))
+            mine = [
+                (node, ground)
+                for node, ground in zip(proposal.nodes, proposal.grounds, strict=True)
+                if tree.parents[node] == at and tree.chances[node]
+            ]
             for node, ground in mine:
                 if ground != TYPICAL:
                     self.chances.see(ground, is_right=node == right)
             if mine:
                 self.chances.see(TYPICAL, is_right=mine[0][0] == right)
-                is_right = any(node == right for node, _ in mine)
+                is_right = right in [node for node, _ in mine]
                 self.run = self.run + 1 if is_right else 0
                 self.n_right += is_right
             if right is None:
@@ -213,15 +214,17 @@ class Proposal:
             nodes: Of the tree, that were verified.
             accepted: The places of the accepted ones among them, rising.
         """
+        if not nodes:
+            return 0, []
         path = [nodes[i] for i in accepted]
         own = [self.nodes.index(node) for node in path if node in self.nodes]
         return len(set(self.nodes).intersection(nodes)), own
 
     def depth(self, choice: Choice) -> int:
         """How many of its tokens can be accepted at most."""
-        depths = [0]  # of the history, then of each node
-        for node, parent in zip(choice.nodes, choice.draft.above.tolist(), strict=True):
-            depths.append(depths[parent + 1] + (node in self.nodes))
+        own, depths = set(self.nodes), [0] * (len(choice.nodes) + 1)  # of each node, and last of the history
+        for i, (node, parent) in enumerate(zip(choice.nodes, choice.draft.above.tolist(), strict=True)):
+            depths[i] = depths[parent] + (node in own)
         return max(depths)
 
 
@@ -248,6 +251,9 @@ class SlotProposals:
 
     def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
         """Merge a draft into the tree."""
+        if not len(draft.tokens):
+            self.of[drafter] = Proposal(draft, ())
+            return
         grounds = drafter.chances.grounds(draft, drafter.run)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds))
         self.of[drafter] = Proposal(draft, nodes, grounds, is_ahead)
@@ -291,7 +297,7 @@ class Choice:
     """The part of a slot's proposals that is verified."""
 
     proposals: SlotProposals
-    draft: Draft = Factory(Draft)  # k tokens
+    draft: Draft = NO_DRAFT  # k tokens
     nodes: Items[int] = ()  # (k,) of the slot's tree
     probed: RequestDrafter | None = None  # asked not because it promises more, but to see whether it does
 

@@ -14,12 +14,13 @@ it leaves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Items
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from augury.speculation.chances import Agreement
-from augury.types import Draft
+from augury.types import NO_DRAFT, Draft
 
 __all__ = ["JointTree"]
 
@@ -34,6 +35,7 @@ class JointTree(Generic[Proposer]):
         parents: By node, -1: the history.
         chances: By node: that it is right where its parent is; 0 of one that is forbidden.
         proposers: By node.
+        nodes: By parent and token; none of a tree made `alone`.
         drawn: Of the nodes that a drafter drew, what each was drawn from, (V,) float32, in the order of the drafters; of each
             parent's one at most. They have to be verified whatever their chance: `verification.reject` would be biased against
             what is left out.
@@ -57,8 +59,11 @@ class JointTree(Generic[Proposer]):
         self.chances: list[float] = []
         self.proposers: list[list[Proposer]] = []
         self.drawn: dict[int, np.ndarray] = {}
-        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self.nodes: dict[tuple[int, int], int] = {}
         self._has_drawn: set[int] = set()  # nodes one of whose children was drawn
+        self._after: dict[Proposer, set[int]] = {}  # the nodes after which each proposes something
+        self._agreed: set[int] = set()  # nodes that several propose
+        self._contested: set[int] = set()  # nodes after which several propose something
 
     @classmethod
     def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
@@ -84,32 +89,38 @@ class JointTree(Generic[Proposer]):
         Returns:
             The nodes (k,) of its tokens.
         """
+        tokens, probabilities, known, at = draft.tokens.tolist(), draft.probabilities, self.nodes, after
         parents = None if draft.parents is None else draft.parents.tolist()
-        nodes: list[int] = []
-        at = after
-        for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
+        n = n_before = len(known)
+        nodes = [0] * len(tokens)
+        for i, token in enumerate(tokens):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
-            node = self._nodes.setdefault((at, token), len(self.tokens))
-            if node == len(self.tokens):
-                self.tokens.append(token)
-                self.parents.append(at)
-                self.chances.append(chance)
-                self.proposers.append([proposer])
-            else:
+            if (node := known.get((at, token))) is None:
+                node = known[at, token] = n
+                n += 1
+            if probabilities is not None and probabilities[i, token] > 0 and at not in self._has_drawn:
+                self.drawn[node] = probabilities[i]
+                self._has_drawn.add(at)
+            nodes[i] = at = node
+        new = list(known)[n_before:]
+        own = dict(sorted(zip(nodes, chances, strict=True), key=itemgetter(1)))  # of a token proposed twice the higher chance
+        self.parents += [parent for parent, _ in new]
+        self.tokens += [token for _, token in new]
+        self.chances += [own[node] for node in range(n_before, n)]
+        self.proposers += [[proposer] for _ in new]
+        for node, chance in own.items():
+            if node < n_before:
                 self.chances[node] = max(self.chances[node], chance)
                 if proposer not in self.proposers[node]:
                     self.proposers[node].append(proposer)
-            if draft.probabilities is not None and draft.probabilities[i, token] > 0 and at not in self._has_drawn:
-                self.drawn[node] = draft.probabilities[i]
-                self._has_drawn.add(at)
-            nodes.append(node)
-            at = node
+                    self._agreed.add(node)
+        mine = {self.parents[node] for node in nodes}
+        for other, theirs in self._after.items():
+            if other is not proposer:
+                self._contested |= theirs & mine
+        self._after[proposer] = mine | self._after.get(proposer, set())
         return nodes
-
-    def child(self, parent: int, token: int) -> int | None:
-        """The node of a token after a node, or after the history, -1; None where nobody proposed it."""
-        return self._nodes.get((parent, token))
 
     def forbid(self, nodes: Items[int]) -> None:
         """No node but these, which are rising, can be right."""
@@ -124,51 +135,46 @@ class JointTree(Generic[Proposer]):
         """
         chances = self.chances
         if agreement is not None:
-            pairs = zip(self._kinds(), chances, strict=True)
-            chances = [agreement.of(kind, chance) if 0 < chance < 1 else chance for kind, chance in pairs]
+            chances = agreement.of(self._kinds(), chances)
         sums = [0.0] * (len(chances) + 1)  # of the children of each node, and last of the history
         best: dict[int, int] = {}  # the likeliest of them
         for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
             sums[parent] += chance
-            if chance > chances[best.setdefault(parent, node)]:
+            if parent not in best or chance > chances[best[parent]]:
                 best[parent] = node
-        reach: list[float] = []
-        for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
-            alive = 1.0 if parent < 0 else reach[parent]
+        reach = [*chances, 1.0]  # last of the history
+        for node, parent in enumerate(self.parents):
             if sums[parent] > 1 and node != best[parent]:
                 most = chances[best[parent]]
-                chance *= (1 - most) / (sums[parent] - most)  # noqa: PLW2901 - its share of what is left
-            reach.append(alive * chance)
-        return reach
+                reach[node] *= (1 - most) / (sums[parent] - most)  # its share of what is left
+            reach[node] *= reach[parent]
+        return reach[:-1]
 
     def _kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""
-        first: dict[int, Proposer] = {}
-        contested = set[int]()
-        for parent, proposers in zip(self.parents, self.proposers, strict=True):
-            if len(proposers) > 1 or first.setdefault(parent, proposers[0]) is not proposers[0]:
-                contested.add(parent)
-        return [
-            Agreement.AGREED if len(proposers) > 1 else Agreement.CONTESTED if parent in contested else Agreement.ALONE
-            for parent, proposers in zip(self.parents, self.proposers, strict=True)
-        ]
+        kinds = [Agreement.CONTESTED if parent in self._contested else Agreement.ALONE for parent in self.parents]
+        for node in self._agreed:
+            kinds[node] = Agreement.AGREED
+        return kinds
 
     def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
         """Let it learn from what was emitted."""
-        kinds, node = self._kinds(), -1
+        kinds, chances, node = self._kinds(), self.chances, -1
         for token in emitted:
-            following = [i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and 0 < self.chances[i] < 1]
-            for i in following:
-                agreement.see(kinds[i], self.chances[i], is_right=self.tokens[i] == token)
-            if (node := next((i for i in following if self.tokens[i] == token), -1)) < 0:
+            right = self.nodes.get((node, token))
+            for i in [i for i, parent in enumerate(self.parents) if parent == node and 0 < chances[i] < 1]:
+                agreement.see(kinds[i], chances[i], is_right=i == right)
+            if right is None or not 0 < chances[right] < 1:
                 break
+            node = right
 
     def best_path(self, reach: Items[float]) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
         best: dict[int, int] = {}
         for node, parent in enumerate(self.parents):
-            is_better = reach[node] > (reach[best[parent]] if parent in best else 0.0)
-            if node in self.drawn or (is_better and best.get(parent) not in self.drawn):
+            other = best.get(parent, -1)
+            is_better = reach[node] > (reach[other] if other >= 0 else 0.0)
+            if node in self.drawn or (is_better and other not in self.drawn):
                 best[parent] = node
         path, node = list[int](), -1
         while (node := best.get(node, -1)) >= 0:
@@ -178,10 +184,10 @@ class JointTree(Generic[Proposer]):
     def part(self, nodes: Items[int]) -> Draft:
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
         if not nodes:
-            return Draft()
+            return NO_DRAFT
         places = {node: i for i, node in enumerate(nodes)}
         parents = [places.get(self.parents[node], -1) for node in nodes]
-        is_chain = all(parent == i - 1 for i, parent in enumerate(parents))
+        is_chain = parents == list(range(-1, len(nodes) - 1))
         probabilities = None
         if self.drawn:
             certain = np.zeros_like(next(iter(self.drawn.values())))

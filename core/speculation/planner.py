@@ -237,9 +237,9 @@ class DraftPlanner:
         return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
     def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
-        n_plain = n_others + len(slots) + sum(slot.drafters.n_replayed for slot in slots)
-        n_most = n_plain + sum(slot.limit for slot in slots)
-        depth = sum(slot.n_context for slot in slots) / len(slots)
+        n_plain = n_others + len(slots) + sum([slot.drafters.n_replayed for slot in slots])
+        n_most = n_plain + sum([slot.limit for slot in slots])
+        depth = sum([slot.n_context for slot in slots]) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
         self.plain_s = known[1]
         return PassCurve(known[n_plain:], hoped[n_plain:])
@@ -341,8 +341,8 @@ class DraftPlanner:
             pass_s: Seconds of the pass.
         """
         n_plain = len(rounds) + n_others
-        n_replayed = sum(choice.proposals.drafters.n_replayed for choice, _ in rounds)
-        n_drafted = sum(len(choice.nodes) for choice, _ in rounds)
+        n_replayed = sum([choice.proposals.drafters.n_replayed for choice, _ in rounds])
+        n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
@@ -357,21 +357,23 @@ class DraftPlanner:
     def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, token_s: float) -> None:
         """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `token_s` for a drafted token."""
         path = set(outcome.path)
-        drafters, k = choice.proposals.drafters, len(choice.nodes)
+        drafters, k, n_accepted = choice.proposals.drafters, len(choice.nodes), 0
         drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0
         proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
         each_s = token_s * (1 + drafters.n_replayed / k) if k else 0.0
-        round_s = plain_s + each_s * k + sum(drafter.spent_s for drafter in drafters.every)
+        round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in drafters.every if not drafter.profile.is_costly and not drafter.profile.is_certain]
         for drafter in lookups:
             if drafter in choice.proposals.of:  # a token that another one proposed, too, is the first one's
                 own = [i for i, each in enumerate(proposers) if each[0] is drafter]
-                drafter.observe_gain(sum(i in path for i in own) - len(own) * each_s / plain_s)
-        n, n_accepted = _counts(proposers, path, lookups)
-        drafters.budget.book(n_accepted * plain_s - n * each_s)
-        unused = max((drafter.n_right for drafter in lookups), default=0) - n_accepted
-        drafters.budget.credit(max(unused, 0) * plain_s)
+                drafter.observe_gain(len(path.intersection(own)) - len(own) * each_s / plain_s)
+        if k:
+            n, n_accepted = _counts(proposers, path, lookups)
+            drafters.budget.book(n_accepted * plain_s - n * each_s)
+        unused = max([drafter.n_right for drafter in lookups], default=0) - n_accepted
+        if unused > 0:
+            drafters.budget.credit(unused * plain_s)
         for drafter in drafters.every:
             profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
             if not profile.is_costly:
@@ -395,5 +397,5 @@ def _counts(
     proposers: Sequence[Sequence[RequestDrafter]], path: set[int], drafters: Sequence[RequestDrafter]
 ) -> tuple[int, int]:
     """How many tokens of a draft some drafters proposed, and how many of these were accepted."""
-    own = [i for i, each in enumerate(proposers) if any(drafter in drafters for drafter in each)]
-    return len(own), sum(i in path for i in own)
+    own = [i for i, each in enumerate(proposers) if not set(drafters).isdisjoint(each)]
+    return len(own), len(path.intersection(own))

@@ -50,8 +50,8 @@ def test_what_follows_a_node_is_merged_after_it(first, second, data):
     assert [every[node] for node in nodes] == [(*before, *path) for path in own]
     assert len(set(every)) == len(every)
     for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-        assert tree.child(parent, token) == node
-    assert tree.child(-1, 9) is None
+        assert tree.nodes[parent, token] == node
+    assert (-1, 9) not in tree.nodes
 
 
 @given(st.lists(drafts(), max_size=4))
@@ -128,22 +128,20 @@ def test_what_others_propose_in_its_place_is_learnt_to_speak_for_a_token_or_agai
     assert tree.reach(agreement) == tree.reach(), "nothing was seen"
     for _ in range(300):
         tree.teach(agreement, [1, 3, 5])
-    chances = [agreement.of(kind, chance) for kind, chance in zip(tree._kinds(), tree.chances, strict=True)]
+    chances = agreement.of(tree._kinds(), tree.chances)
     assert chances[:2] == pytest.approx([0.99, 0.0], abs=0.02), "agreed, and contested"
     assert chances[2:4] == pytest.approx([0.5, 0.5], abs=0.02), "one of two that disagree was right"
-    assert agreement.of(Agreement.ALONE, 0.4) == 0.4
-    assert agreement.of(Agreement.AGREED, 0.5) == 0.5, "of another step of chances"
+    assert agreement.of([Agreement.ALONE], [0.4]) == [0.4]
+    assert agreement.of([Agreement.AGREED], [0.5]) == [0.5], "of another step of chances"
     assert tree.reach(agreement)[4] == 1.0, "what is certain stays so"
 
 
 def test_what_is_forbidden_or_follows_a_wrong_token_teaches_nothing():
     agreement, tree = Agreement(), JointTree()
     tree.add("one", Draft([1, 2, 3], [-1, -1, 0]), [0.4, 0.2, 0.5])
-    before = [agreement.of(Agreement.ALONE, chance) for chance in tree.chances]
+    alone = [Agreement.ALONE] * 3
+    before = agreement.of(alone, tree.chances)
     tree.forbid([1, 2])
     tree.teach(agreement, [4, 3])
-    assert [agreement.of(Agreement.ALONE, chance) == known for chance, known in zip((0.4, 0.2, 0.5), before, strict=True)] == [
-        True,
-        False,
-        True,
-    ]
+    after = agreement.of(alone, [0.4, 0.2, 0.5])
+    assert [found == known for found, known in zip(after, before, strict=True)] == [True, False, True]

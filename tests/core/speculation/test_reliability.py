@@ -128,7 +128,9 @@ def overconfident(planner):
 
 def credulous(planner):
     """What two drafters propose is taken to be all but certain."""
-    planner.agreement.of = lambda kind, chance: 0.99 if kind == Agreement.AGREED else chance
+    planner.agreement.of = lambda kinds, chances: [
+        0.99 if kind == Agreement.AGREED else chance for kind, chance in zip(kinds, chances, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("fault", [overconfident, credulous])
