@@ -104,7 +104,7 @@ class Loop:
         done: RoundPass | None = self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)
         if done is None:
             return
-        n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
+        n_tokens = sum([len(share.feed.tokens) + len(share.feed.draft.tokens) for share in shares])
         for share in shares:
             if share.choice is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
@@ -120,22 +120,21 @@ class Loop:
                 self._attempt([share.sequence], self._feed_drafters, share, outcome, done.features, first)
             if share.choice is not None:
                 self._attempt([share.sequence], self._drafting.settle, share.choice, outcome)
-        outcomes = [outcome for _, outcome, _ in settled]
         decoded = [(share.choice, outcome) for share, outcome, _ in settled if share.choice is not None]
-        n_drafted = sum(len(choice.draft) for choice, _ in decoded)
+        n_drafted = sum([len(choice.nodes) for choice, _ in decoded])
         n_others = n_tokens - len(decoded) - n_drafted
         guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
         seen = Round(
             n_sequences=len(shares),
             n_tokens=n_tokens,
             n_drafted=n_drafted,
-            n_accepted=sum(len(each.path) for each in outcomes),
-            n_emitted=sum(each.n_emitted for each in outcomes),
+            n_accepted=sum([len(outcome.path) for _, outcome, _ in settled]),
+            n_emitted=sum([outcome.n_emitted for _, outcome, _ in settled]),
             draft_s=draft_s + done.late_s,
             forward_s=done.seconds,
-            ids=tuple(share.sequence.id for share in shares),
+            ids=tuple([share.sequence.id for share in shares]),
         )
-        self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.choice is None))
+        self._counter.passed(seen, n_prompt=sum([len(share.feed.tokens) for share in shares if share.choice is None]))
         self._publish()
         for sequence in tuple(self._running):
             self._conclude(sequence)
@@ -270,7 +269,7 @@ class Loop:
     def _shares(self, decoding: Items[Sequence]) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
-        n_others = sum(len(share.feed.tokens) for share in chunks)
+        n_others = sum([len(share.feed.tokens) for share in chunks])
         limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
         limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
@@ -278,7 +277,7 @@ class Loop:
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
             fed = sequence.slot, sequence.history[-1:], 1 + len(choice.draft), choice.draft
             if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
-                shares.append(ScheduledInput(sequence, feed, choice))
+                shares.append(ScheduledInput(sequence, feed, choice, self._drafting.n_top(choice)))
         return shares + chunks
 
     def _chunks(self, n_chunk: int) -> list[ScheduledInput]:
@@ -318,10 +317,10 @@ class Loop:
         sequence.n_kept += len(feed.tokens) + len(path)
         if choice is not None:
             sequence.counter.round(names, draft.depth, len(path), n_emitted)
-            if done.top is not None and self._drafting.n_top(choice):
-                after = np.concatenate([feed.tokens, draft.tokens])
-                own = (each[row : row + feed.n_rows] for each in done.top)
-                top = tuple(map(read_only, (after, np.append(np.int32(-1), draft.above + 1), *own)))
+            if done.top is not None and share.n_top:
+                after, parents = np.concatenate([feed.tokens, draft.tokens]), np.append(np.int32(-1), draft.above + 1)
+                ids, logits = (each[row : row + feed.n_rows] for each in done.top)
+                top = read_only(after), read_only(parents), ids, logits
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
@@ -371,5 +370,5 @@ class Loop:
 
     def _publish(self) -> None:
         self._counter.publish(
-            (each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting()) for each in self._running
+            [(each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting()) for each in self._running]
         )

@@ -15,17 +15,19 @@ from augury.passes import Pass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice
+from augury.types import read_only
 
 __all__ = ["RoundPass", "ScheduledInput"]
 
 
 @frozen(eq=False)
 class ScheduledInput:
-    """A sequence's share of a pass, and what is verified in it; None while its prompt is processed."""
+    """A sequence's share of a pass."""
 
     sequence: Sequence
     feed: SlotInput
-    choice: Choice | None = None
+    choice: Choice | None = None  # what is verified in it; None while its prompt is processed
+    n_top: int = 0  # the most probable tokens of each row that its drafters want to have
 
 
 @frozen(eq=False)
@@ -62,8 +64,10 @@ class RoundPass:
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
         top, argmax = None, list[int]()
-        if n_top := max((drafting.n_top(share.choice) for share in shares if share.choice is not None), default=0):
-            top = passed.top_k(np.arange(sum(share.feed.n_rows for share in shares), dtype=np.int32), n_top)
+        if n_top := max([share.n_top for share in shares]):
+            n_rows = sum([share.feed.n_rows for share in shares])
+            ids, logits = map(read_only, passed.top_k(np.arange(n_rows, dtype=np.int32), n_top))
+            top = ids, logits
         if any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares):
             # where drafters want more of each row, it is not read twice
             best = passed.argmax() if top is None else np.where(np.isfinite(top[1][:, 0]), top[0][:, 0], -1)

@@ -93,12 +93,13 @@ class Sequence(DraftedSequence):
             keeps_drawn=request.post_sampling_probs,
         )
         self._text = TextStream(tokenizer, request.stop)
-        self._n_prompt = len(request.prompt)
-        self._n = self._n_prompt
+        self.n_emitted = 0  # tokens
+        self._n = len(request.prompt)
         self._buffer = np.empty(n_ctx + 1, np.int32)  # the last token of a full context is emitted, but never stored
         self._buffer[: self._n] = request.prompt
         self._view = self._buffer.view()
         self._view.flags.writeable = False
+        self.history = self._view[: self._n]
 
     def describe(self, session: Session) -> None:
         session.sampling, session.verify = self.sampler.params, self.speculation.verify
@@ -124,16 +125,6 @@ class Sequence(DraftedSequence):
         return infill(tokenizer, tokenizer.eos if may_end else None)
 
     @property
-    def history(self) -> np.ndarray:
-        """Prompt and output so far, (h,) int32, read-only."""
-        return self._view[: self._n]
-
-    @property
-    def n_emitted(self) -> int:
-        """Tokens emitted so far."""
-        return self._n - self._n_prompt
-
-    @property
     def is_plain_argmax(self) -> bool:
         """Whether the next tokens are simply their rows' argmax."""
         return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
@@ -156,7 +147,7 @@ class Sequence(DraftedSequence):
         n_discarded = max(min(self.request.n_discard or (n_ctx - n_same) // 2, n_ctx - n_same - 1), 1)
         self._buffer[n_same : self._n - n_discarded] = self._buffer[n_same + n_discarded : self._n].copy()
         self._n -= n_discarded
-        self._n_prompt -= n_discarded
+        self.history = self._view[: self._n]
         self.prompt, self.is_prefilling = self.history.copy(), True
         self.counter.shifted(n_discarded)
         return n_same
@@ -215,7 +206,7 @@ class Sequence(DraftedSequence):
                 1 if sampler.follows_text else None,
             )
         if parents is None:
-            return match(tokens, lambda i: choose(i - 1, i))
+            return match(tokens, argmax[first_row:].__getitem__ if is_plain else lambda i: choose(i - 1, i))
         return match_tree(tokens, parents, choose)
 
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
@@ -245,7 +236,6 @@ class Sequence(DraftedSequence):
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
         """
         emitted, self.is_prefilling = list[tuple[int, str]](), False
-        rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
         for token in accepted.tokens:
             if token < 0:
                 odd = f"the model's logits after {self._n} tokens are not finite numbers"
@@ -253,7 +243,8 @@ class Sequence(DraftedSequence):
                 self.fail(self.sampler.error or ModelFileError(message))
                 break
             self._buffer[self._n] = token
-            self._n += 1
+            self._n, self.n_emitted = self._n + 1, self.n_emitted + 1
+            self.history = self._view[: self._n]
             may_stop = self.n_emitted > self.request.min_tokens
             text = self._text.push(token, may_stop=may_stop)
             self._finish_after(token)
@@ -262,13 +253,18 @@ class Sequence(DraftedSequence):
             emitted.append((token, text))
             if self.finish_reason is not None:
                 break
-        logprobs = self._logprobs(logits, rows[: len(emitted)], [token for token, _ in emitted])
-        for i, (token, text) in enumerate(emitted):
-            drafter = drafters[accepted.path[i]] if i < len(emitted) - 1 else None
-            origin = (drafter, None if i else len(drafters))
-            self.pieces.append(Token(token, text, *origin, *logprobs[i]))
-        self.channel.deliver(self.pieces[len(self.pieces) - len(emitted) :])
-        return len(emitted)
+        n = len(emitted)
+        rows = [first_row, *[first_row + 1 + node for node in accepted.path]]
+        logprobs = self._logprobs(logits, rows[:n], [token for token, _ in emitted])
+        origins = [*[drafters[node] for node in accepted.path[: max(n - 1, 0)]], None]
+        n_drafted = [len(drafters), *[None] * n]  # of the round, with its first token
+        pieces = [
+            Token(token, text, origin, n, *more)
+            for (token, text), origin, n, more in zip(emitted, origins, n_drafted, logprobs, strict=False)
+        ]
+        self.pieces += pieces
+        self.channel.deliver(pieces)
+        return n
 
     def _finish_after(self, token: int) -> None:
         """See whether the text ends with a token: by a stop, by a constraint that lets nothing follow, or at a limit."""
@@ -281,11 +277,10 @@ class Sequence(DraftedSequence):
             is_complete = self._constraint.n_complete == self.n_emitted
         if is_complete:
             self.finish_reason = "stop"
-        elif self.n_left == 0 and self.error is None:
-            if self.n_emitted == self.request.max_tokens:
-                self.finish_reason = "length"
-            elif not self.request.context_shift:
-                self.finish_reason = "context"
+        elif self.n_emitted == self.request.max_tokens and self.error is None:
+            self.finish_reason = "length"
+        elif self._n == len(self._buffer) and self.error is None and not self.request.context_shift:
+            self.finish_reason = "context"
 
     def _logprobs(self, logits: Pass, rows: Tokens[int], tokens: Tokens[int]) -> list[tuple[Any, ...]]:
         """`logprob`, `bytes` and `top_logprobs` of each `Token`."""

@@ -23,6 +23,7 @@ class DraftedSequence(ABC):
         slot: That it has.
         speculation: Which drafters may draft how far.
         n_reused: Tokens of the text that the slot held when the text was processed.
+        history: Prompt and output so far, (h,) int32, read-only.
         pieces: What was emitted.
         counter: Of what its drafters do.
     """
@@ -31,13 +32,9 @@ class DraftedSequence(ABC):
     slot: int
     speculation: Speculation
     n_reused: int
+    history: np.ndarray
     pieces: Items[Token]
     counter: DraftingCounter
-
-    @property
-    @abstractmethod
-    def history(self) -> np.ndarray:
-        """Prompt and output so far, (h,) int32, read-only."""
 
     @property
     @abstractmethod

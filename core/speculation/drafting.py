@@ -75,6 +75,7 @@ class Drafting:
                 known = ", ".join(features) or "none"
                 message = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
                 raise UnsupportedError(message)
+        self._wants_features = any(profile.features for profile in self._profiles)
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
@@ -124,7 +125,7 @@ class Drafting:
 
     def features(self, sequences: Items[DraftedSequence]) -> tuple[str, ...]:
         """The features that the drafters of some requests want."""
-        if not any(profile.features for profile in self._profiles):
+        if not self._wants_features:
             return ()
         members = (drafter for each in sequences for drafter in self._drafters[each.slot].members)
         return tuple(sorted({name for drafter in members for name in drafter.profile.features}))
@@ -218,7 +219,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(slots)
-        if not any(len(slot.tree) for slot in slots):
+        if not any(slot.tree.tokens for slot in slots):
             return {slot: Choice(slot, probed=probed.get(slot)) for slot in slots}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
@@ -280,7 +281,7 @@ class Drafting:
             drafts = draft_for_all(guards, [ask for *_, ask in mine])
             for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
                 self._drafters_s += guard.seconds
-                slot.sequence.counter.drafted(guard.name, len(draft), guard.seconds)
+                slot.sequence.counter.drafted(guard.name, len(draft.tokens), guard.seconds)
                 if not guard.is_left_out:
                     if self._planner is not None:
                         self._planner.observe_draft(drafter, draft.depth, guard.seconds)
@@ -307,7 +308,7 @@ class Drafting:
     def n_top(self, choice: Choice) -> int:
         """How many of the most probable tokens a slot's drafters want to have."""
         drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
-        return max((drafter.profile.n_top for drafter in drafters), default=0)
+        return max([drafter.profile.n_top for drafter in drafters], default=0)
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters what became of the round."""
