@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from attrs import frozen
 
 from augury.interfaces import Plugin
 from augury.options import options_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.text.tokenizer import Tokenizer
 
 __all__ = ["Constraint", "ConstraintSession"]

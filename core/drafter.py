@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from attrs import frozen
 
+from augury.passes import Context, Target
 from augury.plugin import Plugin
 from augury.sampling import SamplingParams
-from augury.types import tokens_array
+from augury.types import Draft, ModelInfo, ModelOptions, Verdict, tokens_array
 
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
-    from augury.passes import Context, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Draft, ModelInfo, ModelOptions, Verdict
 
 __all__ = ["Ask", "Drafter", "Pace", "Session"]
 

@@ -8,14 +8,13 @@ kernels and devices belong into the constructors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
-if TYPE_CHECKING:
-    from augury.constraint import Constraint
-    from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
-    from augury.types import ModelInfo, Round, Summary
+from augury.constraint import Constraint
+from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
+from augury.types import ModelInfo, Round, Summary
 
 hookspec = pluggy.HookspecMarker("augury")
 hookimpl = pluggy.HookimplMarker("augury")

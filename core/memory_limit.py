@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 
 from augury.errors import AuguryError, CapacityError
 
 TYPE_CHECKING = False  # typing's own would be imported for this alone, at the very start of a command
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["lack_of_memory", "n_bytes_of_machine", "require_address_space"]
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from attrs import Factory, field, frozen
 
+from augury.batch import Reservation
 from augury.errors import UnsupportedError
 from augury.plugin import Plugin
 from augury.slot_states import SlotStates
 from augury.types import Allocation, StateSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from augury.batch import Reservation
 
 __all__ = ["MemoryManager", "Opened"]
 

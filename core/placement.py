@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from augury.devices import CPU, Placement
+from augury.blocks import ModelPlan
+from augury.devices import CPU, DeviceInfo, Placement
 from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.interfaces import Backend
 from augury.log import get_logger
 from augury.options import build
+from augury.registry import Registry
 from augury.stages import Stage, StagedBackend
+from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
-    from augury.devices import DeviceInfo
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Backend
-    from augury.registry import Registry
-    from augury.types import ModelOptions
 
 __all__ = ["place"]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
-if TYPE_CHECKING:
-    from augury.batch import Batch
+from augury.batch import Batch
 
 __all__ = ["KernelTime", "Limits", "Profiled"]
 

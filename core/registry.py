@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 from attrs import frozen
@@ -21,9 +21,7 @@ from augury.constraint import Constraint
 from augury.errors import PluginError
 from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, MemoryManager, Plugin, Source
 from augury.options import nearest, options_of
-
-if TYPE_CHECKING:
-    from augury.types import ModelInfo
+from augury.types import ModelInfo
 
 __all__ = ["BrokenPlugin", "PluginRecord", "Registry"]
 

@@ -20,10 +20,10 @@ from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.model.model_drafter import FeatureDrafter
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter, Session
 
 if TYPE_CHECKING:
     from augury.drafters.model.nextn_runner import NextnRunner
-    from augury.interfaces import Drafter, Session
 
 __all__ = ["DraftMtp", "DraftMtpOptions"]
 

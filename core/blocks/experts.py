@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Experts
+from augury.blocks.parts import Activation, Experts, Linear, Matrices, Norm, Part, Router, Vector
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Activation, Linear, Matrices, Norm, Part, Router, Vector
     from augury.blocks.transformer import FeedForward
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value

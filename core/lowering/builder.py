@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from augury.blocks.parts import Activation, GateKind
+from augury.blocks.parts import (
+    Activation,
+    Convolution,
+    Experts,
+    GateKind,
+    Linear,
+    LinearRecurrence,
+    Matrices,
+    Norm,
+    Rope,
+    Router,
+    SequenceState,
+    Temperature,
+    Vector,
+)
 from augury.lowering.attention import (
     Attend,
     Choose,
@@ -32,6 +47,7 @@ from augury.lowering.operations import (
     LastTokens,
     Multiply,
     Normalize,
+    Operation,
     ReadHidden,
     ReadInput,
     Recur,
@@ -41,23 +57,7 @@ from augury.lowering.operations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from augury.blocks.heads import Pooling, Preparation
-    from augury.blocks.parts import (
-        Convolution,
-        Experts,
-        Linear,
-        LinearRecurrence,
-        Matrices,
-        Norm,
-        Rope,
-        Router,
-        SequenceState,
-        Temperature,
-        Vector,
-    )
-    from augury.lowering.operations import Operation
 
 __all__ = ["Builder"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -10,8 +11,6 @@ from augury.errors import UnsupportedError
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
-
     from augury.blocks.parts import Linear
 
 __all__ = [

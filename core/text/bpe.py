@@ -6,12 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from augury.errors import CapacityError, ModelFileError
-from augury.text.pre_tokenizer import Merged, pre_tokenizer
+from augury.text.pre_tokenizer import Merged, PreTokenizer, pre_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from augury.text.pre_tokenizer import PreTokenizer
     from augury.text.vocabulary import Vocabulary
 
 __all__ = ["SURROGATE", "BytePairCodec", "DnaCodec", "WhitespaceCodec", "call_library"]

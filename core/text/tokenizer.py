@@ -6,7 +6,7 @@ import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
@@ -17,11 +17,8 @@ from augury.text.rwkv import RwkvCodec
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import TokenType
 from augury.text.unigram import UnigramCodec
-from augury.text.vocabulary import read_vocabulary
+from augury.text.vocabulary import Vocabulary, read_vocabulary
 from augury.text.word_piece import WordPieceCodec
-
-if TYPE_CHECKING:
-    from augury.text.vocabulary import Vocabulary
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
 

@@ -24,17 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
+from augury.batch import SlotInput
+from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, WrittenDraft
 from augury.drafters.model.hidden_runner import HiddenRunner
-from augury.passes import ArrayPass
+from augury.passes import ArrayPass, Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.batch import SlotInput
     from augury.drafters.model.cached_text import CachedText
-    from augury.drafters.model.draft_runner import DraftRequest
     from augury.drafters.model.row_model import Encoder, RowModel
-    from augury.passes import Context, Pass
 
 __all__ = ["BlockRunner"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, define, evolve, frozen
 
+from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.log import DRAFT_LOGGER, get_logger
@@ -16,7 +17,6 @@ from augury.passes import Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.batch import SlotInput
     from augury.drafters.model.draft_sampler import DraftSampler
 
 __all__ = ["N_JUDGED", "DraftRequest", "DraftRunner", "WrittenDraft"]

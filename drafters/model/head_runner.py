@@ -22,13 +22,13 @@ import numpy as np
 from attrs import evolve
 
 from augury.drafters.model.hidden_runner import FedText, HiddenRunner
+from augury.passes import Context, Pass
+from augury.types import Draft
 
 if TYPE_CHECKING:
     from augury.drafters.model.cached_text import CachedText
     from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
     from augury.drafters.model.row_model import Encoder
-    from augury.passes import Context, Pass
-    from augury.types import Draft
 
 __all__ = ["HeadRunner"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from attrs import Factory, define, evolve
 
+from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner
+from augury.passes import Context
+from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.batch import SlotInput
     from augury.drafters.model.row_model import Encoder
-    from augury.passes import Context
-    from augury.types import Draft
 
 __all__ = ["FedText", "HiddenRunner"]
 

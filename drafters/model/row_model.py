@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
 
-if TYPE_CHECKING:
-    from augury.passes import Context, Pass
+from augury.passes import Context, Pass
 
 __all__ = ["Encoder", "RowModel"]
 

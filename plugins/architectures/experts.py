@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,8 +12,6 @@ from augury.blocks import Activation, FeedForward, Gating, Linear, Matrices, Mix
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.plugins.architectures.decoder import Decoder
 
 __all__ = ["expert_matrices", "has_experts", "limit", "limited_feed_forward", "mixture"]

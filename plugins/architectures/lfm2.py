@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from augury.blocks import Convolution, Layer, ShortConvolution
+from augury.blocks import Block, Convolution, FeedForward, Layer, MixtureOfExperts, ModelPlan, ShortConvolution
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -12,9 +13,6 @@ from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.rope import local_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.blocks import Block, FeedForward, MixtureOfExperts, ModelPlan
     from augury.files.gguf import ModelFile
 
 

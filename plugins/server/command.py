@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from augury import Registry
+from augury import Engine, Registry
 from augury.cli import (
     FOREIGN_FLAGS_IN_SERVE,
     add_model_flags,
@@ -33,13 +33,12 @@ from augury.cli import (
     warn_of_synthetic,
 )
 from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.interfaces import Progress
 from augury.options import option, options_of
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from augury import Engine
-    from augury.interfaces import Progress
     from augury.plugins.server.server import Server, ServerOptions
 
 __all__ = ["add_parser"]
