@@ -83,9 +83,9 @@ def is_chosen(choice, at, position):
 
 def _scores(dot, place):
     @lane
-    def scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, split, first, last, thread, scores):
+    def scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, seen, thread, scores):
         """The scores of a thread's positions of a split, and the largest of them."""
-        most = np.float32(_NONE)
+        most, (split, first, last) = np.float32(_NONE), seen
         for i in range(thread, SPLIT, ATTEND_THREADS):
             position = split * SPLIT + i
             scores[i] = np.float32(_NONE)
@@ -150,8 +150,9 @@ def _mix(read_eight, eight, place):
     read_several, add_several = _of_several(read_eight, eight, place, _AHEAD)
 
     @lane
-    def mix(inputs, t, weights, values, base, dim, i, split, first, last, pool, group, n_groups, sums):
+    def mix(inputs, t, weights, values, base, dim, i, seen, pool, group, n_groups, sums):
         """Make `sums` eight values, from the i-th on, of the mix of a group's positions: every n-th, of n groups."""
+        split, first, last = seen
         for j in range(8):
             sums[j] = np.float32(0)
         start = split * SPLIT
@@ -213,8 +214,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
         base = (inputs[SLOTS + t] * how.n_kv_heads + group) * how.length
         chosen_at, start = t * choice.stride + group * choice.group_stride, t * how.stride + head * how.head_dim
         slope = how.slopes[head] if how.has_slopes else np.float32(0)
-        most = scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, split, first, last, thread, scores)
-        most = warp_max(most)
+        seen = (split, first, last)
+        most = warp_max(scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, seen, thread, scores))
         if thread % WARP == 0:
             most_of_warps[thread // WARP] = most
         cuda.syncthreads()
@@ -226,7 +227,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         at_part = (((t - how.first_token) * n_heads + head) * n_splits + how.first_split + split) * (value_dim + 2)
         for at in range(thread, n_groups * n_eights, ATTEND_THREADS):
             group, j = quotient(at, n_eights), remainder(at, n_eights)
-            mix(inputs, t, scores, values, base, value_dim, 8 * j, split, first, last, how.pool, group, n_groups, mixed)
+            mix(inputs, t, scores, values, base, value_dim, 8 * j, seen, how.pool, group, n_groups, mixed)
             for i in range(8):
                 staged[group * value_dim + i * n_eights + j] = mixed[i]
         cuda.syncthreads()

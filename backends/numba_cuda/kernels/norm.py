@@ -122,12 +122,12 @@ def moments(x, start, size, n_threads, norm, parts):
 
 
 @together
-def _put_normed(inputs, x, norm, start, at, size, n_out, mean, inverse, t, to, first_float, first_unit):
-    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`.
+def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_float, first_unit):
+    """Store what a norm makes of `size` values of token t, whose moments were found, and zeros up to `n_out`.
 
     Floats begin at a place, units where those of a token's row do, so many further on.
     """
-    i, n_units = cuda.threadIdx.x % WARP, (n_out + WARP - 1) // WARP
+    i, n_units, (mean, inverse) = cuda.threadIdx.x % WARP, (n_out + WARP - 1) // WARP, found
     values = cuda.local.array(_AT_ONCE, np.float32)
     for first in range(cuda.threadIdx.x // WARP, n_units, _AT_ONCE * _WARPS):
         for j in range(_AT_ONCE):
@@ -166,9 +166,8 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
         cuda.syncthreads()
     if norm.kind == NOTHING:
         return
-    mean, inverse = moments(x, start, size, THREADS, norm, parts)
-    first_float = t * to.width + group * size
-    _put_normed(inputs, x, norm, start, group * step, size, n_out, mean, inverse, t, to, first_float, 0)
+    first_float, found = t * to.width + group * size, moments(x, start, size, THREADS, norm, parts)
+    _put_normed(inputs, x, norm, start, group * step, size, n_out, found, t, to, first_float, 0)
 
 
 @lane
@@ -195,12 +194,12 @@ def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
     if kind == NOTHING:
         return
     norm, start = NormArgs(weight, kind, eps), t * stride + at
-    mean, inverse = moments(x, start, size, THREADS, norm, parts)
+    found = moments(x, start, size, THREADS, norm, parts)
     if number >= n_apart:
-        _norm_in_place(x, norm, start, size, cuda.threadIdx.x, mean, inverse)
+        _norm_in_place(x, norm, start, size, cuda.threadIdx.x, *found)
         return
     row, first_unit = number * MAX_TOKENS + t, number * MAX_TOKENS * (to.width // WARP)
-    _put_normed(inputs, x, norm, start, 0, size, to.width, mean, inverse, t, to, row * to.width, first_unit)
+    _put_normed(inputs, x, norm, start, 0, size, to.width, found, t, to, row * to.width, first_unit)
 
 
 @kernel("jffiiirr")
