@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,8 @@ def find_compiler() -> Path | None:
     packages = find_spec("nvidia")
     roots = [Path(each) for each in (packages.submodule_search_locations or ())] if packages else []
     toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda") / "nvvm"
-    for root, pattern in [
-        *((root, "*/lib*/libnvvm.so*") for root in roots),
-        *((root, "*/nvvm/lib*/libnvvm.so*") for root in roots),
-    ]:
-        if found := sorted(root.glob(pattern)):
-            return found[0]
-    return next(iter(sorted(toolkit.glob("lib*/libnvvm.so*"))), None)
+    places = [*product(("*/lib*/libnvvm.so*", "*/nvvm/lib*/libnvvm.so*"), roots), ("lib*/libnvvm.so*", toolkit)]
+    return next((found for pattern, root in places for found in sorted(root.glob(pattern))), None)
 
 
 def _is_there(name: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import Arena, up
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
@@ -38,23 +38,14 @@ class ConvolveEmitter(OperationEmitter):
 
     def place(self, placed: Placed) -> None:
         operation = self.operation
-        gates = [0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after)]
+        before, after = (0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after))
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
         self._records = []
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
-            layer = _place_taps(
-                taps,
-                placed.states[state],
-                placed.n_aside,
-                placed.arena,
-                x=placed.at(value),
-                y=placed.at(part),
-                gates=(gates[0], gates[1]),
-                bias=0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
-                has_silu=operation.has_silu,
-            )
-            self._records.append(layer)
+            bias = 0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels)
+            how = {"gate_in": before, "gate_out": after, "bias": bias, "has_silu": operation.has_silu}
+            self._records.append(_place_taps(taps, placed.states[state], placed, x=placed.at(value), y=placed.at(part), **how))
 
     def emit(self, tape: Tape) -> None:
         self.emit_states(tape)
@@ -80,7 +71,8 @@ class LastTokensEmitter(OperationEmitter):
     def place(self, placed: Placed) -> None:
         n, out, state = self.operation.out.width, self.operation.out, placed.states[self.operation.state]
         self._x, taps = Place(placed.buffers[_TOKENS], n), np.eye(n, dtype=np.float32)[::-1]
-        self._layer = _place_taps(taps, state, placed.n_aside, placed.arena, x=self._x, y=placed.at(out))
+        how = {"gate_in": 0, "gate_out": 0, "bias": 0, "has_silu": False}
+        self._layer = _place_taps(taps, state, placed, x=self._x, y=placed.at(out), **how)
 
     def emit(self, tape: Tape) -> None:
         tape.add(Work("last tokens"), convolution.put_tokens, x=self._x, n_each=self.operation.out.width)
@@ -279,51 +271,19 @@ def _by_block(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))
 
 
-def _place_taps(
-    taps: np.ndarray,
-    state: State,
-    n_aside: int,
-    arena: Arena,
-    *,
-    x: Place,
-    y: Place,
-    gates: tuple[int, int] = (0, 0),
-    bias: int = 0,
-    has_silu: bool = False,
-) -> int:
-    """Write the operands of `convolve`.
-
-    Args:
-        taps: (inputs, channels), the weight of each channel of each input.
-        state: Of its inputs.
-        n_aside: Drafted tokens of a slot that there is room for.
-        arena: Where the record is kept.
-        x: The inputs' rows.
-        y: The outputs' rows.
-        gates: Addresses of factors of inputs and outputs, in rows as far apart as the inputs; 0: nothing.
-        bias: The address of added values; 0: none.
-        has_silu: Whether outputs go through SiLU.
-
-    Returns:
-        The address of the `ConvolutionLayer`.
-    """
-    size, n_channels = taps.shape
-    width = up(n_channels, 16)
-    padded = np.zeros((size, width), np.float32)
+def _place_taps(taps: np.ndarray, state: State, placed: Placed, **given: Any) -> int:
+    """Write the `ConvolutionLayer` of taps (inputs, channels), of all but these given; returns its address."""
+    (size, n_channels), arena = taps.shape, placed.arena
+    padded = np.zeros((size, up(n_channels, 16)), np.float32)
     padded[:, :n_channels] = taps
     layer = convolution.ConvolutionLayer(
-        x=x,
-        gate_in=gates[0],
-        gate_out=gates[1],
-        y=y,
         n_channels=n_channels,
-        width=width,
+        width=padded.shape[1],
         size=size,
         taps=arena.keep(padded, "weights"),
-        bias=bias,
-        has_silu=has_silu,
         state=state,
-        n_aside=n_aside,
+        n_aside=placed.n_aside,
+        **given,
     )
     return arena.keep(table([layer]), "scratch")
 

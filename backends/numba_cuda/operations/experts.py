@@ -28,12 +28,7 @@ from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments
 
-GATINGS = {
-    Gating.SOFTMAX: experts.SOFTMAX,
-    Gating.SIGMOID: experts.SIGMOID,
-    Gating.SOFTMAX_OF_CHOSEN: experts.SOFTMAX_OF_CHOSEN,
-    Gating.SQRT_SOFTPLUS: experts.SQRT_SOFTPLUS,
-}
+GATINGS = {each: getattr(experts, each.name) for each in Gating}
 
 
 class ChooseExpertsEmitter(OperationEmitter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.state import State
 from augury.blocks import Activation, Convolution, GateKind, Vector
 from augury.errors import UnsupportedError
@@ -42,38 +42,23 @@ def _convolve(
     state: State,
     x: Rows,
     y: Rows,
-    *,
-    taps: Pointer | None = None,
-    gates: Sequence[Rows] = (),
-    has_silu: bool = False,
-    to: Operand | None = None,
-    steps: Any = StepArgs(),  # noqa: B008 - a tuple
+    taps: Pointer,
+    to: Any = None,
+    steps: Any = None,
+    **more: Any,
 ) -> None:
-    """Write a convolution.
+    """Write a convolution of x with other taps than the file's, in the end to y; see `ConvolveArgs`.
 
-    Args:
-        tape: Written on.
-        conv: The part of the plan.
-        state: Of its inputs.
-        x: The inputs.
-        y: The outputs.
-        taps: Others than the file's.
-        gates: What inputs and outputs are multiplied with, if anything, in rows as far apart as the inputs.
-        has_silu: Whether outputs go through SiLU.
-        to: Where outputs go as well, as matrices read them.
-        steps: What kernels are told of decays that are made beside it, in rows of y.
+    Outputs may also go where matrices read them, see `TargetArgs`, and decays be made beside, see `StepArgs`.
     """
-    arguments: Arguments = {"taps": taps or tape.weights.taps(conv), "size": conv.state.shape[0] + 1}
-    arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}
-    arguments |= {"n_channels": conv.n_channels, "has_silu": has_silu, "x_stride": x.width, "y_stride": y.width}
-    if gates:
-        arguments |= {"gate_in": gates[0].at, "gate_out": gates[1].at, "has_gates": True}
+    steps, n_slots = steps or StepArgs(), min(tape.size.n_tokens, state.n_slots)
+    more |= {"taps": taps, "size": conv.state.shape[0] + 1, "n_channels": conv.n_channels}
+    more |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}
     if conv.bias is not None:
-        arguments |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
+        more |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
     n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
-    how, target = ConvolveArgs(x=x.at, y=y.at, **arguments), TargetArgs() if to is None else to.target
-    grid = (n_blocks, min(tape.size.n_tokens, state.n_slots))
-    tape.launch(kernel, grid, CONVOLVE_THREADS, how=how, to=target, steps=steps)
+    how = ConvolveArgs(x=x.at, y=y.at, x_stride=x.width, y_stride=y.width, **more)
+    tape.launch(kernel, (n_blocks, n_slots), CONVOLVE_THREADS, how=how, to=to or TargetArgs(), steps=steps)
 
 
 class ConvolveEmitter(OperationEmitter):
@@ -106,19 +91,12 @@ class ConvolveEmitter(OperationEmitter):
         is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], convolution.x, strict=False))
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
             raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
-        to = layout.operand(convolution.out, tape) if layout.is_operand(convolution.out) and not is_state_alone else None
-        _convolve(
-            tape,
-            self._conv,
-            self.state,
-            xs[0],
-            y,
-            taps=tape.weights.taps(*convolution.convs),
-            gates=gates,
-            has_silu=convolution.has_silu,
-            to=to,
-            steps=self._steps(tape),
-        )
+        to = layout.operand(convolution.out, tape).target if layout.is_operand(convolution.out) and not is_state_alone else None
+        arguments: Arguments = {"has_silu": convolution.has_silu}
+        if gates:
+            arguments |= {"gate_in": gates[0].at, "gate_out": gates[1].at, "has_gates": True}
+        taps, steps = tape.weights.taps(*convolution.convs), self._steps(tape)
+        _convolve(tape, self._conv, self.state, xs[0], y, taps, to, steps, **arguments)
 
 
 class ConvolveAndDecayEmitter(ConvolveEmitter):
@@ -165,7 +143,7 @@ class LastTokensEmitter(OperationEmitter):
     def emit_states(self, tape: Tape) -> None:
         n, y = self.operation.out.width, self.layout.rows(self.operation.out, tape)
         taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
-        _convolve(tape, Convolution("", n, n), self.state, Rows(tape.buffers[_TOKENS], n), y, taps=taps)
+        _convolve(tape, Convolution("", n, n), self.state, Rows(tape.buffers[_TOKENS], n), y, taps)
 
 
 class DecayEmitter(OperationEmitter):
