@@ -43,7 +43,6 @@ class Dry(Adjustment):
 
     @property
     def is_neutral(self) -> bool:
-        """Whether nothing changes."""
         return self.multiplier == 0.0 or self.n_last == 0
 
     def recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

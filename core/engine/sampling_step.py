@@ -89,7 +89,6 @@ class Penalties(Adjustment):
 
     @property
     def is_neutral(self) -> bool:
-        """Whether nothing changes."""
         return (self.repeat == 1.0 and self.presence == 0.0 and self.frequency == 0.0) or self.n_last == 0
 
     def recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

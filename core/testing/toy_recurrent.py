@@ -90,7 +90,6 @@ class ToyRecurrentModel(ToyModel):
         return self._of(self._follow(tokens), n_layers)
 
     def plain(self, prompt: Sequence[int], n: int, choose: Any = np.argmax) -> list[int]:
-        """What plain decoding gives: n tokens after `prompt`."""
         held, tokens = self._nothing(), list(prompt)
         for i in range(len(prompt) + n):
             if i >= len(prompt):

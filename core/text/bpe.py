@@ -136,7 +136,6 @@ class DnaCodec(BytePairCodec):
         return [self._ids.get(word.decode(errors="replace") + self._MARK, self._ids["<oov>"]) for word in words]
 
     def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
         return super().spell(text.removesuffix(self._MARK) or text)
 
 

@@ -24,7 +24,6 @@ class Arctic(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         attention = decoder.attention(layer, rope, has_output_bias=False)
         dense = decoder.feed_forward(layer, n_ff=decoder.n_embd, has_scales=False, has_biases=False)
         return Layer(attention, (dense, mixture(decoder, layer, is_parallel=True, **cls.experts)))
@@ -39,7 +38,6 @@ class GroveMoe(Transformer):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> MixtureOfExperts:
-        """The feed-forward of a layer."""
         block, keys = mixture(decoder, layer, **cls.experts), decoder.keys
         n_experts = block.router.logits.n_out
         n_alike = keys.count("experts_per_group", most=n_experts)
@@ -65,7 +63,6 @@ class SmallThinker(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = None
         if decoder.keys.count("attention.sliding_window", 0, least=0):
             is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True)[layer]

@@ -39,7 +39,6 @@ class CommandR(Transformer):
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale", 0.0) or 1.0)
 
 
@@ -50,7 +49,6 @@ class Cohere2(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, norm=NormKind.LAYER)
         rope = decoder.rope(is_interleaved=True, n_rot=local_size(decoder))
         windows = decoder.windows(_PERIOD, is_required=True)
@@ -70,7 +68,6 @@ class Cohere2Moe(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         is_rms = file.get(f"{cls.name}.attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
         decoder = Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
         keys, wide_rope = decoder.keys, decoder.rope(is_interleaved=True, has_factors=True)

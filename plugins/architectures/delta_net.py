@@ -66,7 +66,6 @@ class DeltaNet(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         layers = [Layer(_mixer(decoder, layer), decoder.feed_forward(layer)) for layer in range(decoder.n_layers)]
         return {"main": decoder.plan(layers)}

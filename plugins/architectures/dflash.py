@@ -53,7 +53,6 @@ class DFlash(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, embedding=embedding_of(file), is_causal=False)
         keys, n_embd, n_vocab = decoder.keys, decoder.n_embd, decoder.n_vocab
         if (n_streams := keys.count("hyper_connection.count", 0, least=0)) > 0:

@@ -37,7 +37,6 @@ class Eagle3(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, embedding=embedding_of(file))
         if decoder.n_layers != 1:
             decoder.keys.fail("block_count", decoder.n_layers, "1")

@@ -30,7 +30,6 @@ class Exaone4(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope, is_32b = decoder.rope(has_factors=True), decoder.n_layers == _N_LAYERS_32B
         windows = decoder.windows(4, default=4096) if is_32b else (None,) * decoder.n_layers
@@ -50,7 +49,6 @@ class ExaoneMoe(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         rope = decoder.rope(has_factors=True)
         layers = []

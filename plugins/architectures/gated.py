@@ -23,7 +23,6 @@ class MuseGlimmer(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
         rope = decoder.rope(base=local_base(decoder), is_scaled=False, is_interleaved=True)
@@ -54,7 +53,6 @@ class Spark(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
         local_rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
@@ -73,7 +71,6 @@ class Talkie(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope, norm = decoder.rope(), decoder.plain_norm()
         layers = []

@@ -30,7 +30,6 @@ class Glm4(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of all layers."""
         sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
         return decoder.rope(sections="blocks") if sections[0] and sections[1] else decoder.rope(is_interleaved=True)
 
@@ -69,7 +68,6 @@ class Glm4Moe(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of all layers."""
         sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
         return decoder.rope(sections="blocks" if sections[0] and sections[1] else None)
 

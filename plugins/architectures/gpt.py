@@ -50,7 +50,6 @@ class Codeshell(Starcoder2):
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
-        """The sizes of a file."""
         name = "token_embd" if "token_embd.weight" in file.tensors else "output"
         return Decoder(file, **cls.reading, embedding=name)
 
@@ -65,7 +64,6 @@ class PocketTTS(Transformer):
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True)
 
 
@@ -78,7 +76,6 @@ class GptNeox(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         is_parallel = decoder.keys.flag("use_parallel_residual")
         return Layer(decoder.attention(layer, rope), decoder.feed_forward(layer, is_parallel=is_parallel, **cls.feeding))
 
@@ -159,7 +156,6 @@ class Mpt(Bloom):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         name = f"blk.{layer}.ffn.act.scales"
         divisors = None
         if name in decoder.file.tensors:
@@ -207,7 +203,6 @@ class StableLM(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         is_parallel = f"blk.{layer}.ffn_norm.weight" not in decoder.file.tensors
         norm = "attn_norm" if is_parallel else "ffn_norm"
         heads = {"q": decoder.n_heads[layer], "k": decoder.n_kv_heads[layer]}

@@ -26,7 +26,6 @@ class Granite(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         keys = decoder.keys
         rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
@@ -40,7 +39,6 @@ class GraniteMoe(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         return {"main": _plan(decoder, [{"rope": decoder.rope(**_ROPE)}] * decoder.n_layers)}
 
@@ -52,7 +50,6 @@ class GraniteSwa(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         rope = decoder.rope(**_ROPE)
         key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
@@ -74,7 +71,6 @@ class GraniteHybrid(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         keys = decoder.keys
         rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
@@ -88,7 +84,6 @@ class MiniCPM(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         rope = decoder.rope(**_ROPE)
         return {

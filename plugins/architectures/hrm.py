@@ -25,7 +25,6 @@ class HrmText(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys, rope, norm = decoder.keys, decoder.rope(), decoder.plain_norm()
         n_stack = keys.count("hrm.layers_per_stack", most=_MOST_LAYERS)

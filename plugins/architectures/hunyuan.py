@@ -20,7 +20,6 @@ class HunyuanDense(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of all layers."""
         keys, base, head_dim = decoder.keys, base_of(decoder), decoder.head_dim
         if (alpha := keys.number("rope.scaling.alpha", 0.0, most=1e6)) and head_dim > 2:
             base *= alpha ** (head_dim / (head_dim - 2))

@@ -30,7 +30,6 @@ class DeepSeek2(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of all layers."""
         rope, multiplier = decoder.rope(is_interleaved=True), cls.multiplier(decoder)
         if not multiplier or not _is_yarn(decoder):
             return rope
@@ -48,7 +47,6 @@ class DeepSeek2(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         assert rope is not None
         growth = rope.magnitude * (1.0 if _is_yarn(decoder) else _sharpness(decoder))
         growth *= 1.0 + cls.multiplier(decoder) * (_sharpness(decoder) - 1.0)
@@ -69,7 +67,6 @@ class Mistral4(DeepSeek2):
 
     @classmethod
     def stretched(cls, decoder: Decoder, multiplier: float) -> float:
-        """What rope makes of lengths, given the multiplier."""
         return _sharpness(decoder) / (1.0 + multiplier * (_sharpness(decoder) - 1.0))
 
 
@@ -146,7 +143,6 @@ class MiniCpm3(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         factor = 1.4 / math.sqrt(decoder.n_layers)
         rope = decoder.rope(has_factors=True)
@@ -169,12 +165,10 @@ class Plm(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         return Layer(latent_attention(decoder, layer, rope), cls.feed_forward(decoder, layer))
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True, has_bias=False)
 
 

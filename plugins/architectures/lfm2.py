@@ -23,7 +23,6 @@ class Lfm2(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         window = cls.window(decoder)
         rope = decoder.rope(n_rot=None if window is None else local_size(decoder))
@@ -60,7 +59,6 @@ class Lfm2Moe(Lfm2):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
         if layer < decoder.keys.count("leading_dense_block_count", 0, least=0):
             return super().feed_forward(decoder, layer)
         return mixture(decoder, layer, is_normalised=True, has_scales=False)

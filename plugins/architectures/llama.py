@@ -69,7 +69,6 @@ class Smollm3(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         return super().layer(decoder, layer, rope if (layer + 1) % 4 else None)
 
 
@@ -137,7 +136,6 @@ class BitNet(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         at, n_mixed = f"blk.{layer}", decoder.n_heads[layer] * decoder.value_dim
         attention = decoder.attention(layer, rope, out_norm=decoder.norm(f"{at}.attn_sub_norm", n_mixed))
         hidden_norm = decoder.norm(f"{at}.ffn_sub_norm", decoder.n_ff[layer])
@@ -145,7 +143,6 @@ class BitNet(Transformer):
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True)
 
 
@@ -172,7 +169,6 @@ class Baichuan(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         return super().layer(decoder, layer, rope if decoder.n_layers == _N_LAYERS_7B else None)
 
     @classmethod
@@ -189,7 +185,6 @@ class Nanbeige(Transformer):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope, keys = cls.rope(decoder), decoder.keys
         n_loops = keys.count("num_loops", 1, most=512 // decoder.n_layers or 1)
@@ -208,7 +203,6 @@ class Deci(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0)
         rope = decoder.rope(**_ROPE)
         return {"main": decoder.plan(cls._layer(decoder, layer, rope) for layer in range(decoder.n_layers))}

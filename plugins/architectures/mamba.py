@@ -24,7 +24,6 @@ class MambaModel(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0)
         return {"main": decoder.plan(Layer(mamba(decoder, layer)) for layer in range(decoder.n_layers))}
 
@@ -36,7 +35,6 @@ class Mamba2Model(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0)
         return {"main": decoder.plan(Layer(mamba2(decoder, layer)) for layer in range(decoder.n_layers))}
 
@@ -48,7 +46,6 @@ class FalconH1(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope, scale = decoder.rope(), decoder.keys.number("attention.scale", 0.0) or None
         layers = []
@@ -67,7 +64,6 @@ class Jamba(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         layers = []
         for layer in range(decoder.n_layers):
@@ -90,7 +86,6 @@ class NemotronH(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         eps = Keys(file).number("attention.layer_norm_epsilon", 0.0)
         decoder = Decoder(file, least=0, may_have_experts=True, least_eps=eps)
         scale = decoder.keys.number("attention.scale", 0.0) or None

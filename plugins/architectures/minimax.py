@@ -30,7 +30,6 @@ class MiniMax01(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         keys, rope, n = decoder.keys, decoder.rope(), decoder.n_layers
         scale, period = keys.number("residual_scale", least=_LEAST_SCALE), keys.count("full_attention_interval", _PERIOD)

@@ -33,7 +33,6 @@ class GptOss(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = decoder.windows(_ALTERNATING, is_required=True)[layer]
         if window is not None:
             rope = decoder.rope(base=local_base(decoder))
@@ -103,7 +102,6 @@ class DeepSeekOcr(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it is plain
-        """A layer, from 0."""
         plain_rope = Rope(plain(decoder.head_dim, base_of(decoder)))
         return Layer(decoder.attention(layer, plain_rope, has_output_bias=False), cls.feed_forward(decoder, layer))
 
@@ -117,7 +115,6 @@ class Mellum(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = decoder.windows(_PERIOD)[layer]
         if window is not None:
             rope = Rope(decoder.rope(is_scaled=False).frequencies)
@@ -134,7 +131,6 @@ class Afmoe(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = decoder.windows(_PERIOD)[layer]
         n_gates = decoder.n_heads[layer] * decoder.head_dim
         gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_gates, has_scale=False)
@@ -146,7 +142,6 @@ class Afmoe(Transformer):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """What the embedding has beside its weight."""
         return {"scale": math.sqrt(decoder.n_embd)}
 
 
@@ -181,7 +176,6 @@ class Maple(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = decoder.windows(None, is_required=True)[layer]
         if window is not None:
             rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
@@ -199,7 +193,6 @@ class Mimo2(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         window = decoder.windows(None, is_required=True, has_nextn=True)[layer]
         if window is not None:
             rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
@@ -220,7 +213,6 @@ class Grok(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         keys, at, tensors = decoder.keys, f"blk.{layer}", decoder.file.tensors
         attention = decoder.attention(
             layer,
@@ -239,12 +231,10 @@ class Grok(Transformer):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """What the embedding has beside its weight."""
         return {"scale": decoder.keys.positive("embedding_scale", 78.38367176906169)}
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         keys = decoder.keys
         softcap = keys.number("final_logit_softcapping", 0.0) or None
         return decoder.output(scale=keys.number("logit_scale", 0.5773502691896257), softcap=softcap)

@@ -22,14 +22,12 @@ class Olmo(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         norm, clamp = decoder.plain_norm(), decoder.keys.number("attention.clamp_kqv", 0.0) or None
         attention = decoder.attention(layer, rope, norm=norm, clamp=clamp, has_output_bias=False)
         return Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False))
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(norm=decoder.plain_norm())
 
 
@@ -40,7 +38,6 @@ class Olmo2(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope, windows = decoder.rope(), decoder.windows(4)
         local_rope = Rope(decoder.rope(is_scaled=False).frequencies)
@@ -67,7 +64,6 @@ class OpenElm(Transformer):
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True)
 
 

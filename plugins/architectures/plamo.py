@@ -32,7 +32,6 @@ class Plamo2(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0)
         rope, size, layers = decoder.rope(), decoder.head_dim, []
         for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
@@ -96,7 +95,6 @@ class Plamo3(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
         local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)

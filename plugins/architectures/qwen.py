@@ -16,7 +16,6 @@ class Qwen(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         feed_forward = decoder.feed_forward(layer, has_scales=False, n_ff=decoder.n_ff[layer] // 2)
         return Layer(decoder.attention(layer, rope), feed_forward)
 
@@ -38,7 +37,6 @@ class Qwen2VL(Transformer):
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(has_bias=False)
 
 

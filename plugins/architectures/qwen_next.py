@@ -46,7 +46,6 @@ class Qwen35(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         rope, period = decoder.rope(**cls.rotary), decoder.keys.count("full_attention_interval", _PERIOD)
         layers = []
@@ -109,7 +108,6 @@ class Qwen35Moe(Qwen35):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
         norm = decoder.norm(f"blk.{layer}.post_attention_norm")
         return mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, norm=norm)
 
@@ -124,7 +122,6 @@ class Qwen3Next(Qwen35Moe):
 
     @classmethod
     def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
-        """What decays and betas are made of."""
         n, size = heads.n_heads, heads.n_heads // heads.n_key_heads
         alpha, beta = (
             decoder.linear(f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=Rows(first, size, 2 * size, 2 * n), **cls.marks)

@@ -51,7 +51,6 @@ class DeepSeek32(Mistral4):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """What else its attention has."""
         return {"indexer": indexer(decoder, layer, attrs.evolve(cls.rope(decoder), is_interleaved=False))}
 
 
@@ -69,7 +68,6 @@ class GlmDsa(DeepSeek2):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """What else its attention has."""
         is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
         default = [not is_shared or each < 2 or (each - 2) % 4 == 0 for each in range(decoder.n_layers)]
         is_nextn, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
@@ -108,7 +106,6 @@ class Dots3Note(DeepSeek2):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         assert rope is not None
         norm = decoder.norm(f"blk.{layer}.attn_k_norm", decoder.n_rot)
         gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False, has_bias=False)

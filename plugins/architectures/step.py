@@ -27,7 +27,6 @@ class Step35(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         wide_rope, local_rope = cls._ropes(decoder)
         windows, tensors = decoder.windows(None, is_required=True, has_nextn=True), file.tensors

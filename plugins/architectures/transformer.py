@@ -35,7 +35,6 @@ class Transformer(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = cls.decoder(file)
         rope = cls.rope(decoder)
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]

@@ -58,7 +58,6 @@ class DeepSeek4(HyperConnected):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - see `rope`
-        """A layer, from 0."""
         keys, key = decoder.keys, "attention.compress_ratios"
         ratios = decoder.file.get(keys.full(key), list[int])
         if len(ratios) < max(layer + 1, decoder.n_layers) or any(ratio not in _RATIOS for ratio in ratios):
