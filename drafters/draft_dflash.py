@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.passes import Context
 
-__all__ = ["DraftDflash", "DraftDspark"]
-
 
 class DraftDflash(HeadDrafter):
     """Lets a DFlash head write ahead."""

@@ -14,8 +14,6 @@ from augury.drafters.model.head_drafter import HeadDrafter
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 
-__all__ = ["DraftEagle3"]
-
 
 class DraftEagle3(HeadDrafter):
     """Lets an EAGLE-3 head write ahead."""

@@ -35,8 +35,6 @@ from augury.types import Draft, ModelOptions
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["DraftModel", "DraftModelOptions"]
-
 
 @frozen
 class DraftModelOptions(LoadOptions):

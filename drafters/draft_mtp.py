@@ -25,8 +25,6 @@ from augury.interfaces import Drafter, Session
 if TYPE_CHECKING:
     from augury.drafters.model.nextn_runner import NextnRunner
 
-__all__ = ["DraftMtp", "DraftMtpOptions"]
-
 
 @frozen
 class DraftMtpOptions:

@@ -12,8 +12,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.types import Draft
 
-__all__ = ["Forced"]
-
 
 class Forced(Drafter):
     """Proposes what the constraint forces."""

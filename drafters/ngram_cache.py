@@ -39,8 +39,6 @@ from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
-__all__ = ["NgramCache", "NgramCacheOptions"]
-
 _CORPUS_FACTOR = 100
 _SIZE = 4  # bytes of a token
 _NO_WEIGHTS: Mapping[int, int] = {}

@@ -23,8 +23,6 @@ from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 
-__all__ = ["NgramMapK", "NgramMapKOptions"]
-
 
 @frozen
 class NgramMapKOptions:

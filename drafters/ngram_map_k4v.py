@@ -25,8 +25,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
 
-__all__ = ["NgramMapK4v", "NgramMapK4vOptions"]
-
 _MAX_CONTINUATIONS = 4
 _MAX_COUNT = 16380  # llama.cpp's counts are 16 bits wide and stop here
 _LEAD = 2  # times the others together

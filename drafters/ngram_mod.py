@@ -24,8 +24,6 @@ from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft, Verdict
 
-__all__ = ["NgramMod", "NgramModOptions"]
-
 _CHUNK = 32  # a text this much longer than what was learnt of it is learnt up to its end
 _MAX_FILL = 0.25
 _POOR = 0.25  # accepted share of a draft

@@ -23,8 +23,6 @@ from augury.interfaces import Drafter, Session
 from augury.log import get_logger
 from augury.types import Draft
 
-__all__ = ["NgramSimple", "NgramSimpleOptions"]
-
 
 @frozen
 class NgramSimpleOptions:

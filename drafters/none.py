@@ -8,8 +8,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.types import Draft
 
-__all__ = ["NoDrafter"]
-
 
 class NoDrafter(Drafter):
     """Declines every time."""

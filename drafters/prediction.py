@@ -20,8 +20,6 @@ from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft
 
-__all__ = ["Prediction", "PredictionOptions"]
-
 
 @frozen
 class PredictionOptions:

@@ -24,8 +24,6 @@ from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
-__all__ = ["RecurrentCheckpoint", "RecurrentCheckpointOptions"]
-
 _MEMORY = 0.9  # of what was accepted and computed again before, with every draft: some ten drafts count
 
 

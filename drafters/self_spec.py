@@ -30,8 +30,6 @@ from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
 from augury.types import Draft
 
-__all__ = ["SelfSpec", "SelfSpecOptions"]
-
 
 @frozen
 class SelfSpecOptions:

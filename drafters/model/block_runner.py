@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from augury.drafters.model.cached_text import CachedText
     from augury.drafters.model.row_model import Encoder, RowModel
 
-__all__ = ["BlockRunner"]
-
 _NO_TOKENS = np.empty(0, np.int32)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from attrs import define
 
-__all__ = ["CachedText", "n_common"]
-
 
 @define(eq=False)
 class CachedText:

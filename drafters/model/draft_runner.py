@@ -19,8 +19,6 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.draft_sampler import DraftSampler
 
-__all__ = ["N_JUDGED", "DraftRequest", "DraftRunner", "WrittenDraft"]
-
 N_JUDGED = 10
 """Of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait

@@ -13,8 +13,6 @@ from augury.passes import Pass
 if TYPE_CHECKING:
     from augury.sampling import SamplingParams
 
-__all__ = ["DraftSampler"]
-
 
 class DraftSampler:
     """Draws one request's drafts as the request draws its tokens: the nearer the two distributions are, the more is accepted.

@@ -14,8 +14,6 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import WrittenDraft
 
-__all__ = ["TreeShape", "branched"]
-
 
 @frozen
 class TreeShape:

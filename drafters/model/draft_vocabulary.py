@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["DraftVocabulary"]
-
 _SHARE = 4  # of the vocabulary is a quarter, unless a number is given,
 _LEAST = 16384  # but no less than this
 _MOST_SEEN = 16  # a sixteenth as many tokens are kept that were seen beyond the first ones,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from augury.interfaces import Session
     from augury.passes import Context
 
-__all__ = ["HeadDrafter"]
-
 _N_AT_ONCE = 256  # tokens of which hidden states are made at once
 
 

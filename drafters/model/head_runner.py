@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
     from augury.drafters.model.row_model import Encoder
 
-__all__ = ["HeadRunner"]
-
 
 class HeadRunner(HiddenRunner):
     """A head that the drafters of all slots share."""

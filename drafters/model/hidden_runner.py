@@ -21,8 +21,6 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.row_model import Encoder
 
-__all__ = ["FedText", "HiddenRunner"]
-
 _CHUNK = 256  # tokens in a pass over a text, for which all wait
 _KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 

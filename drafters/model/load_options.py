@@ -11,8 +11,6 @@ from augury.devices import Placement
 from augury.options import option
 from augury.types import ModelOptions
 
-__all__ = ["LoadOptions", "p_min_option", "vocab_option"]
-
 
 def p_min_option(text: str, default: float = 0.0) -> Any:
     """The least probability of a drafted token, an option that a request may bring; `text` is its help."""

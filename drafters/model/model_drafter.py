@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from augury.drafters.model.hidden_runner import HiddenRunner
     from augury.drafters.model.nextn_runner import NextnRunner
 
-__all__ = ["FeatureDrafter", "ModelDrafter"]
-
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
 
 

@@ -9,8 +9,6 @@ from attrs import evolve
 
 from augury.passes import Context, Pass
 
-__all__ = ["Encoder", "RowModel"]
-
 
 class RowModel:
     """Computes rows of any number of tokens or hidden states, and keeps nothing of them."""

@@ -24,8 +24,6 @@ import numpy as np
 
 from augury.text.tokenizer import StreamDecoder, Tokenizer
 
-__all__ = ["Translation"]
-
 _LOOKBEHIND = 12  # tokens encoded again: a few words, so that what happens at their beginning does not reach their end
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["size_difference", "tokenizer_difference"]
-
 MAX_PADDING = 128
 FIRST_COMPARED = 5  # what lies before are control tokens, which relatives of one family name differently
 

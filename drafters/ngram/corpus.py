@@ -13,8 +13,6 @@ from augury.drafters.ngram.counts import Followers
 if TYPE_CHECKING:
     from augury.drafters.ngram.lookup_file import LookupTable
 
-__all__ = ["NgramCorpus"]
-
 _SIZE = 2  # llama.cpp's LLAMA_NGRAM_STATIC: its corpora are counted by pairs
 
 

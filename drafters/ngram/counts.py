@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from attrs import define
 
-__all__ = ["Followers", "NgramCounts"]
-
 _ONCE = 1 << 32  # a lone follower is kept as one number: its token, and in the high half how often it was seen
 _TOKEN = _ONCE - 1
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from augury.drafters.ngram.index import window_hashes
 
-__all__ = ["NgramFirstTable"]
-
 # llama.cpp's hash is a polynomial in 2654435761 with the first token in front, of which its table of 2^18 entries uses the low
 # bits. Here the last token is in front, hence the inverse; a factor of B^(n-1) remains, which only renames the entries.
 _BASE = pow(2654435761, -1, 2**64)

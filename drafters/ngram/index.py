@@ -6,8 +6,6 @@ import functools
 
 import numpy as np
 
-__all__ = ["NgramIndex"]
-
 # Tokens are digits of a number in this base, modulo 2^64: any odd base that has an inverse there and mixes high bits does
 # (this one is 2^64 over the golden ratio, Knuth's multiplicative hashing).
 _BASE = 0x9E3779B97F4A7C15

@@ -24,8 +24,6 @@ from augury.files.atomic_file import AtomicFile
 if TYPE_CHECKING:
     from augury.drafters.ngram.counts import Followers
 
-__all__ = ["MAX_NGRAM", "LookupTable", "read_lookup", "write_lookup"]
-
 MAX_NGRAM = 4
 _HEAD = MAX_NGRAM + 1  # numbers of a record before its followers
 _MAX_COUNT = 2**31 - 1

@@ -11,8 +11,6 @@ from attrs import define
 from augury.interfaces import Drafter, Session
 from augury.types import Draft, Verdict
 
-__all__ = ["Continuation", "NgramMap"]
-
 
 @define
 class Continuation:

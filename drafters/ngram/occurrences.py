@@ -6,8 +6,6 @@ import numpy as np
 
 from augury.drafters.ngram.index import window_hashes
 
-__all__ = ["NgramOccurrences"]
-
 
 class NgramOccurrences:
     """Every start's nearest earlier start of the same n-gram. A new token costs O(1), however repetitive the text is."""

@@ -12,8 +12,6 @@ from augury.drafters.ngram.lookup_file import MAX_NGRAM, read_lookup, write_look
 from augury.errors import OptionError
 from augury.log import get_logger
 
-__all__ = ["NgramPast"]
-
 _N_MAX = 1_000_000  # n-grams: about 150 MB, and 300,000 generated tokens or more
 
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from augury.drafters.ngram.index import window_hashes
 
-__all__ = ["NgramPool"]
-
 # llama.cpp's hash: the n-gram as a number in this base (Knuth's MMIX multiplier), modulo the number of entries
 _BASE = 6364136223846793005
 _INVERSE = pow(_BASE, -1, 2**64)

@@ -6,8 +6,6 @@ from typing import Any
 
 from augury.options import option
 
-__all__ = ["size_option"]
-
 
 def size_option(default: int, drafter: str, letter: str, text: str) -> Any:
     """The option of a drafter for one of its lengths, `n` or `m`."""

@@ -23,8 +23,6 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["TextCorpus", "vocabulary_digest"]
-
 _LOG = "augury.drafters.suffix"
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0t"

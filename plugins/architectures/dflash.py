@@ -39,8 +39,6 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, output_of
 
-__all__ = ["DFlash"]
-
 _SIZE = 16  # of a block, where the file does not say it
 _MOST_TAPS = 64
 _MASK = "tokenizer.ggml.mask_token_id"

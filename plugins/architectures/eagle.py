@@ -20,8 +20,6 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.keys import Keys
 
-__all__ = ["Eagle3", "embedding_of", "inputs_of_layers", "output_of"]
-
 # What llama.cpp gives of a target for the number after its last layer: of these what that layer gave, of those nothing, so that
 # zeros stand for it, and of all others what its output's matrix is multiplied with. Converters never choose this number.
 _BEFORE_NORM = ("gpt-oss", "mimo2", "step35", "deepseek4", "qwen4exp")

@@ -14,8 +14,6 @@ from augury.errors import ModelFileError, UnsupportedError
 if TYPE_CHECKING:
     from augury.plugins.architectures.decoder import Decoder
 
-__all__ = ["expert_matrices", "has_experts", "limit", "limited_feed_forward", "mixture"]
-
 _MOST = 512  # experts that llama.cpp takes
 _LEAST_LIMIT = 1e-6  # anything less is none
 _GATINGS = {1: Gating.SOFTMAX, 2: Gating.SIGMOID, 3: Gating.SOFTMAX_OF_CHOSEN, 4: Gating.SQRT_SOFTPLUS}

@@ -9,8 +9,6 @@ from augury.blocks import Convolution, LinearRecurrence, Mamba, Mamba2, Norm, Ro
 if TYPE_CHECKING:
     from augury.plugins.architectures.decoder import Decoder
 
-__all__ = ["convolution", "mamba", "mamba2", "vector"]
-
 
 def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> Mamba2:
     """The Mamba-2 block of a layer; what it adds is multiplied by `factor`.

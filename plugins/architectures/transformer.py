@@ -11,8 +11,6 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 
-__all__ = ["Transformer", "slopes"]
-
 
 class Transformer(Architecture):
     """Layers of attention and feed-forward, all alike: those of Llama, but for what a family states.

@@ -22,17 +22,6 @@ from augury.plugins.bench.timing import Measurement, Runner, Timing
 
 Side = Callable[[Prompt], "Answer"]  # answers a prompt, which it processes in full
 
-__all__ = [
-    "MIN_PAIRS",
-    "Answer",
-    "AnswerPair",
-    "AnswerPairs",
-    "PairedTiming",
-    "compare_answers",
-    "compare_passes",
-    "median_interval",
-]
-
 MIN_PAIRS = 7  # with fewer than six, not even all of them hold the median in 95 of 100 cases
 _TURN_S = 0.25  # short measurements are repeated within a turn
 _MAX_REPEATS = 10

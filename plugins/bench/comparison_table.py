@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from augury.cli import align_rows, fold
 from augury.plugins.bench.pair_stats import PairStats
 
-__all__ = ["comparison_lines", "stall_lines"]
-
 _HEAD = ["drafter", "category", "plain tok/s", "tok/s", "speed-up", "p10", "accepted", "tokens/round", "identical"]
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from augury.cli import Prompt
 from augury.plugins.bench.workload import digest
 
-__all__ = ["facts_as_json", "machine_facts", "run_facts"]
-
 _DEPENDENCIES = ("numpy", "numba")
 
 

@@ -11,8 +11,6 @@ from augury.errors import CapacityError
 from augury.interfaces import Model, Progress
 from augury.plugins.bench.timing import Measurement, Runner
 
-__all__ = ["ModelRunner"]
-
 _CHUNK = 512  # tokens per pass while a slot is filled
 _SEED = 1
 

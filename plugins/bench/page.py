@@ -18,8 +18,6 @@ from augury.plugins.bench.paired_runs import Pair
 from augury.plugins.bench.reliability import Reliability, Tally
 from augury.types import Result
 
-__all__ = ["page"]
-
 # On white and on black. The first four stay unlike with each kind of colour blindness; none stands without a letter or a name.
 _COLOURS = (
     ("#0067b1", "#5aa9f5"),

@@ -14,8 +14,6 @@ from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.paired_runs import Pair
 from augury.plugins.bench.reliability import Reliability
 
-__all__ = ["DrafterResult", "PairStats", "drafter_label"]
-
 _COUNTS = {  # fields that are summed, by their names in JSON
     "tokens": "n_emitted",
     "rounds": "n_rounds",

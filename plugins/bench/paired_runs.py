@@ -22,8 +22,6 @@ from augury.plugins.bench.workload import with_answers
 from augury.speculation.trials import Trial
 from augury.types import Result
 
-__all__ = ["Pair", "PairedRuns", "check_drafters"]
-
 _N_WARM = 8  # tokens: the first passes touch memory for the first time
 _STALL = 1.5  # a plain pass that takes longer than so many rounds of drafting and verifying was held up
 _MAX_REPEATS = 3

@@ -15,8 +15,6 @@ from time import perf_counter
 
 import numpy as np
 
-__all__ = ["round_trip_ns"]
-
 _N_WARM = 200
 _N = 400  # round trips in a window; with three windows it takes about 1 ms
 _N_WINDOWS = 3

@@ -19,8 +19,6 @@ from attrs import frozen
 from augury.cli import print_lines, read_text, say
 from augury.errors import AuguryError
 
-__all__ = ["GroundCounts", "main", "pooled", "table_lines"]
-
 _LEAST, _LEAST_RIGHT = 50, 10  # tokens: of fewer the share says too little
 _MOST = 0.99  # nothing is certain
 _EVERYONE = "any"

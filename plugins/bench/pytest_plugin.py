@@ -10,8 +10,6 @@ import pytest
 if TYPE_CHECKING:
     from augury.plugins.bench.pair_stats import PairStats
 
-__all__ = ["FOUND"]
-
 FOUND = pytest.StashKey[dict[tuple[str, str], list["PairStats"]]]()
 """The measurements so far, by drafter with its state, and by category."""
 

@@ -14,8 +14,6 @@ from attrs import Factory, frozen
 
 from augury.speculation.trials import Trial
 
-__all__ = ["N_STEPS", "TOGETHER", "Reliability", "Tally"]
-
 N_STEPS = 10
 """Of chances, equally wide."""
 

@@ -11,8 +11,6 @@ from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.timing import Measurement
 from augury.profile import KernelTime, Limits, Profiled
 
-__all__ = ["Roofline", "measure_roofline"]
-
 _N_WINDOWS = 5  # in each the limits are probed once, between passes
 
 

@@ -18,8 +18,6 @@ from augury.cli import align_rows, print_json, print_lines, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 
-__all__ = ["Change", "SavedResults", "change_lines", "changes", "changes_as_json", "check_saved", "print_figures"]
-
 _KINDS = ("curve", "prefill", "decode")
 _PASSES = ["measure", "n", "depth"]  # what the key of a row of passes names
 _DRAFTERS = ["drafter", "category"]

@@ -16,8 +16,6 @@ from attrs import frozen
 
 from augury.errors import AuguryError
 
-__all__ = ["Load", "TimedRequest", "ask", "median_of", "run_load"]
-
 _ANSWER_S = 900.0
 
 

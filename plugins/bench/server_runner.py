@@ -21,8 +21,6 @@ from augury.errors import AuguryError
 from augury.plugins.bench.abba import Answer
 from augury.plugins.bench.timing import Measurement, Runner
 
-__all__ = ["LlamaServerOptions", "ServerRunner"]
-
 _READY_S = 300.0  # a large model on a slow disk
 _ANSWER_S = 900.0
 _GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True}

@@ -16,8 +16,6 @@ from typing import Any
 from augury.cli import Prompt, read_text
 from augury.errors import AuguryError
 
-__all__ = ["SPEC_BENCH", "read_spec_bench"]
-
 SPEC_BENCH = "spec-bench"
 _SOURCE = "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -13,8 +13,6 @@ from attrs import frozen
 
 from augury.interfaces import Progress
 
-__all__ = ["Measurement", "MeasurementKind", "Runner", "Timing", "sweep"]
-
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 100
 _SECONDS = 1.5  # per measurement, unless the fewest rounds take longer

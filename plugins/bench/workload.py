@@ -18,8 +18,6 @@ from augury.cli import Prompt, prompts_of_lines, read_prompts, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.spec_bench import SPEC_BENCH, read_spec_bench
 
-__all__ = ["DEFAULT", "add_workload_flag", "builtin_workload", "digest", "prompts_to_compare", "read_workload", "with_answers"]
-
 DEFAULT = "those of standard input, if any, or else a small workload"  # where `prompts_to_compare` finds them
 
 

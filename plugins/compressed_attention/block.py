@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from augury.blocks import Linear, Matrices, Norm, Part, PoolIndexer, Pooling, Rope, Vector
     from augury.lowering import Builder, Value
 
-__all__ = ["CompressedAttention"]
-
 
 @frozen
 class CompressedAttention(Block):

@@ -15,8 +15,6 @@ from augury.hookspecs import hookimpl
 from augury.options import option
 from augury.plugins.constraints.guided import Guided
 
-__all__ = ["Choice", "Grammar", "JsonSchema", "Regex"]
-
 _SPACES: Mapping[str, Mapping[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "none": {"whitespace_flexible": False},

@@ -15,8 +15,6 @@ from augury.hookspecs import hookimpl
 from augury.options import option
 from augury.plugins.constraints.grammars import Grammar, GrammarOptions
 
-__all__ = ["ReasoningBudget", "ReasoningBudgetOptions"]
-
 _LONGEST = 100  # characters of a tag
 
 

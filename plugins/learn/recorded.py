@@ -18,8 +18,6 @@ from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
 from augury.plugins.learn.head import HeadSizes
 
-__all__ = ["Recorded", "check_disk", "recorded_bytes"]
-
 _MAX = float(np.finfo(np.float16).max)
 
 

@@ -36,8 +36,6 @@ from augury.types import Allocation, StateSpec
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CheckpointOptions", "Checkpoints"]
-
 _MIB = 2**20
 _TAIL = 4  # tokens between a prompt's last checkpoint and its end: a template's opening of the answer
 _SHORTEST = 16  # tokens of a prompt that is worth a checkpoint, and a pass more

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from augury.blocks import Convolution, Linear, Norm
     from augury.lowering import Builder
 
-__all__ = ["GateStreams", "LookUpNgrams", "NgramMemory"]
-
 _LEAST_SCORE = 1e-6
 _ROOM = "augury.plugins.ngram_memory"
 

@@ -18,8 +18,6 @@ from augury.hookspecs import hookimpl
 if TYPE_CHECKING:
     from augury import Registry
 
-__all__ = ["augury_commands"]
-
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RESERVED = ("auto",)  # which --spec-type takes for something else
 _FILES = {  # template: where it goes

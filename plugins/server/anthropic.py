@@ -26,8 +26,6 @@ from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.parser import collect
 from augury.types import Result
 
-__all__ = ["CountRequest", "MessagesRequest", "router"]
-
 router = api_router()
 _PING = event({"type": "ping"}, "ping")
 

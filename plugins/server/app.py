@@ -30,8 +30,6 @@ from augury.plugins.server.page.routes import add_page
 from augury.plugins.server.server import Server
 from augury.plugins.server.sleep import Sleep
 
-__all__ = ["make_app"]
-
 _ROUTERS = (
     *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),

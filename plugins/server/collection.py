@@ -10,8 +10,6 @@ from pathlib import Path
 
 from augury.log import get_logger
 
-__all__ = ["Collection"]
-
 _N_BYTES = 64 << 20  # in all, some ten million tokens
 
 

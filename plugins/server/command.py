@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from augury.plugins.server.server import Server, ServerOptions
 
-__all__ = ["add_parser"]
-
 _N_SLOTS = 4
 _BACKLOG = 1024  # clients that the system lets wait
 _N_ACCEPTED = 4  # of them at once: asyncio accepts as many as wait before the first is told that there are too many

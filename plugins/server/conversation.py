@@ -12,8 +12,6 @@ from augury.plugins.server.server import Server
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Token
 
-__all__ = ["AnswerReader", "plan_chat"]
-
 
 async def plan_chat(
     server: Server,

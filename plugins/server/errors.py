@@ -9,8 +9,6 @@ from starlette.exceptions import HTTPException
 
 from augury.errors import AuguryError, CapacityError, OptionError, PromptTooLongError, QueueFullError, UnsupportedError
 
-__all__ = ["RequestError", "as_request_error", "error_body"]
-
 _RETRY_S = 1
 _KINDS = {  # by status, as OpenAI's, llama.cpp's and Anthropic's servers call them
     400: ("invalid_request_error", "invalid_request_error", "invalid_request_error"),

@@ -23,8 +23,6 @@ from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.generation import Generation, Pieces, Until, do_nothing
 from augury.plugins.server.server import Server
 
-__all__ = ["STREAMED", "event", "stream"]
-
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """The responses, in the OpenAPI document, of routes that may answer by server-sent events."""
 

@@ -11,8 +11,6 @@ from augury.plugins.server.errors import RequestError
 from augury.sampling import SAMPLER_LETTERS, sampling_options
 from augury.types import Token
 
-__all__ = ["IGNORED", "N_FIELDS", "N_MESSAGES", "EngineFields", "Fields", "RequestFields", "Texts", "draft_origin"]
-
 N_FIELDS = 256  # of an object; none has as many
 N_MESSAGES = 1 << 14  # of a conversation
 _N_ERRORS = 100  # that are looked at to tell of one; a body of many megabytes can have millions

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from augury import Running
     from augury.plugins.server.collection import Collection
 
-__all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate", "score"]
-
 _N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
 
 Pieces = AsyncIterator[tuple[int, Token | PromptProgress | Result]]

@@ -11,8 +11,6 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Serving
 
-__all__ = ["router"]
-
 router = api_router()
 _STARTED = int(time.time())
 

@@ -20,8 +20,6 @@ from starlette.responses import Response, StreamingResponse
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import N_FIELDS
 
-__all__ = ["api_router", "long_answer", "pieces_of"]
-
 _N_CHARS = 1 << 16
 _N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
 

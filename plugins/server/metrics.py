@@ -18,8 +18,6 @@ from augury.engine.stats import EngineStats
 from augury.hookspecs import hookimpl
 from augury.types import Round, Summary
 
-__all__ = ["Metrics"]
-
 _COUNTERS = {  # by attribute of `Metrics.totals`
     "n_prompt": ("llamacpp:prompt_tokens", "Prompt tokens processed."),
     "n_reused": ("llamacpp:prompt_tokens_cached", "Prompt tokens that slots still held."),

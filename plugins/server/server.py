@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from augury.plugins.server.collection import Collection
     from augury.plugins.server.metrics import Metrics
 
-__all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
-
 _PATIENCE_S = 30.0
 _BODY_S = 60.0
 

@@ -11,8 +11,6 @@ from anyio import to_thread
 from augury.log import get_logger
 from augury.plugins.server.server import Server
 
-__all__ = ["Sleep"]
-
 
 class Sleep:
     """Watches over the requests of a server. Made and used on the event loop."""

@@ -8,8 +8,6 @@ from typing import Any
 from augury.engine.stats import PromptProgress
 from augury.types import Summary, Token
 
-__all__ = ["StreamTimings", "prompt_progress", "timings"]
-
 
 def timings(summary: Summary) -> dict[str, Any]:
     """llama.cpp's `timings`, and augury's figures by drafter.

@@ -17,8 +17,6 @@ from augury.files.atomic_file import AtomicFile, no_room
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
 
-__all__ = ["HuggingFaceSource", "choose"]
-
 _PREFIX = "hf:"
 _REFERENCE = re.compile(r"hf:(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")

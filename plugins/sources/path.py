@@ -8,8 +8,6 @@ from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
 
-__all__ = ["PathSource"]
-
 
 class PathSource(Source):
     """Takes existing files, and everything that can only be a path, so that the error for a mistyped one names it."""

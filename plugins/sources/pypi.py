@@ -27,8 +27,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
 from augury.options import nearest
 
-__all__ = ["Published", "PypiSource"]
-
 _PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")

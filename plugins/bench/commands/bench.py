@@ -18,8 +18,6 @@ from augury.plugins.bench.commands.servers import CLIENTS, run_servers
 from augury.plugins.bench.commands.startup import run_startup
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
 
-__all__ = ["add_parser"]
-
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""

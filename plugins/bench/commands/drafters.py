@@ -30,8 +30,6 @@ from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.saved_results import check_saved, print_figures
 from augury.plugins.bench.workload import prompts_to_compare
 
-__all__ = ["DEFAULTS", "TURNS", "engine_loader", "exit_code", "run_drafters"]
-
 # without a seed plain and drafted texts would differ
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 128}
 TURNS = 3

@@ -21,8 +21,6 @@ from augury.plugins.bench.saved_results import check_saved, print_figures
 from augury.plugins.bench.server_runner import LlamaServerOptions, ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 
-__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
-
 _MARGIN = 8
 _PREFILL = 512  # tokens of a prompt where -n 0 stands alone, as in llama-bench
 WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart

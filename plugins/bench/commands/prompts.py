@@ -26,8 +26,6 @@ from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.workload import prompts_to_compare, with_answers
 from augury.text.chat_template import ChatTemplate, prompt_ids
 
-__all__ = ["run_prompts"]
-
 
 def run_prompts(args: argparse.Namespace) -> int:
     """Answer all prompts with both, greedily, and print ratios by category."""

@@ -14,8 +14,6 @@ from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.roofline import Roofline, measure_roofline
 from augury.profile import KernelTime, Limits, Profiled
 
-__all__ = ["run_roofline"]
-
 _SIZES = (1, 8)
 
 

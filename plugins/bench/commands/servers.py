@@ -25,8 +25,6 @@ from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_load import Load, median_of, run_load
 from augury.plugins.bench.workload import digest, prompts_to_compare, with_answers
 
-__all__ = ["CLIENTS", "run_servers"]
-
 CLIENTS = (1, 4, 16)
 _N_PREDICT = 64
 _PER_CLIENT = 2  # requests of each client in a turn, four at least in all

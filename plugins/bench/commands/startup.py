@@ -19,8 +19,6 @@ from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.commands.drafters import TURNS
 
-__all__ = ["Startup", "measure_startup", "run_startup"]
-
 
 def run_startup(args: argparse.Namespace) -> int:
     """Start processes that write one token each, and print their times."""

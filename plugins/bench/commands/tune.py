@@ -36,8 +36,6 @@ from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.tuning import Candidate, Trial, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
-__all__ = ["add_parser", "option_words"]
-
 _CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
 _CHAINS_WITH_MODEL = ("{}", "suffix;recycle;{}")  # of the drafter that a draft model is for, or the model's further layers
 

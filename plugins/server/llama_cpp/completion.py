@@ -26,8 +26,6 @@ from augury.sampling import SamplingParams
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token, TokenLogprob
 
-__all__ = ["CompletionRequest", "answer", "generation_settings", "router"]
-
 router = api_router()
 
 _LEAST_LOGPROB = -3.4028234663852886e38  # llama.cpp's word for minus infinity, which JSON has none for

@@ -18,8 +18,6 @@ from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Serving
 
-__all__ = ["normalized", "router"]
-
 router = api_router()
 
 _LARGEST = 32760.0  # what llama.cpp scales the largest component to, so that vectors may be kept as int16

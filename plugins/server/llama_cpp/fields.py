@@ -11,8 +11,6 @@ from augury.errors import OptionError
 from augury.plugins.server.fields import EngineFields
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["CompletionFields", "biases"]
-
 _MOST_OF_BIAS = 1000  # characters of a text whose tokens have a bias
 _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]
 

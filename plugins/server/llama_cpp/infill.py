@@ -18,8 +18,6 @@ from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Serving
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["InfillRequest", "infill_tokens", "router"]
-
 router = api_router()
 
 _NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}

@@ -8,8 +8,6 @@ from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.fields import Fields
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["MOST_TEXT", "Prompt", "PromptObject", "mixed_tokens", "needed", "prompt_tokens"]
-
 
 class PromptObject(Fields):
     """A text, where other servers take pictures beside it."""

@@ -11,8 +11,6 @@ from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
 from augury.plugins.server.server import Server, Serving
 
-__all__ = ["router"]
-
 router = api_router()
 
 

@@ -15,8 +15,6 @@ from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Server, Serving
 
-__all__ = ["router"]
-
 router = api_router()
 
 _LONGEST = 255  # bytes of a file's name, in every common file system

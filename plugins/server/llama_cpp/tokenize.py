@@ -20,8 +20,6 @@ from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["n_prompt_tokens", "router"]
-
 router = api_router()
 
 

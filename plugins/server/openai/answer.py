@@ -16,8 +16,6 @@ from augury.plugins.server.server import Server
 from augury.plugins.server.timings import timings
 from augury.types import Result, Token, TokenLogprob
 
-__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "ranked", "timings_of", "usage"]
-
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
 _FINGERPRINT = f"augury-{metadata.version('augury')}"
 

@@ -35,8 +35,6 @@ from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.parser import collect
 from augury.types import Result, Token
 
-__all__ = ["ChatRequest", "Message", "ResponseFormat", "prompt_of", "router", "text_of"]
-
 router = api_router()
 
 

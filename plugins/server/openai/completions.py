@@ -22,8 +22,6 @@ from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.types import Result, Summary, Token
 
-__all__ = ["CompletionRequest", "router"]
-
 router = api_router()
 
 

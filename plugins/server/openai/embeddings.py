@@ -20,8 +20,6 @@ from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Server, Serving
 
-__all__ = ["EmbeddingRequest", "router"]
-
 router = api_router()
 
 

@@ -9,8 +9,6 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Server, Serving
 
-__all__ = ["router"]
-
 router = api_router()
 _STARTED = int(time.time())
 

@@ -8,8 +8,6 @@ from uuid import uuid4
 
 from augury.plugins.server.tools import Delta
 
-__all__ = ["Output", "item_id"]
-
 _PARTS: dict[str, tuple[str, dict[str, Any]]] = {  # by the item's type: where its text stands, and what that is called
     "message": ("output_text", {"annotations": [], "logprobs": []}),
     "reasoning": ("reasoning_text", {}),

@@ -23,8 +23,6 @@ from augury.plugins.server.timings import StreamTimings, prompt_progress, timing
 from augury.plugins.server.tools import ChatPlan
 from augury.types import Result, Token
 
-__all__ = ["ResponsesRequest", "router"]
-
 router = api_router()
 
 

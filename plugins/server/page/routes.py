@@ -10,8 +10,6 @@ from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-__all__ = ["add_page"]
-
 _FOLDER = Path(__file__).resolve().parent / "static"  # in an editable installation this file is a link
 _POLICY = {
     "default-src": "'none'",

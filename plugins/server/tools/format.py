@@ -6,8 +6,6 @@ import re
 
 from attrs import frozen
 
-__all__ = ["CHANNEL_TAGS", "FORMATS", "GENERIC", "HARMONY", "REASONING_TAGS", "ToolFormat", "reasoning_tags", "tool_format"]
-
 _AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
 _OBJECT_HEAD = re.compile(rf"(?:{_AROUND}|\[|\{{\s*\"tool_calls\"\s*:)*(?=\{{)")
 _OBJECT_TAIL = re.compile(rf"(?:{_AROUND}|\}})*")

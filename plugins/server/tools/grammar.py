@@ -14,8 +14,6 @@ from augury.plugins.server.tools.format import ToolFormat
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerGrammar", "control_tokens"]
-
 _ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANYTHING = r"/(?s:.*)/"
 

@@ -16,8 +16,6 @@ from attrs import Factory, define, frozen
 
 from augury.plugins.server.tools.format import ToolFormat
 
-__all__ = ["AnswerParser", "Call", "Delta", "ParsedAnswer", "collect"]
-
 _ARGUMENTS = ("arguments", "parameters")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _CLOSING = re.compile(r"[\s,]*\}")

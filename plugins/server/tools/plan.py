@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from augury.text.chat_template import ChatTemplate
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["REASONING_FORMATS", "ChatFormat", "ChatPlan"]
-
 _NAME = re.compile(r"[\w.:/@-]{1,256}")  # which every format can write and read
 _N_BEGINNINGS = 64  # sets of variables that are remembered; clients may think of ever more
 
