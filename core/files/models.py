@@ -33,7 +33,7 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)
     names = [name for source in registry.sources.values() for name in source.names()]
-    raise ModelFileError(f"{text!r} is neither a file nor a known model{nearest(text, names)}")
+    raise ModelFileError(f"{text!r} is neither a file, nor hf:OWNER/REPOSITORY, nor a known model{nearest(text, names)}")
 
 
 @functools.cache

@@ -281,7 +281,11 @@ def test_stats_show_drafting(capsys):
         (["run", "-m", "no-such-model", "--prompt-tokens", "1"], 1, "no-such-model"),
         (["run", *HERE, "-f", "no-such-file"], 1, "no-such-file"),
         (["bench", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
-        (["pull", "no-such-model"], 1, "no-such-model"),
+        (
+            ["pull", "owner/no-such-model"],
+            1,
+            "'owner/no-such-model' is neither a file, nor hf:OWNER/REPOSITORY, nor a known model",
+        ),
         (["walk"], 2, "walk"),
         ([], 2, "COMMAND"),
     ],
