@@ -72,7 +72,6 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|gguf|np|numpy|pathlib)\..*|Path"),
     ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
-    ("py:class", "Connection"),  # of several classes any
 ]
 
 

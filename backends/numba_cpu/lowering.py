@@ -19,7 +19,7 @@ from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
-from augury.backends.numba_cpu.residual import Streams, TapeStreams
+from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
 from augury.blocks import Block, Layer, ModelPlan, Output
 from augury.types import ModelOptions, StateSpec
@@ -62,8 +62,8 @@ class Lowering:
         if n_bytes_per_sequence := sum(state.n_bytes for block in self._blocks for state in block.states):
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
         self._streams = Streams(plan)
-        needed = [block.scratch_bytes() for block in self._blocks]
-        self.scratch_bytes = up(max(SCRATCH_BYTES, self._streams.scratch_bytes(), *needed), 64) + 64
+        needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
+        self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
         self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
@@ -79,18 +79,19 @@ class Lowering:
 
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
-        blocks = [kernel for block in self._blocks for kernel in block.kernels()]
-        moving = [cache.move for cache in self._moving] if self.options.draft_max else []  # once a branch is accepted
-        of_passes = (team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS)
-        return [*blocks, *self._streams.kernels(), *moving, *of_passes]
+        found = [kernel for block in self._blocks for kernel in block.kernels()]
+        found += [kernel for emitter in self._streams.emitters for kernel in emitter.kernels]
+        found += [cache.move for cache in self._moving] if self.options.draft_max else []  # once a branch is accepted
+        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
         n_embd, needed = self.plan.embedding.n_embd, {**Workspace.buffers(self.plan), **self._streams.buffers()}
         if self.plan.nextn:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
-        for block in self._blocks:
-            for name, n_bytes in block.buffers(n_threads).items():
+        of_blocks = [block.buffers(n_threads) for block in self._blocks]
+        for each in (*of_blocks, *(emitter.buffers() for emitter in self._streams.emitters)):
+            for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for block in self._blocks:
@@ -158,19 +159,18 @@ class Lowering:
             self._embedding.emit(writing)
         if embedded is not None:
             writing.copy(space.x, embedded)
-        streams = self._streams.on(writing, self._arena)
-        streams.begin(takes_hidden=takes_hidden)
+        self._streams.begin(writing, takes_hidden=takes_hidden)
         if "embedding" in features:
-            writing.give_features("embedding", streams.all())
+            writing.give_features("embedding", self._streams.all(writing))
         if takes_hidden and self._injections:
             layers = (0, 0)
             for emitter in self._injections:
-                streams.read(None)
+                self._streams.read(writing, None)
                 emitter.emit(writing)
         for i in range(*layers):
-            self._emit_layer(writing, streams, i, self.plan.layers[i], features, is_read=is_read or i < layers[1] - 1)
+            self._emit_layer(writing, i, self.plan.layers[i], features, is_read=is_read or i < layers[1] - 1)
         if is_read:
-            self._emit_output(writing, streams, self.plan.output, self._output, features)
+            self._emit_output(writing, self.plan.output, self._output, features)
         return writing.program()
 
     def _nextn_program(self, i: int, features: tuple[str, ...], *, is_read: bool) -> Program:
@@ -182,18 +182,16 @@ class Lowering:
         if space.embedded is not None:
             writing.copy(space.x, space.embedded)
         writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
-        streams = self._streams.on(writing, self._arena)
+        self._streams.place(writing)
         begin.emit(writing)
-        self._emit_layer(writing, streams, i, nextn.layer, features, is_read=is_read)
+        self._emit_layer(writing, i, nextn.layer, features, is_read=is_read)
         if is_read:
-            self._emit_output(writing, streams, nextn.output, output, features)
+            self._emit_output(writing, nextn.output, output, features)
         return writing.program()
 
-    def _emit_layer(
-        self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool
-    ) -> None:
+    def _emit_layer(self, writing: Tape, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool) -> None:
         """Write the records of a layer; of a last one that is not read, only those that store caches and states."""
-        self._emit_blocks(writing, streams, i, layer, is_read=is_read)
+        self._emit_blocks(writing, i, layer, is_read=is_read)
         if not is_read:
             return
         if layer.scale != 1.0:
@@ -201,20 +199,17 @@ class Lowering:
         if layer.norm is not None:
             writing.norm_x(layer.norm)
         if f"layer.{i}" in features:
-            writing.give_features(f"layer.{i}", streams.all())
+            writing.give_features(f"layer.{i}", self._streams.all(writing))
 
-    @staticmethod
-    def _emit_output(
-        writing: Tape, streams: TapeStreams, output: Output, emitter: BlockEmitter, features: tuple[str, ...]
-    ) -> None:
+    def _emit_output(self, writing: Tape, output: Output, emitter: BlockEmitter, features: tuple[str, ...]) -> None:
         """Write the records of an output."""
-        streams.read(output.connection)
+        self._streams.read(writing, output.connection)
         if "output" in features:
             writing.give_features("output", writing.norm(output.norm))
         emitter.emit(writing)
         writing.norm_x(None)  # adds what is left, if there is no output
 
-    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int, layer: Layer, *, is_read: bool) -> None:
+    def _emit_blocks(self, writing: Tape, i: int, layer: Layer, *, is_read: bool) -> None:
         """Write the records of a layer's blocks, or only up to the last one that keeps something of tokens."""
         blocks, apart = [*enumerate(zip(layer.blocks, self._layers[i], strict=True))], []
         while blocks and not (is_read or blocks[-1][1][0].cached() or blocks[-1][1][0].states()):
@@ -223,12 +218,12 @@ class Lowering:
             emitter.begin(writing)
         for n, (block, emitter) in sorted(blocks, key=lambda each: each[0] > 0 and not each[1][0].is_parallel):
             left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
-            streams.read(block.connection)
+            self._streams.read(writing, block.connection)
             if is_read or n + 1 < len(blocks):
                 emitter.emit(writing)
             else:
                 emitter.emit_kept(writing)
-            streams.write(block.connection)
+            self._streams.write(writing, block.connection)
             if n >= layer.n_abreast and block.is_parallel:  # others do not see what it adds
                 apart += writing.take_pending()
             writing.put_back(left)

@@ -34,9 +34,22 @@ class Rows:
     is_operand: bool = False  # they are operands of the matrix that reads them, not floats
 
 
+@frozen
+class Place:
+    """Rows of floats: the address of the first, and how many floats lie from one to the next."""
+
+    address: int
+    stride: int
+
+
+def row_stride(width: int) -> int:
+    """Floats from one row of products to the next, which are written in whole panels."""
+    return up(width, step.PANEL_ROWS)
+
+
 def row_bytes(width: int) -> int:
-    """Bytes of a row of float32 for every token of a pass, which products write in whole panels."""
-    return 4 * MAX_TOKENS * up(width, step.PANEL_ROWS)
+    """Bytes of a row of float32 for every token of a pass."""
+    return 4 * MAX_TOKENS * row_stride(width)
 
 
 class Workspace:
@@ -132,6 +145,8 @@ class Tape:
         y: The address where the next block leaves the rows to be added to x, (n, E padded to panels) float32.
         seen: The rows that the next block sees: x, or rows made of several residual streams.
         streams: These, side by side, or x.
+        aside: Residual streams that connections have put aside, the first one first.
+        arena: Holds arrays that records have the addresses of.
         logits: See `Program.logits`; the block that computes them says which it is.
         kept: Where values of operations are that have no place of their own, such as x and its norms.
     """
@@ -142,7 +157,8 @@ class Tape:
         self.space = space
         self.y = buffers["y"]
         self.logits = np.empty(1, dtype(step.Entry))  # without an output nobody reads it
-        self._arena = arena
+        self.arena = arena
+        self.aside: list[Rows] = []
         self._rows: list[np.ndarray] = []
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
@@ -165,7 +181,7 @@ class Tape:
     def give_features(self, name: str, rows: Rows) -> None:
         """Write that rows go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
-        self.add(Work("features"), step.copy_rows, x=rows, y=Rows(0, 0, rows.width), size=rows.width, is_private=False)
+        self.add(Work("features"), step.copy_rows, x=rows, y=Rows(0, 0, 0), size=rows.width, n_times=1, is_private=False)
         self.waits = not self.space.is_private
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
@@ -179,6 +195,10 @@ class Tape:
         self._works.append(work)
         self._rows.append(record_of(kernel, **fields))
 
+    def add_by_rows(self, work: str, kernel: Any, **fields: Any) -> None:
+        """Write the record of a kernel that treats rows, by every thread for its own where it has such."""
+        self.add(Work(work), kernel, **fields, is_private=self.space.is_private)
+
     @property
     def waits(self) -> bool:
         """Whether threads wait for each other after the last record."""
@@ -191,6 +211,14 @@ class Tape:
     def add_later(self, post_norm: Norm | None, y: int | None = None) -> None:
         """Let the next norm add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
         self._pending.append((self.y if y is None else y, post_norm))
+
+    def take_added(self) -> list[Place]:
+        """The rows that a block left to be added to x, and now are not."""
+        return [Place(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
+
+    def products(self, name: str, width: int) -> Place:
+        """The rows of a buffer where products with a matrix are."""
+        return Place(self.buffers[name], row_stride(width))
 
     def take_pending(self) -> list[tuple[int, Norm | None]]:
         """The additions to x that no norm has made yet; none will."""
@@ -229,21 +257,19 @@ class Tape:
 
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
-        x, private = self.space.x, self.space.is_private
-        self.add(Work("adding rows"), step.add_rows, x=x, y=y, size=x.width, factor=factor, is_private=private)
+        self.add_by_rows("adding rows", step.add_rows, x=self.space.x, y=y, size=self.space.x.width, factor=factor)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with pending additions, is multiplied by a number."""
         self.norm_x(None)
-        x, private = self.space.x, self.space.is_private
-        self.add(Work("scaling rows"), step.scale_rows, x=x, size=x.width, factor=factor, is_private=private)
+        self.add_by_rows("scaling rows", step.scale_rows, x=self.space.x, size=self.space.x.width, factor=factor)
 
     def copy(self, rows: Rows, to: Rows) -> None:
-        """Write that rows are copied."""
+        """Write that rows are copied, as often as one has room in a row of the others."""
         self._copy(step.copy_rows, rows, to)
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
-        self.add(Work("copying rows"), kernel, x=rows, y=to, size=rows.width, is_private=self.space.is_private)
+        self.add_by_rows("copying rows", kernel, x=rows, y=to, size=rows.width, n_times=to.width // rows.width)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights
@@ -290,7 +316,7 @@ class Tape:
                 kind = self.weights.matrix(linear).kind
                 operands[activation] = x if x.is_operand else self._quantize(x, activation, kind, is_output=is_output)
         entries = table([self._entry(linear, operands[self.weights.activation(linear)], y) for linear, y in products])
-        self._arena.keep(entries, "scratch")
+        self.arena.keep(entries, "scratch")
         return entries
 
     def _entry(self, linear: Linear, operand: Rows, y: int) -> step.Entry:

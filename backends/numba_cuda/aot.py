@@ -27,11 +27,11 @@ from xxhash import xxh3_128_hexdigest
 
 from augury.backends.numba_cuda.device import ELEMENTS
 from augury.backends.numba_cuda.probe import INSTALL, cubins_folder, find_compiler
+from augury.blocks import HasKernels
 from augury.errors import UnsupportedError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
 from augury.log import get_logger
-from augury.lowering import Operation
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
@@ -169,14 +169,14 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def all_kernels() -> list[Kernel]:
-    """Every kernel that any model may need, of a package those that its emitters' modules have."""
+    """Every kernel that any model may need, of a package those of its emitters' modules."""
     from augury.backends.numba_cuda import kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
     for entry in entry_points(group="augury"):
         with suppress(Exception):  # of a package that is broken no model is loaded
             entry.load()
-    emitters = [kind.kernel_for("numba-cuda") for kind in _kinds_of(Operation)]
+    emitters = [kind.kernel_for("numba-cuda") for kind in _kinds_of(HasKernels)]
     names = [module.name for module in iter_modules(kernels.__path__, f"{kernels.__name__}.")]
     found: dict[str, Kernel] = {}
     for name in [*names, *(emitter.__module__ for emitter in emitters if emitter is not None)]:
@@ -187,7 +187,7 @@ def all_kernels() -> list[Kernel]:
     return list(found.values())
 
 
-def _kinds_of(kind: type[Operation]) -> Iterator[type[Operation]]:
+def _kinds_of(kind: type[HasKernels]) -> Iterator[type[HasKernels]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds_of(each)

@@ -125,7 +125,8 @@ class Lowering:
             needed["first products"] = 4 * MAX_TOKENS * max(widths)
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
-        for each in (self._streams.buffers(), *(emitter.buffers() for emitter in self._blocks)):
+        needed |= self._streams.buffers()
+        for each in (emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)):
             for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}

@@ -10,7 +10,7 @@ from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
 from augury.blocks import ModelPlan
-from augury.errors import CapacityError, UnsupportedError
+from augury.errors import CapacityError
 from augury.interfaces import Backend, Model, Progress
 from augury.types import ModelInfo, ModelOptions, StateSpec
 
@@ -34,8 +34,6 @@ class Reference(Backend):
         for block in plan.blocks():
             if type(block) not in KNOWN:
                 check_operations(block, plan.n_seen(block))
-        for name in (type(each).__name__ for each in plan.connections if type(each) not in KNOWN):
-            raise UnsupportedError(f"connection {name}, which reference does not compute; take one of augury.blocks")
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())

@@ -8,7 +8,7 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 modules are the blocks.
 """
 
-from augury.blocks.block import Block
+from augury.blocks.block import AllStreams, Block, Connection
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.heads import Pooling, Preparation
@@ -21,6 +21,7 @@ from augury.blocks.parts import (
     Experts,
     GateKind,
     Gating,
+    HasKernels,
     Integers,
     Linear,
     LinearRecurrence,
@@ -44,14 +45,6 @@ from augury.blocks.recurrent import (
     Mamba2,
     ShortConvolution,
 )
-from augury.blocks.residual import (
-    AllStreams,
-    AttentionResidual,
-    Connection,
-    GatedHyperConnection,
-    HyperConnection,
-    StreamMean,
-)
 from augury.blocks.transformer import (
     Attention,
     Embedding,
@@ -67,7 +60,6 @@ __all__ = [
     "Activation",
     "AllStreams",
     "Attention",
-    "AttentionResidual",
     "Block",
     "BlockIndexer",
     "Connection",
@@ -79,9 +71,8 @@ __all__ = [
     "FeedForward",
     "GateKind",
     "GatedDeltaNet",
-    "GatedHyperConnection",
     "Gating",
-    "HyperConnection",
+    "HasKernels",
     "Indexer",
     "Injection",
     "Integers",
@@ -114,7 +105,6 @@ __all__ = [
     "SecondStream",
     "SequenceState",
     "ShortConvolution",
-    "StreamMean",
     "Temperature",
     "Vector",
 ]

@@ -1,19 +1,60 @@
-"""What every block says of itself."""
+"""What every block says of itself, and how it reads and writes the residual streams."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, fields, frozen
 
-from augury.blocks.parts import Part
+from augury.blocks.parts import HasKernels, Part
 from augury.errors import PluginError, UnsupportedError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from augury.blocks.parts import SequenceState
     from augury.lowering.builder import Builder
 
-__all__ = ["Block"]
+__all__ = ["AllStreams", "Block", "Connection"]
+
+
+@frozen
+class Connection(HasKernels, ABC):
+    """How a block reads and writes the residual streams, where there are several, or where it is not merely added to them.
+
+    A block sees one row x (E,) that its connection makes of a token's S streams, and gives one row y (E,). A connection says
+    what `reference` computes, of all n rows of a pass; its `kernels` are the emitters of other backends.
+    """
+
+    def tensors(self) -> tuple[Part, ...]:
+        """What it has of the model file, in the order of its fields."""
+        return _parts_of(self)
+
+    @abstractmethod
+    def read(self, given: Callable[[Any], Any], streams: np.ndarray) -> np.ndarray:
+        """The rows x (n, E) that the block sees of streams (n, S, E) float64.
+
+        Args:
+            given: Of a vector its numbers (n,), of a matrix or norm a function of rows (n, …); of None: None.
+            streams: As they were before the block.
+        """
+
+    def write(self, given: Callable[[Any], Any], streams: np.ndarray, y: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """The streams once the block has given y (n, E); as they are, if it writes nothing."""
+        return streams
+
+
+@frozen
+class AllStreams(Connection):
+    """X are all streams, one after the other, and y of as many values is added to them. All backends compute it."""
+
+    def read(self, given: Callable[[Any], Any], streams: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as its parent's
+        return streams.reshape(len(streams), -1)
+
+    def write(self, given: Callable[[Any], Any], streams: np.ndarray, y: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        return streams + y.reshape(streams.shape)
 
 
 @frozen
@@ -25,17 +66,15 @@ class Block:
 
     Attributes:
         is_parallel: Whether it sees x as it was before its layer, whatever other blocks have added.
-        connection: How it reads and writes residual streams, a `Connection`; None: it sees x, the last of them, and adds to it.
+        connection: How it reads and writes residual streams; None: it sees x, the last of them, and adds to it.
     """
 
     is_parallel: bool = field(default=False, kw_only=True)
-    connection: Block | None = field(default=None, kw_only=True)
+    connection: Connection | None = field(default=None, kw_only=True)
 
     def tensors(self) -> tuple[Part, ...]:
         """What it has of the model file, in the order of its fields, and its connection's."""
-        parts = (getattr(self, each.name) for each in fields(type(self)))
-        of_connection = () if self.connection is None else self.connection.tensors()
-        return (*(part for part in parts if isinstance(part, Part)), *of_connection)
+        return _parts_of(self) + (() if self.connection is None else self.connection.tensors())
 
     @property
     def reads_embedding(self) -> bool:
@@ -72,3 +111,8 @@ class Block:
         for flaw in build.flaws(self.states(), self.cached()):
             raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
         return build
+
+
+def _parts_of(each: Block | Connection) -> tuple[Part, ...]:
+    values = (getattr(each, name.name) for name in fields(type(each)))
+    return tuple(value for value in values if isinstance(value, Part))

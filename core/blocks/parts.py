@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import Enum
-from typing import ClassVar
+from pkgutil import resolve_name
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 from attrs import field, frozen
@@ -15,6 +18,7 @@ __all__ = [
     "Experts",
     "GateKind",
     "Gating",
+    "HasKernels",
     "Integers",
     "Linear",
     "LinearRecurrence",
@@ -29,6 +33,24 @@ __all__ = [
     "Temperature",
     "Vector",
 ]
+
+
+class HasKernels:
+    """What backends need not know, because its package says how they compute it.
+
+    Attributes:
+        kernels: By the name of a backend, what computes it there, or where that is found, as "module:name", which is imported
+            for a model that has it.
+    """
+
+    __slots__ = ()
+    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @classmethod
+    def kernel_for(cls, backend: str) -> Any:
+        """What `kernels` has for a backend; None where it has nothing."""
+        found = cls.kernels.get(backend)
+        return resolve_name(found) if isinstance(found, str) else found
 
 
 class Activation(Enum):

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
 
-from augury.blocks.block import Block
+from augury.blocks.block import AllStreams, Block, Connection
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import NextnInput
-from augury.blocks.residual import AllStreams
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
@@ -60,7 +59,7 @@ class Layer:
         """The same layer with other blocks in place of its own."""
         return evolve(self, mixer=_changed(self.mixer, change), feed_forward=_changed(self.feed_forward, change))
 
-    def connected(self, *connections: Block) -> Layer:
+    def connected(self, *connections: Connection) -> Layer:
         """The same layer, whose blocks read and write residual streams by these connections, in their order."""
         left = [*connections]
         return self.with_blocks(lambda block: evolve(block, connection=left.pop(0)))
@@ -192,7 +191,7 @@ class ModelPlan:
             yield from (each.embedding, each.input, *each.layer.blocks, each.output)
 
     @property
-    def connections(self) -> list[Block]:
+    def connections(self) -> list[Connection]:
         """How its blocks read and write residual streams, where they are connected."""
         return [block.connection for block in self.blocks() if block.connection is not None]
 

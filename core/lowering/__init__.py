@@ -10,6 +10,7 @@ from augury.lowering.attention import (
     PrepareLatents,
 )
 from augury.lowering.builder import Builder
+from augury.lowering.connections import ConnectionEmitter, connection_emitters
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
 from augury.lowering.operation import source_key
 from augury.lowering.operations import (
@@ -48,6 +49,7 @@ __all__ = [
     "Builder",
     "Choose",
     "ChooseBlocks",
+    "ConnectionEmitter",
     "Constant",
     "Convolve",
     "ConvolveBlock",
@@ -73,5 +75,6 @@ __all__ = [
     "Route",
     "ScaleToLength",
     "Value",
+    "connection_emitters",
     "source_key",
 ]

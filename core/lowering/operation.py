@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from pkgutil import resolve_name
-from types import CodeType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import evolve, fields, frozen
+
+from augury.blocks.parts import HasKernels
 
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
@@ -41,13 +42,11 @@ class Value:
 
 
 @frozen(eq=False)
-class Operation:
+class Operation(HasKernels):
     """A step of a block. Fields named `out` are the values that it makes; its other values are read.
 
     Attributes:
-        kernels: How backends compute the operation that do not know it, by their names: a function of one row, a class that
-            writes its calls of kernels, or where either is found, as "module:name", which is imported for a model with the
-            operation.
+        kernels: See `HasKernels`: a function of one row, or a class that writes the calls of kernels.
 
             `numba-cpu` and `numba-cuda` take a class, an `OperationEmitter` of their `operations`. `reference` and `numba-cpu`
             take a function, to which the operation's fields are given in their order, those of `out` last: values as rows
@@ -55,14 +54,6 @@ class Operation:
             float64 on `reference`, which gives norms as functions of a row, too, and matrices as arrays (n_out, n_in). They
             are float32 on `numba-cpu`, where numba compiles the function.
     """
-
-    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    @classmethod
-    def kernel_for(cls, backend: str) -> Any:
-        """What `kernels` has for a backend; None where it has nothing."""
-        found = cls.kernels.get(backend)
-        return resolve_name(found) if isinstance(found, str) else found
 
     @property
     def made(self) -> tuple[Value, ...]:

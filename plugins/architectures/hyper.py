@@ -11,7 +11,6 @@ import attrs
 from augury.blocks import (
     FeedForward,
     Gating,
-    HyperConnection,
     KimiDeltaAttention,
     LatentAttention,
     Layer,
@@ -23,7 +22,6 @@ from augury.blocks import (
     PoolIndexer,
     Pooling,
     Rope,
-    StreamMean,
     Vector,
 )
 from augury.files.gguf import ModelFile
@@ -35,6 +33,7 @@ from augury.plugins.architectures.kimi import KimiK3
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.sparse import chooses, indexer
 from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.residual_streams import HyperConnection, StreamMean
 
 _PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 _LEAST_EPS = 1e-12  # of norms whose epsilon a file does not state: llama.cpp takes 0

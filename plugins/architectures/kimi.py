@@ -10,7 +10,6 @@ import attrs
 
 from augury.blocks import (
     Activation,
-    AttentionResidual,
     Convolution,
     FeedForward,
     KimiDeltaAttention,
@@ -27,6 +26,7 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.state_space import vector
+from augury.plugins.residual_streams import AttentionResidual
 
 _MOST_DECAY = 1e6
 _MARKS: Mapping[str, Any] = {"has_scale": False, "has_bias": False}

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Work, table
+from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Tape, Work, table
+from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
 from augury.plugins.ngram_memory.kernels.numba_cpu import Norms, gate_streams, look_up
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.operations import Tape
-    from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
-
-__all__ = ["GateStreamsEmitter", "LookUpNgramsEmitter"]
 
 
 class LookUpNgramsEmitter(OperationEmitter):

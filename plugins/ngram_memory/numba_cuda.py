@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
-from augury.backends.numba_cuda.operations import MAX_TOKENS, THREADS, WARP, OperationEmitter, look_up
+from augury.backends.numba_cuda.operations import MAX_TOKENS, THREADS, WARP, Arguments, OperationEmitter, Tape, look_up
+from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
 from augury.plugins.ngram_memory.kernels.numba_cuda import Strides, find_ngrams, give
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.backends.numba_cuda.operations import Arguments, Tape
-    from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
-
-__all__ = ["GateStreamsEmitter", "LookUpNgramsEmitter"]
 
 _NUMBERS = "numbers of n-grams"
 

@@ -11,7 +11,6 @@ from augury.blocks import (
     Attention,
     Convolution,
     GatedDeltaNet,
-    GatedHyperConnection,
     Gating,
     Layer,
     Linear,
@@ -29,6 +28,7 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.qwen_next import Qwen35, gated_attention
 from augury.plugins.ngram_memory.block import NgramMemory
+from augury.plugins.residual_streams import GatedHyperConnection
 
 _PERIOD = 4  # one layer in four attends, where the file does not say otherwise
 _MOST_TOKENS = 8  # of an n-gram

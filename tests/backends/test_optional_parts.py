@@ -18,12 +18,9 @@ from augury import Registry
 from augury.blocks import (
     Activation,
     Attention,
-    AttentionResidual,
     BlockIndexer,
     Embedding,
     FeedForward,
-    GatedHyperConnection,
-    HyperConnection,
     Indexer,
     LatentAttention,
     Layer,
@@ -39,13 +36,13 @@ from augury.blocks import (
     Rope,
     Rows,
     SecondStream,
-    StreamMean,
     Temperature,
     Vector,
 )
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()

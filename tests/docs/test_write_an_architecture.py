@@ -20,7 +20,9 @@ from augury.testing import check_architecture
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
-ORACULAR, TIDAL, ENDS, SOFT, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ORACULAR, TIDAL, ENDS, SOFT, _, STREAMS, TINY = re.findall(
+    r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+)
 BACKENDS = ("reference", "numba-cpu")
 
 
@@ -165,3 +167,21 @@ def test_a_backend_without_a_kernel_refuses_the_operation_by_name(backend):
     module.Soften.kernels = {name: each for name, each in module.Soften.kernels.items() if name != backend}
     with pytest.raises(UnsupportedError, match=f"SoftFeedForward has the operation Soften, which backend {backend} does not"):
         script_rows(registry.backends[backend], file, soft_plan(file, registry, module))
+
+
+def test_streams_of_ones_own_are_read_and_written_as_the_page_says():
+    registry, file, module = Registry.discover(), tiny_file("llama-dense"), plugin_of(STREAMS)
+    plain = registry.architectures["llama"].plans(file)["main"]
+    plain = attrs.evolve(plain, layers=plain.layers[:1])
+
+    def features(plan):
+        backend = registry.backends["reference"]
+        model = backend(backend.options_class()).load(file, plan, ModelOptions(n_ctx=32), Progress())
+        batch = attrs.evolve(run_of([3, 1, 4, 1]), features=("embedding", "layer.0"))
+        return [model.forward(batch).features(name).astype(np.float64) for name in batch.features]
+
+    (x, expected), (_, streams) = features(plain), features(module.reversible(plain))
+    added_by_feed_forward, with_attention = streams[:, : x.shape[1]] - x, streams[:, x.shape[1] :]
+    assert nmse(with_attention + added_by_feed_forward, expected) < 1e-12
+    with pytest.raises(UnsupportedError, match="connection Reversible, which backend numba-cpu does not compute"):
+        script_rows(registry.backends["numba-cpu"], file, module.reversible(plain))

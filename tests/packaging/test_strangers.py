@@ -14,7 +14,7 @@ import pytest
 from augury.testing.tiny_model import write_tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
-_, TIDAL, _, SOFT, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_, TIDAL, _, SOFT, _, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 MEMORY = """
 from augury import hookimpl
 from augury.plugins.memory.contiguous import Contiguous

@@ -7,14 +7,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.kernels import jit
-from augury.backends.numba_cpu.kernels.activation import sigmoid
+from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, part_of, store_part
-from augury.backends.numba_cpu.kernels.norm import normalise
-from augury.backends.numba_cpu.kernels.simd import add, get_f32, get_i64, mul, put_f32, splat_f32, sum_lanes, zero_f32
-from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.norm import mean_of, normalise
+from augury.backends.numba_cpu.kernels.simd import (
+    add,
+    div,
+    fma,
+    get_f32,
+    get_i64,
+    load_f32,
+    mul,
+    put_f32,
+    repeat_f32,
+    splat_f32,
+    store_f32,
+    sub,
+    sum_lanes,
+    zero_f32,
+)
+from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, RECORD_BYTES, Record, StridedRows, row_of
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, RECORD_BYTES, Record, StridedRows, ThreadRows, own, row_of
 from augury.errors import PluginError
 from augury.lowering import source_key
 

@@ -111,20 +111,22 @@ class CopyRows(Record):
     """Operands of `copy_rows` and `gather_rows`."""
 
     x: Any = nested(ThreadRows)  # (n, E) float32
-    y: Any = nested(ThreadRows)
+    y: Any = nested(ThreadRows)  # (n, n_times * E) float32
     size: int  # E
+    n_times: int
     is_private: bool
 
 
 @kernel(record=CopyRows)
 def copy_rows(record, state, thread, n_threads):
-    """Copy x[t] to y[t]."""
-    size = record.size
+    """Copy x[t] to y[t], so many times."""
+    size, n_times = record.size, record.n_times
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
-        copy_row(x + 4 * t * size, y + 4 * t * size, size)
+        for i in range(n_times):
+            copy_row(x + 4 * t * size, y + 4 * (t * n_times + i) * size, size)
 
 
 @kernel(record=CopyRows)

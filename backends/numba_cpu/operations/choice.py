@@ -21,9 +21,8 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
-from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import row_bytes
+from augury.backends.numba_cpu.tape import Place, row_bytes
 from augury.blocks import Preparation
 from augury.errors import UnsupportedError
 from augury.lowering import Choose, ChooseBlocks, Pool

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.cache import Cache
     from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.operations.layout import Layout, Place
+    from augury.backends.numba_cpu.operations.layout import Layout
     from augury.backends.numba_cpu.state import State
-    from augury.backends.numba_cpu.tape import Tape
+    from augury.backends.numba_cpu.tape import Place, Tape
     from augury.backends.numba_cpu.weights import Weights
     from augury.lowering import Operation, Value
     from augury.types import ModelOptions

@@ -9,9 +9,9 @@ from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter
-from augury.backends.numba_cpu.operations.layout import INPUTS, Place
+from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize
 
 

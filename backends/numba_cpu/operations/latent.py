@@ -14,9 +14,8 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
-from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
 from augury.lowering import MultiplyHeads, PrepareLatents

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.tape import row_bytes
+from augury.backends.numba_cpu.tape import Place, row_bytes
 from augury.blocks import Norm
 from augury.lowering import (
     Add,
@@ -58,14 +58,6 @@ _WRITTEN_OVER: dict[type[Operation], str] = {
 }
 _SUMS = FeedExperts | FeedExpertsAndAdd | AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to
-
-
-@frozen
-class Place:
-    """Rows of floats: the address of the first, and how many floats lie from one to the next."""
-
-    address: int
-    stride: int
 
 
 def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:

@@ -11,9 +11,8 @@ from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
-from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength, Value

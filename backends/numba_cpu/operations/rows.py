@@ -11,9 +11,8 @@ from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends,
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
-from augury.backends.numba_cpu.operations.layout import Place
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape
+from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.blocks import Experts, Norm
 from augury.errors import UnsupportedError
 from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value

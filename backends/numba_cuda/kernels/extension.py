@@ -6,11 +6,13 @@ from __future__ import annotations
 from augury.backends.numba_cuda.kernels import dialect
 from augury.backends.numba_cuda.kernels.activation import sigmoid
 from augury.backends.numba_cuda.kernels.dialect import (
+    SIMULATED,
     THREADS,
     WARP,
     add,
     cuda,
     div,
+    exp,
     fma,
     lane,
     larger,
@@ -19,8 +21,9 @@ from augury.backends.numba_cuda.kernels.dialect import (
     record,
     remainder64,
     root,
+    warp_barrier,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_TOKENS
 from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
 from augury.lowering import source_key
 

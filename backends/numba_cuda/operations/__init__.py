@@ -7,10 +7,23 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, recurrence, rows
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
-from augury.backends.numba_cuda.operations.rows import look_up
-from augury.backends.numba_cuda.tape import Tape
+from augury.backends.numba_cuda.operations.rows import activate, look_up
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Gate, Tape
 
-__all__ = ["MAX_TOKENS", "OPERATIONS", "THREADS", "WARP", "Arguments", "OperationEmitter", "Tape", "look_up"]
+__all__ = [
+    "MAX_TOKENS",
+    "OPERATIONS",
+    "THREADS",
+    "WARP",
+    "Arguments",
+    "Gate",
+    "OperationEmitter",
+    "Rows",
+    "Tape",
+    "activate",
+    "look_up",
+]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
 OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}

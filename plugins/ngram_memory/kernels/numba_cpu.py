@@ -53,8 +53,6 @@ def _row_of(tokens, n, n_each, numbers, n_heads, eos, head):
 
 @struct
 class LookUp(Record):
-    """Operands of `look_up`."""
-
     embed: int  # address of a kernel, see `MatmulKernel.embed`
     table: int  # address of the packed matrix
     size: int  # floats of a row of it
@@ -89,8 +87,6 @@ class Norms:
 
 @struct
 class GateStreams(Record):
-    """Operands of `gate_streams`."""
-
     x: Any = nested(StridedRows)  # (n, n_streams * size) float32, like keys, given and normed
     keys: Any = nested(StridedRows)
     values: Any = nested(StridedRows)  # (n, size) float32

@@ -14,7 +14,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
 from augury.backends.numba_cuda.operations import attention
-from augury.blocks import Block
+from augury.blocks import Block, Connection
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -107,15 +107,23 @@ def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_
 
 
 @attrs.frozen
-class Bridge(Block):
+class Bridge(Connection):
     """Not in any vocabulary."""
+
+    def read(self, given, streams):
+        return streams[:, -1]
+
+
+@attrs.frozen
+class Crystal(Block):
+    """Neither."""
 
 
 @pytest.mark.parametrize(
     ("told", "fields"),
     {
         "connection Bridge": {"layers": (PLAN.layers[0].connected(Bridge(), Bridge()),)},
-        "block Bridge does not say how it is computed": {"layers": (attrs.evolve(PLAN.layers[0], mixer=Bridge()),)},
+        "block Crystal does not say how it is computed": {"layers": (attrs.evolve(PLAN.layers[0], mixer=Crystal()),)},
     }.items(),
 )
 def test_what_is_not_computed_is_refused_by_name(told, fields):

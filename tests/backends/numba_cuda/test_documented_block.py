@@ -19,7 +19,7 @@ from augury.registry import Registry
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-an-architecture.md"
-_, TIDAL, ENDS, SOFT, GPU, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+_, TIDAL, ENDS, SOFT, GPU, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 REGISTRY = Registry.discover()
 
 

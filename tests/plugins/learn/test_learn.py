@@ -47,7 +47,21 @@ def model(tmp_path_factory):
 def learning(model, head, epochs=2, source=("--prompts", "prompts.jsonl")):
     """The words of a command."""
     flag, *files = source
-    words = ["learn", "-m", model / "model.gguf", flag, *(model / each for each in files), "-o", head, "-t", 1, "-c", 512, "-np", 1]
+    words = [
+        "learn",
+        "-m",
+        model / "model.gguf",
+        flag,
+        *(model / each for each in files),
+        "-o",
+        head,
+        "-t",
+        1,
+        "-c",
+        512,
+        "-np",
+        1,
+    ]
     return [*map(str, words), "--draft-vocabulary", str(N_DRAFTED), "--epochs", str(epochs)]
 
 

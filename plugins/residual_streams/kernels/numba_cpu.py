@@ -1,7 +1,7 @@
-"""How blocks read and write several residual streams: rows of S streams, E floats each; see `augury.blocks.residual`.
+"""How blocks read and write several residual streams: rows of S streams, E floats each; see `connections`.
 
-Rows lie in memory of a thread's own where the field `is_private` says so; see `step.py`. A token weighs its
-streams with a row of weights, which lies the same way.
+Rows lie in memory of a thread's own where the field `is_private` says so. A token weighs its streams with a row of weights,
+which lies the same way.
 """
 
 from __future__ import annotations
@@ -10,67 +10,88 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu
-from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import load_part, part_of, store_part
-from augury.backends.numba_cpu.kernels.norm import normalise
-from augury.backends.numba_cpu.kernels.simd import (
+from augury.backends.numba_cpu.kernels.extension import (
+    N_TOKENS,
+    Record,
+    StridedRows,
+    ThreadRows,
     add,
     div,
+    exponential,
     fma,
     get_f32,
     get_i64,
+    helper,
+    kernel,
     load_f32,
+    load_part,
+    mean_of,
     mul,
+    nested,
+    normalise,
+    own,
+    part_of,
+    pointer_to,
     put_f32,
     repeat_f32,
+    scratch_of,
+    share,
+    sigmoid,
+    silu,
     splat_f32,
     store_f32,
+    store_part,
+    struct,
     sub,
     sum_lanes,
     zero_f32,
 )
-from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own
 
 f32 = np.float32
 
 
-def scratch_bytes(n_streams: int) -> int:
-    """Bytes of scratch that a thread needs: a vector of every stream."""
-    return 64 * n_streams
-
-
 @struct
-class RepeatRows(Record):
-    """Operands of `repeat_rows`."""
-
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    streams: Any = nested(ThreadRows)  # (n, S, E) float32
-    n_streams: int  # S
+class MixRows(Record):
+    streams: int = pointer_to(ThreadRows)  # (n, E) float32 each
+    n_streams: int
     size: int  # E
+    norm: int  # address
+    out: Any = nested(ThreadRows)  # (n, E) float32
     is_private: bool
 
 
-@kernel(record=RepeatRows)
-def repeat_rows(record, state, thread, n_threads):
-    """All streams = x."""
-    x, streams = own(record.x, thread), own(record.streams, thread)
-    n, size = record.n_streams, record.size
+@kernel(record=MixRows)
+def mix_rows(record, state, thread, n_threads):
+    """Out[t] = the mean of the rows t of all streams, weighed by softmax of the sums of their norms."""
+    streams, n, size, norm = record.streams, record.n_streams, record.size, record.norm
+    out = own(record.out, thread)
+    normed = scratch_of(state, thread)
+    shares = normed + 4 * size
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
+        top = f32(-3e38)
+        for i in range(n):
+            row = own(streams[i], thread) + 4 * t * size
+            normalise(row, norm, normed, size, 0, 0)
+            score = f32(mean_of(normed, size) * size)
+            put_f32(shares + 4 * i, score)
+            top = max(top, score)
+        total = zero_f32()
+        for i in range(0, n, 16):
+            power = exponential(sub(load_part(shares + 4 * i, n - i), splat_f32(top)))
+            store_part(shares + 4 * i, power, n - i)
+            total = add(total, part_of(power, n - i))
+        factor = div(splat_f32(f32(1)), splat_f32(sum_lanes(total)))
         for index in range(0, size, 16):
-            left = size - index
-            value = load_part(x + 4 * (t * size + index), left)
+            left, value = size - index, zero_f32()
             for i in range(n):
-                store_part(streams + 4 * ((t * n + i) * size + index), value, left)
+                row = own(streams[i], thread) + 4 * (t * size + index)
+                value = fma(load_part(row, left), mul(repeat_f32(shares + 4 * i), factor), value)
+            store_part(out + 4 * (t * size + index), value, left)
 
 
 @struct
 class NormStreams(Record):
-    """Operands of `norm_streams`."""
-
     x: Any = nested(ThreadRows)  # (n, n_parts, size) float32
     out: Any = nested(ThreadRows)
     n_parts: int
@@ -104,27 +125,15 @@ def _divide(comb, n, eps, step, stride):
 
 
 @struct
-class Weighing:
-    """How a connection makes weights of coefficients; addresses of float32."""
-
-    n_streams: int  # S
-    n_gates: int  # weights that are gates
-    scales: int  # (n,), factors of coefficients
-    base: int  # (n,), added to them
-    factors: int  # (n_gates,), factors of gates
-    offsets: int  # (n_gates,), added to them
-    eps: float  # of the balanced matrix
-    n_rounds: int  # likewise
-
-
-@struct
 class WeighStreams(Record):
-    """Operands of `weigh_streams`."""
-
     coefficients: Any = nested(StridedRows)  # float32
     weights: Any = nested(ThreadRows)  # (n, ldw) float32
     ldw: int
-    weighing: int = pointer_to(Weighing)
+    numbers: int  # (4, ldw) float32, address: factors of coefficients, added to them; factors of gates, added to these
+    n_streams: int  # S
+    n_gates: int  # weights that are gates
+    n_rounds: int  # of balancing the others
+    eps: float  # likewise
     is_private: bool
 
 
@@ -132,9 +141,9 @@ class WeighStreams(Record):
 def weigh_streams(record, state, thread, n_threads):
     """Coefficients → weights."""
     coefficients, ld = record.coefficients.address, record.coefficients.stride
-    weights, ldw, weighing = own(record.weights, thread), record.ldw, record.weighing
-    n, n_gates, eps = weighing.n_streams, weighing.n_gates, f32(weighing.eps)
-    scales, base, n_rounds = weighing.scales, weighing.base, weighing.n_rounds
+    weights, ldw, n_rounds = own(record.weights, thread), record.ldw, record.n_rounds
+    n, n_gates, eps, scales = record.n_streams, record.n_gates, f32(record.eps), record.numbers
+    base, factors, offsets = scales + 4 * ldw, scales + 8 * ldw, scales + 12 * ldw
     n_all = n_gates
     if n_rounds > 0:
         n_all += n * n
@@ -146,7 +155,7 @@ def weigh_streams(record, state, thread, n_threads):
             value = add(mul(value, load_part(scales + 4 * i, left)), load_part(base + 4 * i, left))
             store_part(row + 4 * i, value, left)
         for i in range(0, n_gates, 16):
-            left, factors, offsets = n_gates - i, weighing.factors, weighing.offsets
+            left = n_gates - i
             value = mul(sigmoid(load_part(row + 4 * i, left)), load_part(factors + 4 * i, left))
             store_part(row + 4 * i, add(value, load_part(offsets + 4 * i, left)), left)
         comb = row + 4 * n_gates
@@ -171,8 +180,6 @@ def weigh_streams(record, state, thread, n_threads):
 
 @struct
 class ReadStreams(Record):
-    """Operands of `read_streams`."""
-
     streams: Any = nested(ThreadRows)  # (n, S, E) float32
     weights: Any = nested(ThreadRows)  # (n, ldw) float32
     ldw: int
@@ -199,8 +206,6 @@ def read_streams(record, state, thread, n_threads):
 
 @struct
 class SiluRows(Record):
-    """Operands of `silu_rows`."""
-
     x: Any = nested(StridedRows)  # (n, size) float32
     y: int  # (n, size) float32, address
     size: int
@@ -219,8 +224,6 @@ def silu_rows(record, state, thread, n_threads):
 
 @struct
 class ReadGatedStreams(Record):
-    """Operands of `read_gated_streams`."""
-
     streams: Any = nested(ThreadRows)  # (n, S, E) float32
     gates: Any = nested(StridedRows)  # (n, S * E) float32
     n_streams: int  # S
@@ -248,8 +251,6 @@ def read_gated_streams(record, state, thread, n_threads):
 
 @struct
 class WriteStreams(Record):
-    """Operands of `write_streams`."""
-
     streams: Any = nested(ThreadRows)  # (n, S, E) float32
     weights: Any = nested(ThreadRows)  # (n, ldw) float32
     ldw: int

@@ -1,14 +1,16 @@
-"""How blocks read and write several residual streams, see `augury.blocks.residual`: rows of n streams, `size` floats each."""
+"""How blocks read and write several residual streams, see `connections`: rows of n streams, `size` floats each."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import sigmoid
-from augury.backends.numba_cuda.kernels.dialect import (
+from augury.backends.numba_cuda.kernels.extension import (
+    MAX_TOKENS,
+    N_TOKENS,
     SIMULATED,
     THREADS,
     WARP,
+    NormArgs,
     add,
     cuda,
     div,
@@ -17,13 +19,15 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     larger,
+    moments,
     mul,
+    normed,
     quotient,
     record,
+    sigmoid,
+    sum_of_block,
     warp_barrier,
 )
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_TOKENS
-from augury.backends.numba_cuda.kernels.norm import NormArgs, moments, normed, sum_of_block
 
 MAX_STREAMS = 8
 MAX_MIXED = 64  # streams, of those that layers begin
