@@ -371,8 +371,7 @@ class DraftPlanner:
         if k:
             n, n_accepted = _counts(proposers, path, lookups)
             drafters.budget.book(n_accepted * plain_s - n * each_s)
-        unused = max([drafter.n_right for drafter in lookups], default=0) - n_accepted
-        if unused > 0:
+        if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
             drafters.budget.credit(unused * plain_s)
         for drafter in drafters.every:
             profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
