@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from augury.errors import CapacityError
 
-__all__ = ["main"]
-
 _START_BYTES = 192 << 20  # measured: 102 MiB for what all commands import
 
 

@@ -9,8 +9,6 @@ from attrs import field, frozen
 
 from augury.errors import OptionError
 
-__all__ = ["CPU", "DeviceInfo", "Placement", "as_placement"]
-
 CPU = "CPU"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["Ask", "Drafter", "Pace", "Session"]
-
 _NO_TOKENS = tokens_array(())
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from augury.log import get_logger
 
-__all__ = ["SlowCalls", "attempt", "describe", "guarded", "warn"]
-
 _N_SLOW = 2  # calls that take too long, after which a plugin is not called again: the first may have compiled something
 
 

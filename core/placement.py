@@ -24,8 +24,6 @@ from augury.types import ModelOptions
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
-__all__ = ["place"]
-
 _SPARE = 1 << 30  # bytes of a GPU that `auto` leaves free, as llama.cpp does, or a sixteenth of a small one
 _ADVICE = "-ngl auto places as many layers there as fit; or ask for a smaller context or fewer slots"
 

@@ -23,8 +23,6 @@ from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, Memor
 from augury.options import nearest, options_of
 from augury.types import ModelInfo
 
-__all__ = ["BrokenPlugin", "PluginRecord", "Registry"]
-
 GROUP = "augury"
 ALLOW_LIST = "AUGURY_PLUGINS"  # comma-separated distributions that may be loaded beside augury's own
 

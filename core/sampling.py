@@ -12,8 +12,6 @@ from attrs import Factory, field, frozen
 from augury.errors import OptionError
 from augury.options import Option, nearest, option, options_of
 
-__all__ = ["OPTIONAL_SAMPLERS", "SAMPLERS", "SAMPLER_LETTERS", "SamplingParams", "sampling_options"]
-
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The samplers by llama.cpp's names, in its order."""
 OPTIONAL_SAMPLERS = ("infill",)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from augury.interfaces import Progress
     from augury.types import Allocation, ModelOptions
 
-__all__ = ["Stage", "StagedBackend", "StagedModel"]
-
 
 @frozen(eq=False)
 class Stage:

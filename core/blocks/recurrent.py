@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, SequenceState, Vector
     from augury.lowering.builder import Builder
 
-__all__ = [
-    "GatedDeltaNet",
-    "KimiDeltaAttention",
-    "LightningAttention",
-    "Mamba",
-    "Mamba2",
-    "ShortConvolution",
-]
-
 
 @frozen
 class ShortConvolution(Block):

@@ -19,8 +19,6 @@ from augury.cli.text_file import check_writable, read_lines
 from augury.errors import AuguryError
 from augury.registry import Registry
 
-__all__ = ["add_parser"]
-
 _N_PREDICT = 1024  # small models repeat themselves until the context is full
 
 

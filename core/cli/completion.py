@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-__all__ = ["add_parser"]
-
 
 def add_parser(subparsers: Any, root: argparse.ArgumentParser) -> None:
     """Add the command, which completes for `root`."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Messages = list[dict[str, str]]
 
-__all__ = ["Conversation", "read_messages"]
-
 _COMMANDS = {
     "/continue": "continue an answer that was cut off or stopped",
     "/drop": "forget the oldest question and its answer, which makes room in the context",

@@ -17,8 +17,6 @@ from augury.errors import OptionError
 from augury.options import Option
 from augury.sampling import sampling_options
 
-__all__ = ["DraftParams"]
-
 _TWINS = {  # the target's flags, by the draft model's options; any other option is meant by its name
     "model": ("-m", "--model"),
     "ctx": ("-c", "--ctx-size"),

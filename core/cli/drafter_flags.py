@@ -20,19 +20,6 @@ from augury.options import Option, Spec, options_of, parse_specs
 from augury.registry import Registry
 from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
 
-__all__ = [
-    "add_drafter_flags",
-    "add_memory_flags",
-    "add_speculation_flags",
-    "drafter_of_model",
-    "drafter_options",
-    "memory_options",
-    "names_in_use",
-    "split_draft_limits",
-    "takes_draft_model",
-    "warn_of_synthetic",
-]
-
 _DEST = "drafter_values"
 _SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
 _LIMITS = {"n_max": ("draft_max", "--draft-max"), "n_min": ("draft_min", "--draft-min")}

@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-__all__ = ["FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "FOREIGN_FLAGS_IN_SERVE", "ForeignFlag", "ignored"]
-
 _SWITCHED = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled", "none")
 
 

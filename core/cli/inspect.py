@@ -18,8 +18,6 @@ from augury.registry import Registry
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
-__all__ = ["add_parser"]
-
 _TEMPLATE = "tokenizer.chat_template"
 _N_SHOWN = 8  # of a long array's items
 _N_LETTERS = 100  # of a long text

@@ -35,17 +35,6 @@ from augury.types import CACHE_TYPES, ModelOptions
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
-__all__ = [
-    "add_model_flags",
-    "add_override_flag",
-    "load_engine",
-    "loaded_model",
-    "override_words",
-    "overrides_of",
-    "placement_of",
-    "placement_words",
-]
-
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""

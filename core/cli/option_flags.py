@@ -8,8 +8,6 @@ from typing import Any
 
 from augury.options import Option
 
-__all__ = ["Targets", "add_option_flag", "flag_of", "flags_of"]
-
 Targets = tuple[tuple[str, str], ...]
 """Plugins and the names of their options that a flag means."""
 

@@ -16,8 +16,6 @@ from augury.options import similar
 if TYPE_CHECKING:
     from augury.cli.foreign_flags import ForeignFlag
 
-__all__ = ["FlagsAction", "Parser", "are_counts", "converted", "count", "counts"]
-
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _NUMBER = re.compile(r"-\.?\d.*")
 _GLUED = re.compile(r"(-[A-Za-z]+)(\d.*)")

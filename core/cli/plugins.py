@@ -14,8 +14,6 @@ from augury.interfaces import Backend
 from augury.options import Option, options_of
 from augury.registry import PluginRecord, Registry
 
-__all__ = ["add_parser"]
-
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""

@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from augury.interfaces import Progress
 
-__all__ = ["ProgressDisplay"]
-
 _LINE_EVERY_S = 3.0
 _DRAW_EVERY_S = 0.1
 _MANY = 1_000_000  # totals from here on are bytes

@@ -14,8 +14,6 @@ from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 
-__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "prompts_of_lines", "read_prompts"]
-
 _KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a list of {"role": ..., "content": ...}'}
 
 

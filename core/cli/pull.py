@@ -10,8 +10,6 @@ from augury.cli.progress import ProgressDisplay
 from augury.files import models
 from augury.registry import Registry
 
-__all__ = ["add_parser"]
-
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""

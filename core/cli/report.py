@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.engine.stats import EngineStats
 
-__all__ = [
-    "as_json",
-    "drafting_lines",
-    "engine_line",
-    "print_json",
-    "print_lines",
-    "run_line",
-    "say",
-    "show_configuration",
-    "show_in_brief",
-    "spec_type_of",
-    "synthetic_text",
-]
-
 
 def say(text: str) -> None:
     """Write a line to standard error."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.engine.running import Running
 
-__all__ = ["add_parser"]
-
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""

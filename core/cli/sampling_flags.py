@@ -16,8 +16,6 @@ from augury.options import Option
 from augury.registry import Registry
 from augury.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 
-__all__ = ["add_sampling_flags", "request_params"]
-
 _SPELLINGS = {
     "temperature": ("--temp",),
     "typical_p": ("--typical",),

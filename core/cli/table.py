@@ -7,8 +7,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["align_rows", "fold"]
-
 _LEAST = 20  # columns that a last column of text needs, or else each row is set by itself
 _BLANK = "\N{NO-BREAK SPACE}"  # which `textwrap` leaves alone
 

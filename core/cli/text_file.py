@@ -9,8 +9,6 @@ from typing import TextIO
 
 from augury.errors import AuguryError
 
-__all__ = ["check_writable", "read_lines", "read_text"]
-
 _MAX_SIZE = 2**28  # characters of a text or of a line: several times what the longest contexts hold
 
 

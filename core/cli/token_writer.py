@@ -8,8 +8,6 @@ from typing import Any
 from augury.cli.log_output import hold_log
 from augury.types import Token
 
-__all__ = ["TokenWriter"]
-
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
 _MARKS = ("underline", "bold", "italic", "reverse", "strike")  # for those who set NO_COLOR
 

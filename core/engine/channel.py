@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Wakers = deque[Callable[[], object]]
 
-__all__ = ["Channel"]
-
 _SIGNALS_S = 0.2  # how late Ctrl-C may be noticed
 
 

@@ -16,8 +16,6 @@ from augury.registry import Registry
 
 ChosenConstraint = tuple[type[Constraint], Any]
 
-__all__ = ["ConstraintGuard", "choose_constraint"]
-
 
 def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConstraint | None:
     """The constraint that a request asks for, and its options; None for none.

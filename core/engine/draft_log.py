@@ -13,8 +13,6 @@ from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
 from augury.types import Draft, TokenLogprob
 
-__all__ = ["DraftedToken", "VerifiedDraft", "log_draft"]
-
 
 @frozen
 class DraftedToken:

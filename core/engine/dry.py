@@ -22,8 +22,6 @@ from augury.engine.sampling_step import Adjustment
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["Breakers", "Dry", "breakers"]
-
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 """By token: what may have to follow it so that a breaker is complete; () where it holds one by itself."""
 

@@ -44,8 +44,6 @@ from augury.types import Allocation, ModelInfo, ModelOptions, Result
 Prompt = str | Items[int] | np.ndarray
 Message = Mapping[str, Any]
 
-__all__ = ["Engine"]
-
 
 class Engine(Evaluations):
     """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.

@@ -14,8 +14,6 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.passes import Pass
 from augury.types import ModelInfo, TokenLogprob
 
-__all__ = ["Slots", "Steps", "checked_pooling", "embed", "evaluate", "hidden_states", "score"]
-
 Steps = Generator[Any, None, None]
 """Yields None where rounds may go on in between, at last what it comes to. Closing it frees the slots."""
 

@@ -17,8 +17,6 @@ from augury.options import check_count
 from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo
 
-__all__ = ["Evaluations"]
-
 
 class Evaluations(ABC):
     """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget what they held."""

@@ -20,8 +20,6 @@ from augury.engine.sampling_step import SamplingStep
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["infill"]
-
 _LEAST_SHARE = 0.2  # of a token that is kept, with what it was given
 _N_COMPARED = 512  # of the most probable tokens, whose texts are looked at: those of all would take most of a second
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from augury.engine.sampling_step import best_first
 
-__all__ = ["Mirostat"]
-
 _N_FITTED = 100  # of the most probable tokens, which the exponent of Zipf's law is estimated from
 
 

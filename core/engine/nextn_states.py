@@ -9,8 +9,6 @@ import numpy as np
 from augury.interfaces import Model
 from augury.slot_states import SlotStates
 
-__all__ = ["NextnStates"]
-
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse; the bits of the golden ratio are well mixed
 
 

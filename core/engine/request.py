@@ -22,9 +22,6 @@ from augury.speculation.config import Speculation, speculative_params
 from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
 
-__all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request", "make_requests"]
-
-
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False, "context_shift": False, "post_sampling_probs": False}
 _SAMPLING = ("logit_bias", "samplers", "dry_sequence_breakers", "seed_offset", "mirostat_mu")
 _OTHERS = (

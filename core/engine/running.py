@@ -9,8 +9,6 @@ from augury.engine.channel import Channel
 from augury.engine.worker import Worker
 from augury.types import Result, Token
 
-__all__ = ["Running", "Stream"]
-
 
 class Running:
     """A request that was submitted. Its methods may be called from any thread.

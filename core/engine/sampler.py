@@ -42,8 +42,6 @@ from augury.guard import describe
 from augury.passes import ArrayPass, Pass
 from augury.sampling import SamplingParams
 
-__all__ = ["Sampler", "random_stream"]
-
 _ADJUSTING = ("penalties", "dry")  # which greedy choice looks at, too
 _UNSORTED = ("top_n_sigma", "min_p")  # which look for the best alone, and leave few: only these have to be sorted
 _N_LIKELY = 1024  # tokens that are sorted to draw one of many; all if it is none of them

@@ -9,22 +9,6 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-__all__ = [
-    "Adjustment",
-    "Penalties",
-    "SamplingStep",
-    "best_first",
-    "best_places",
-    "dynamic_temperature",
-    "min_p",
-    "temperature",
-    "top_k",
-    "top_n_sigma",
-    "top_p",
-    "typical",
-    "xtc",
-]
-
 _LEAST_DIVISOR = 1e-200  # below it logits become infinite
 
 SamplingStep = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from augury.engine.context import EngineContext
     from augury.engine.sequence import Sequence
 
-__all__ = ["SavedSlot", "SlotFiles"]
-
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0s"
 _VERSION = 1

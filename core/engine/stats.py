@@ -16,17 +16,6 @@ from augury.log import get_logger
 from augury.speculation.drafting_counter import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
-__all__ = [
-    "Counts",
-    "EngineCounter",
-    "EngineStats",
-    "PromptProgress",
-    "PromptToken",
-    "RequestCounter",
-    "SlotStats",
-    "log_request",
-]
-
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
 
 

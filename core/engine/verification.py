@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import frozen
 
-__all__ = ["Accepted", "Distribution", "accept_by_chance", "match", "match_tree", "n_accepted_by_chance", "reject"]
-
 Distribution = tuple[np.ndarray, np.ndarray]
 """Tokens (m,) and their probabilities (m,), which sum to 1; other tokens have none."""
 

@@ -20,8 +20,6 @@ from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, QueueFullError
 from augury.guard import guarded
 
-__all__ = ["Worker"]
-
 
 @frozen(eq=False)
 class _Evaluation:

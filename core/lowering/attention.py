@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from augury.blocks.heads import Pooling, Preparation
     from augury.blocks.parts import Matrices, Norm, Rope, Temperature, Vector
 
-__all__ = ["Attend", "Choose", "ChooseBlocks", "MultiplyHeads", "Pool", "PrepareHeads", "PrepareLatents"]
-
 
 @frozen(eq=False)
 class PrepareHeads(Operation):

@@ -59,8 +59,6 @@ from augury.lowering.operations import (
 if TYPE_CHECKING:
     from augury.blocks.heads import Pooling, Preparation
 
-__all__ = ["Builder"]
-
 
 class Builder:
     """The list on which `Block.lower` writes operations: each method adds one, and returns the values that it makes.

@@ -12,8 +12,6 @@ from augury.lowering.operation import Operation, Value
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Norm
 
-__all__ = ["GiveInputs", "GiveLogits", "LookUp"]
-
 
 @frozen(eq=False)
 class LookUp(Operation):

@@ -13,16 +13,6 @@ from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multip
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear
 
-__all__ = [
-    "FeedExpertsAndAdd",
-    "MultiplyActivated",
-    "check_norms",
-    "n_early",
-    "with_activated_products",
-    "with_pairs",
-    "with_sums",
-]
-
 
 @frozen(eq=False)
 class MultiplyActivated(Operation):

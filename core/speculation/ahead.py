@@ -18,8 +18,6 @@ from augury.speculation.drafts import AheadDraft, Choice, RequestDrafter
 from augury.speculation.planner import DraftPlanner
 from augury.types import Draft
 
-__all__ = ["draft_ahead", "settle_ahead"]
-
 
 def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, begun_s: float) -> float:
     """Let the drafters of a pass that is being computed draft ahead.

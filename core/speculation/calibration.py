@@ -13,8 +13,6 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 
-__all__ = ["measure_passes", "planner_for"]
-
 _SIZES = (1, 2, 4, 8, 16)  # timed several times over, before anything else
 # once, in the order of their worth: a slow machine's time is up before the last
 _FINE_SIZES = (32, 64, 3, 6, 12, 24, 5, 9, 17, 48)

@@ -21,17 +21,6 @@ from augury.registry import Registry
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
-__all__ = [
-    "VERIFY",
-    "Member",
-    "Speculation",
-    "choose_drafters",
-    "serving_drafters",
-    "speculative_params",
-    "synthetic_rates",
-    "uses_nextn",
-]
-
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
 _A_MODEL, _NEXTN = "a draft model", "layers of the target that predict further tokens"  # what drafters need

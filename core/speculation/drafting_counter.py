@@ -9,8 +9,6 @@ import attrs
 
 from augury.types import DrafterStats
 
-__all__ = ["DraftingCounter"]
-
 _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 

@@ -9,8 +9,6 @@ from attrs import frozen
 from augury.speculation.chances import Ground
 from augury.speculation.drafts import SlotProposals
 
-__all__ = ["Trial", "Trials"]
-
 
 @frozen
 class Trial:

@@ -21,8 +21,6 @@ from augury.testing.toys import registry_with_toys
 
 _Size = tuple[str, int | None, int | None]
 
-__all__ = ["ARCHITECTURE_CHECKS", "ArchitectureSubject", "check_architecture"]
-
 _WHERE = "augury.interfaces.Architecture.plans"
 NAME = Contract("An architecture has the name that its files state as general.architecture.", "augury.interfaces.Architecture")
 PLANS = Contract("`plans` gives a ModelPlan for each name, `main` among them.", _WHERE)

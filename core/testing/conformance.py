@@ -17,8 +17,6 @@ from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
 
-__all__ = ["CheckItem", "Conformance"]
-
 
 @frozen
 class Conformance:

@@ -18,8 +18,6 @@ from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, find_plugin
 
-__all__ = ["CONSTRAINT_CHECKS", "ConstraintSubject", "check_constraint", "constraint_subject"]
-
 ERROR = Contract("A constraint that was made raises nothing.", "augury.constraint.Constraint")
 MASK = Contract("`allowed` returns (V,) bool.", "augury.constraint.Constraint.allowed")
 DEAD_END = Contract("Something may follow, until the output is complete.", "augury.constraint.Constraint.allowed")

@@ -12,8 +12,6 @@ from augury.errors import OptionError
 if TYPE_CHECKING:
     from hypothesis import settings
 
-__all__ = ["Check", "Contract", "ContractError", "hypothesis_settings", "require_hypothesis", "run_checks"]
-
 
 class ContractError(AssertionError):
     """A plugin broke a contract: what the contract is, what was seen, and where it is documented."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from augury.types import DrafterStats, Result, Summary
 
-__all__ = ["miscounts"]
-
 _REASONS = ("stop", "length", "context", "cancelled")
 
 

@@ -20,8 +20,6 @@ from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.toys import registry_with_toys
 
-__all__ = ["SOURCE_CHECKS", "SourceSubject", "check_source"]
-
 HANDLES = Contract("`handles` says true or false of any text, and true of its names.", "augury.interfaces.Source.handles")
 FETCH = Contract("`fetch` returns the path of a file.", "augury.interfaces.Source.fetch")
 UNKNOWN = Contract("What cannot be fetched is a ModelFileError, and leaves nothing.", "augury.interfaces.Source.fetch")

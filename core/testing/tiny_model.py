@@ -19,18 +19,6 @@ from augury.files.gguf_writer import LlamaSizes, add_weights, gguf_file
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = [
-    "N_CTX_TRAIN",
-    "N_EMBD",
-    "N_LAYERS",
-    "N_VOCAB",
-    "PERIOD",
-    "write_tiny_block_head",
-    "write_tiny_head",
-    "write_tiny_model",
-    "write_tiny_tokenizer",
-]
-
 _MERGES = ("t h", "th e", "i n", "a n", "e r", "o n", "r e")
 _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
 N_VOCAB = 256 + _TOKENS_BESIDE_BYTES

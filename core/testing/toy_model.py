@@ -14,8 +14,6 @@ from augury.interfaces import Model
 from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
-__all__ = ["ToyModel"]
-
 _NOTHING = -1  # in a cell that no token was stored in
 _SURPRISES = 41 / 256  # share of the tokens that do not repeat what came a period before
 

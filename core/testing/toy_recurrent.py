@@ -13,8 +13,6 @@ from augury.passes import Pass
 from augury.testing.toy_model import ToyModel
 from augury.types import Allocation, StateSpec
 
-__all__ = ["ToyRecurrentModel"]
-
 _N_CONV = 3
 _FACTOR = np.uint64(6364136223846793005)  # odd, so that nothing of a state is lost
 _WEIGHTS = (3, 5, 7)

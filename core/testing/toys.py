@@ -23,21 +23,6 @@ from augury.testing.toy_model import ToyModel
 from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
-__all__ = [
-    "TINY_DFLASH",
-    "TINY_DRAFT",
-    "TINY_DSPARK",
-    "TINY_HEAD",
-    "TINY_TARGET",
-    "TinySource",
-    "ToyBackend",
-    "ToyConstraint",
-    "ToyDrafter",
-    "ToyRecurrentBackend",
-    "find_plugin",
-    "registry_with_toys",
-]
-
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
 TINY_HEAD = "tiny:head"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["SURROGATE", "BytePairCodec", "DnaCodec", "WhitespaceCodec", "call_library"]
-
 
 def _byte_characters() -> list[str]:
     """The character that stands for each byte in token texts: itself if it prints in Latin-1, else one from U+0100 on.

@@ -6,8 +6,6 @@ import numpy as np
 
 from augury.errors import ModelFileError
 
-__all__ = ["CharacterMap"]
-
 _N_NODES = 1 << 15  # at once: maps of Unicode's normal forms have 5000, and a damaged one could have endlessly many
 _DAMAGED = "tokenizer.ggml.precompiled_charsmap is damaged: {}; convert the model again"
 

@@ -18,8 +18,6 @@ from augury.text.renderer import Failure, Refusal, Renderer
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "prompt_ids"]
-
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"

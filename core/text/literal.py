@@ -22,8 +22,6 @@ from typing import Any
 
 from augury.errors import OptionError
 
-__all__ = ["LiteralTexts"]
-
 # Noncharacters, which Unicode keeps for such uses, then private ones: one is taken that no text has.
 _SEPARATORS = [*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 

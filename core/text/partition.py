@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator
 
-__all__ = ["Partition"]
-
 _ASCII_SPACE = " \t\n\v\f\r"
 
 

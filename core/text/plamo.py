@@ -20,8 +20,6 @@ from augury.text.unigram import UNKNOWN_PENALTY, scores_of, unigram_tokenizer, u
 if TYPE_CHECKING:
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["PlamoCodec"]
-
 
 class PlamoCodec:
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind plamo2.

@@ -15,8 +15,6 @@ from attrs import evolve, field, frozen
 from augury.errors import UnsupportedError
 from augury.options import nearest
 
-__all__ = ["MARK", "NEWER", "PUNCTUATION", "PreTokenizer", "pre_tokenizer"]
-
 
 @frozen
 class Merged:

@@ -17,8 +17,6 @@ from weakref import finalize
 if TYPE_CHECKING:
     import datetime as dt
 
-__all__ = ["Failure", "Refusal", "Renderer"]
-
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from augury.text.sandbox import serve; serve()"
 
 

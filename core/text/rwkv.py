@@ -10,8 +10,6 @@ from augury.errors import ModelFileError
 if TYPE_CHECKING:
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["RwkvCodec"]
-
 _ESCAPE = re.compile(rb"\\(x.{2}|.)", re.DOTALL)
 _LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 

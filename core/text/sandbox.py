@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from jinja2 import Template, nodes
     from jinja2.parser import Parser
 
-__all__ = ["serve"]
-
 # A text consists of the conversation and what is written around it, and all of it will be tokenized.
 _MIN_CHARACTERS = 1 << 20
 _CHARACTERS_PER_BYTE = 8

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["SentencePieceCodec"]
-
 _SPACE = "▁"
 _UNKNOWN = "\U0010ffff"  # SentencePiece insists on a piece for what it does not know; a noncharacter is in no one's text
 

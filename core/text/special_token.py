@@ -13,8 +13,6 @@ from enum import IntEnum
 import numpy as np
 from attrs import frozen
 
-__all__ = ["TokenType", "assign_roles"]
-
 
 class TokenType(IntEnum):
     """The type of a token, as in `tokenizer.ggml.token_type` (the GGUF specification's numbers)."""

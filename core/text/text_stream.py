@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from augury.text.tokenizer import StreamDecoder, Tokenizer
 
-__all__ = ["TextStream"]
-
 
 class TextStream:
     """Holds back what may still become a stop string or is half a character."""

@@ -20,8 +20,6 @@ from augury.text.unigram import UnigramCodec
 from augury.text.vocabulary import Vocabulary, read_vocabulary
 from augury.text.word_piece import WordPieceCodec
 
-__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
-
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
 _LARGE = 1 << 18  # characters

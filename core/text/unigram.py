@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["UNKNOWN_PENALTY", "UnigramCodec", "scores_of", "unigram_tokenizer", "unreachable"]
-
 _SPACE = "▁"
 UNKNOWN_PENALTY = 10.0  # of the library, and of llama.cpp: what an unknown character scores less than the worst token
 

@@ -12,8 +12,6 @@ from attrs import field, frozen
 from augury.errors import ModelFileError, UnsupportedError
 from augury.text.special_token import TokenType, assign_roles
 
-__all__ = ["Vocabulary", "read_vocabulary"]
-
 Kind = TypeVar("Kind", str, int, bool)
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")

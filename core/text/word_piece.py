@@ -16,8 +16,6 @@ from augury.text.pre_tokenizer import MARK, NEWER, PUNCTUATION
 if TYPE_CHECKING:
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["WordPieceCodec"]
-
 _SPACE = "▁"
 _IDEOGRAPHS = (
     r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}"

@@ -20,8 +20,6 @@ from augury.testing.backend.subject import N_CTX, BackendSubject
 from augury.testing.contract import Check, Contract, hypothesis_settings
 from augury.testing.tiny_model import N_LAYERS, N_VOCAB
 
-__all__ = ["BACKEND_CHECKS"]
-
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
 _SLACK = 1 << 20  # bytes of Python objects beside what the table counts

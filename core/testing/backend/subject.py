@@ -22,8 +22,6 @@ from augury.testing.contract import Contract
 from augury.testing.tiny_model import N_EMBD, N_LAYERS, write_tiny_model
 from augury.types import ModelOptions
 
-__all__ = ["N_CTX", "BackendSubject"]
-
 N_CTX = 160
 # the projection of a layer that predicts further tokens, which hidden states take part in
 _MIXING = {f"blk.{N_LAYERS}.nextn.eh_proj.weight": np.random.default_rng(5).standard_normal((N_EMBD, 2 * N_EMBD)) / N_EMBD**0.5}

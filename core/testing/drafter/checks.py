@@ -13,8 +13,6 @@ from augury.testing.drafter import contract
 from augury.testing.drafter.driven import DrivenLoop, Subject
 from augury.testing.drafter.script import LONG, REPEATING, ScriptedRequest, ScriptedRound, Way, requests
 
-__all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
-
 _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 
 

@@ -35,8 +35,6 @@ from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import Draft, ModelOptions
 
-__all__ = ["DrafterReport", "DrivenLoop", "Play", "Subject"]
-
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft
 _N_AHEAD = 5  # tokens that are drafted ahead

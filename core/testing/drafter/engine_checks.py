@@ -14,8 +14,6 @@ from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, 
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import ToyDrafter
 
-__all__ = ["ENGINE_CHECKS", "chained"]
-
 
 def lossless(subject: Subject, way: str) -> None:
     """Tokens and their probabilities are those of plain decoding, alone and beside other requests.

@@ -17,8 +17,6 @@ from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
 from augury.types import Result
 
-__all__ = ["N_TOKENS", "WAYS", "Output", "StrictEngine", "answers", "compare", "counted", "engine_with", "output", "plain"]
-
 N_TOKENS = 40  # that an answer has
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

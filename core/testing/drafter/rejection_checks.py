@@ -21,8 +21,6 @@ from augury.testing.drafter.script import PROMPTS
 from augury.testing.tiny_model import PERIOD
 from augury.types import Result
 
-__all__ = ["REJECTION_CHECKS"]
-
 _PROMPT = PROMPTS[0][: 14 * PERIOD]  # the toy expects the phrase to go on
 _CHOICES: dict[str, Any] = {
     "temperature": 4.0,

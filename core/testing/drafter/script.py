@@ -13,8 +13,6 @@ from augury.testing.tiny_model import PERIOD
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["LONG", "PROMPTS", "REPEATING", "ScriptedRequest", "ScriptedRound", "Way", "requests"]
-
 
 class Way(Enum):
     """What the engine does with a drafter in a round."""

@@ -17,8 +17,6 @@ from augury.testing.contract import Contract, ContractError
 from augury.testing.drafter import contract
 from augury.types import Draft, Verdict, read_only
 
-__all__ = ["Watched", "watched"]
-
 _POISON = -7  # no model has such a token: it shows in whatever is read too late
 _THROUGH = object()  # after the last step of `begin`
 _TOLERANCE = 1e-3  # of the sum of float32 probabilities

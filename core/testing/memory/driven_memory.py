@@ -20,8 +20,6 @@ from augury.testing.memory import contract
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
-__all__ = ["DrivenMemory", "Guess"]
-
 
 @frozen(eq=False)
 class Guess:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DataObject, SearchStrategy
 
 
-__all__ = ["MEMORY_CHECKS", "MemorySubject", "check_memory_manager", "memory_subject"]
-
 _N_CTX = 24
 _KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "save", "load", "fail")  # of what may happen
 _MODELS: Mapping[str, Callable[..., ToyModel]] = {
