@@ -145,47 +145,28 @@ def _fifth_bits(blocks: np.ndarray, start: int) -> np.ndarray:
     return np.unpackbits(np.ascontiguousarray(blocks[:, start : start + 4]), axis=1, bitorder="little") << 4
 
 
-def _q8_0(blocks: np.ndarray) -> _Units:
-    return _Units(blocks[:, 2:], _halves(blocks, 0))
-
-
-def _q4_0(blocks: np.ndarray) -> _Units:
-    return _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0))
-
-
-def _q4_1(blocks: np.ndarray) -> _Units:
-    return _Units(_split_nibbles(blocks[:, 4:]), _halves(blocks, 0, 2))
-
-
-def _q5_0(blocks: np.ndarray) -> _Units:
-    return _Units(_split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _halves(blocks, 0))
-
-
-def _q5_1(blocks: np.ndarray) -> _Units:
-    return _Units(_split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _halves(blocks, 0, 2))
-
-
-def _two_bit_rows(data: np.ndarray) -> np.ndarray:
-    """Of (n, 64) bytes the 256 numbers of two bits: 32 bytes hold 128 of them, the first 32 in the lowest bits."""
-    rows = data.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    return rows.reshape(-1, UNIT)
+def _unit_rows(data: np.ndarray, width: int, n_bits: int) -> np.ndarray:
+    """Numbers of so many bits, those of a place side by side in `width` bytes, the first in the lowest bits; units (m, 32)."""
+    rows = data.reshape(len(data), -1, 1, width)
+    if n_bits == 4:
+        return _split_nibbles(rows).reshape(-1, UNIT)
+    return (rows >> np.arange(0, 8, n_bits, dtype=np.uint8)[:, None] & (1 << n_bits) - 1).reshape(-1, UNIT)
 
 
 def _q2_k(blocks: np.ndarray) -> _Units:
     scales = blocks[:, :16].reshape(-1, 2).astype(np.uint16)  # of 16 weights each: a scale, and one of the minimum
     first, second = scales[:, :1], scales[:, 1:]
     packed = first & 15 | (second & 15) << 4 | first >> 4 << 8 | second >> 4 << 12
-    return _Units(_two_bit_rows(blocks[:, 16:80]), _halves(blocks, 80, 82), packed)
+    return _Units(_unit_rows(blocks[:, 16:80], 32, 2), _halves(blocks, 80, 82), packed)
 
 
 def _q3_k(blocks: np.ndarray) -> _Units:
-    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit i of 32 bytes: of unit i
-    low = _two_bit_rows(blocks[:, 32:96])
+    weights = _unit_rows(blocks[:, 32:96], 32, 2) | _unit_rows(blocks[:, :32], 32, 1) << 2
     packed = blocks[:, 96:108]
     upper = packed[:, 8:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3  # of scale 4 i + j the bits i of byte j
     lower = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     scales = (lower | upper.swapaxes(1, 2).reshape(-1, 16) << 4).astype(np.int8) - np.int8(32)
-    return _Units(low | high.reshape(-1, UNIT) << 2, _halves(blocks, 108), _pairs(scales))
+    return _Units(weights, _halves(blocks, 108), _pairs(scales))
 
 
 def _pairs(scales: np.ndarray) -> np.ndarray:
@@ -202,29 +183,24 @@ def _six_bit_scales(packed: np.ndarray) -> np.ndarray:
 
 
 def _q4_k(blocks: np.ndarray) -> _Units:
-    weights = _split_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, UNIT)
-    return _Units(weights, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+    return _Units(_unit_rows(blocks[:, 16:], 32, 4), _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
 
 
 def _q5_k(blocks: np.ndarray) -> _Units:
-    low = _split_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, UNIT)
-    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _Units(low | high.reshape(-1, UNIT) << 4, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+    weights = _unit_rows(blocks[:, 48:], 32, 4) | _unit_rows(blocks[:, 16:48], 32, 1) << 4
+    return _Units(weights, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
 
 
 def _q6_k(blocks: np.ndarray) -> _Units:
-    low = _split_nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, UNIT)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    return _Units(low | high.reshape(-1, UNIT) << 4, _halves(blocks, 208), _pairs(blocks[:, 192:208]))
+    weights = _unit_rows(blocks[:, :128], 64, 4) | _unit_rows(blocks[:, 128:192], 32, 2) << 4
+    return _Units(weights, _halves(blocks, 208), _pairs(blocks[:, 192:208]))
 
 
 def _iq4_xs(blocks: np.ndarray) -> _Units:
     low = _split_nibbles(blocks[:, 4:8, None]).reshape(-1, 8)  # scale 2 i and 2 i + 1 in byte i
     high = _halves(blocks, 2) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
-    return _Units(
-        _split_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, UNIT), _halves(blocks, 0), _pairs(scales.repeat(2, axis=1))
-    )
+    return _Units(_unit_rows(blocks[:, 8:], 16, 4), _halves(blocks, 0), _pairs(scales.repeat(2, axis=1)))
 
 
 def _mxfp4(blocks: np.ndarray) -> _Units:
@@ -234,17 +210,17 @@ def _mxfp4(blocks: np.ndarray) -> _Units:
 
 
 _READERS: dict[str, Callable[[np.ndarray], _Units]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
+    "Q8_0": lambda blocks: _Units(blocks[:, 2:], _halves(blocks, 0)),
+    "Q4_0": lambda blocks: _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
+    "Q4_1": lambda blocks: _Units(_split_nibbles(blocks[:, 4:]), _halves(blocks, 0, 2)),
+    "Q5_0": lambda blocks: _Units(_split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _halves(blocks, 0)),
+    "Q5_1": lambda blocks: _Units(_split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _halves(blocks, 0, 2)),
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ4_NL": _q4_0,
+    "IQ4_NL": lambda blocks: _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
