@@ -29,9 +29,9 @@ N_TOKENS = 20  # which tensor cores multiply
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FIRST)
 def test_first_drafts_are_those_of_llama_cpp(name):
-    for found, right, error in itertools.islice(rounds(name, "numba-cuda"), 2):
-        assert found == right
-        assert error < NumbaCuda.tolerance
+    found, right, error = next(rounds(name, "numba-cuda"))
+    assert found == right
+    assert error < NumbaCuda.tolerance
 
 
 @pytest.mark.sample(0)
@@ -88,8 +88,8 @@ def test_a_token_has_the_same_bits_in_any_company(name):
 @pytest.mark.parametrize("name", ["dflash2-qwen3", "dflash-llama-swa"])
 def test_a_block_has_the_same_bits_in_any_company(name, monkeypatch):
     model, rng = loaded(name), np.random.default_rng(2)
-    hidden, block = rng.normal(size=(N_TOKENS, model.info.n_embd)).astype(np.float32), np.int32([3, 127, 127, 127, 127])
-    starts = {0: N_TOKENS, 1: 7}
+    starts = {0: 9, 1: 7}  # more than few tokens, so tensor cores multiply
+    hidden, block = rng.normal(size=(9, model.info.n_embd)).astype(np.float32), np.int32([3, 127, 127, 127, 127])
     for slot, start in starts.items():
         given = {"hidden": hidden[:start], "rows": np.empty(0, np.int32)}
         model.forward(Batch.chain(np.zeros(start, np.int32), slot=slot, **given))
