@@ -41,7 +41,6 @@ __all__ = ["add_parser"]
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
 _RATE = 5e-4  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
-_N_LEARNT = 8192  # of the tokens that it drafts: among the others it chooses by their rows of the output alone
 _HELD_OUT = 20  # one of so many pieces
 _N_MEASURED = 8  # pieces held out that the engine goes on from
 _N_WRITTEN = 64  # tokens of each
@@ -73,9 +72,9 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     group.add_argument(
         "--draft-vocabulary",
         type=count(least=1),
-        default=16384,
+        default=8192,
         metavar="N",
-        help="the head drafts the N most frequent tokens alone (default: 16384)",
+        help="the head drafts the N most frequent tokens alone (default: 8192)",
     )
     group.add_argument(
         "--epochs",
@@ -155,7 +154,7 @@ def _check_memory(sizes: HeadSizes) -> None:
     from augury.plugins.learn.fitting import N_BATCH, N_ROW
     from augury.plugins.learn.training import N_STEPS
 
-    of_weights = 6 * sizes.n_weights + 2 * sizes.n_drafted * sizes.n_embd  # Adam's before and after, and rows of the output
+    of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
     n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and what becomes of them
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
@@ -204,9 +203,7 @@ def _train(
     corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
     n_total = args.epochs * -(-len(corpus.rows) // N_BATCH)
     weights, output = first_weights(recorded.sizes, target, corpus.spread(), seed), target.output(tokens)
-    most_frequent = draft_vocabulary(pieces[n_held_out:], recorded.sizes.n_vocab, min(_N_LEARNT, len(tokens)))
-    is_learnt = np.isin(tokens, most_frequent)
-    trainer = Trainer(recorded.sizes, weights, output, is_learnt, target.softcap, _RATE, n_total)
+    trainer = Trainer(recorded.sizes, weights, output, target.softcap, _RATE, n_total)
     with ProgressDisplay() as progress:
         best = fit(trainer, recorded, corpus, args.epochs, seed, progress, say)
     write_head(args.output, recorded.sizes, file, tokens, best, output)

@@ -50,14 +50,7 @@ class Trainer:
     """A head's weights, and what Adam knows of them."""
 
     def __init__(
-        self,
-        sizes: HeadSizes,
-        weights: Weights,
-        rows: np.ndarray,
-        is_learnt: np.ndarray,
-        softcap: float | None,
-        rate: float,
-        n_total: int,
+        self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, softcap: float | None, rate: float, n_total: int
     ) -> None:
         """Take over first weights.
 
@@ -65,7 +58,6 @@ class Trainer:
             sizes: Of the head.
             weights: All but the output's; not mutated.
             rows: (V_d, E) float32, the target's output of the tokens that are drafted.
-            is_learnt: (V_d,) bool, the tokens among which it learns to choose; the others are drafted as well.
             softcap: Of the target's logits.
             rate: Learning rate at its highest; it falls to a tenth of that.
             n_total: Steps in all.
@@ -76,7 +68,7 @@ class Trainer:
             "squares": _zeros(weights),
             "n_steps": np.int32(0),
         }
-        self._rows, self._learnt_rows = jnp.asarray(rows), jnp.asarray(rows[is_learnt])
+        self._rows = jnp.asarray(rows)
         self._losses = jax.jit(partial(_losses, sizes=sizes, softcap=softcap, n_unrolled=N_STEPS, product=_exact_product))
         update = partial(_update, sizes=sizes, softcap=softcap, rate=rate, n_total=n_total)
         self._update = jax.jit(update, static_argnames="n_unrolled")
@@ -93,7 +85,7 @@ class Trainer:
 
     def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:
         """Learn of a batch to draft so many tokens; returns its loss before that."""
-        made = self._update(self._state, self._learnt_rows, _arrays(batch), n_unrolled=n_unrolled)
+        made = self._update(self._state, self._rows, _arrays(batch), n_unrolled=n_unrolled)
         self._state, loss = made  # at once: Ctrl-C may come any time
         return float(loss)
 

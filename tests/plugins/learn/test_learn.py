@@ -156,7 +156,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
 
     def trainer(weights):
-        return training.Trainer(sizes, weights, target.output(tokens), tokens >= 0, None, 3e-3, 30)
+        return training.Trainer(sizes, weights, target.output(tokens), None, 3e-3, 30)
 
     first = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 1)
     write_head(tmp_path / "first.gguf", sizes, file, tokens, first, target.output(tokens))
@@ -174,7 +174,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     with ModelFile.open(tmp_path / "head.gguf") as head:  # as it is stored
         weights = {name: TargetTensors.values(head, name) for name in sizes.shapes}
         output = TargetTensors.values(head, "output.weight")
-        n, *right = training.Trainer(sizes, weights, output, tokens >= 0, None, 3e-3, 30).accepted(batch).tolist()
+        n, *right = training.Trainer(sizes, weights, output, None, 3e-3, 30).accepted(batch).tolist()
     rig = Rig(name, "reference", model=tmp_path / "head.gguf")
     drafted = np.zeros(training.N_STEPS, int)
     history = np.int32(text)
@@ -407,7 +407,7 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
                 owners[here] = owners[i].max() + 1
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
-        trainer = training.Trainer(sizes, weights, output, np.ones(len(output), bool), None, 1e-2, 2)
+        trainer = training.Trainer(sizes, weights, output, None, 1e-2, 2)
         batch = training.Batch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
         loss = trainer.step(batch)
