@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 
-from augury.blocks.parts import HasKernels, Part
+from augury.blocks.parts import HasKernels, HasParts
 from augury.errors import PluginError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,16 +21,12 @@ __all__ = ["AllStreams", "Block", "Connection"]
 
 
 @frozen
-class Connection(HasKernels, ABC):
+class Connection(HasKernels, HasParts, ABC):
     """How a block reads and writes the residual streams, where there are several, or where it is not merely added to them.
 
     A block sees one row x (E,) that its connection makes of a token's S streams, and gives one row y (E,). A connection says
     what `reference` computes, of all n rows of a pass; its `kernels` are the emitters of other backends.
     """
-
-    def tensors(self) -> tuple[Part, ...]:
-        """What it has of the model file, in the order of its fields."""
-        return _parts_of(self)
 
     @abstractmethod
     def read(self, given: Callable[[Any], Any], streams: np.ndarray) -> np.ndarray:
@@ -58,7 +54,7 @@ class AllStreams(Connection):
 
 
 @frozen
-class Block:
+class Block(HasParts):
     """A step of the computation: matrices, norms, and how they act together.
 
     A block declares what it has of the file, what it keeps per position and per sequence, and says once, by `lower`, how it is
@@ -71,10 +67,6 @@ class Block:
 
     is_parallel: bool = field(default=False, kw_only=True)
     connection: Connection | None = field(default=None, kw_only=True)
-
-    def tensors(self) -> tuple[Part, ...]:
-        """What it has of the model file, in the order of its fields, and its connection's."""
-        return _parts_of(self) + (() if self.connection is None else self.connection.tensors())
 
     @property
     def reads_embedding(self) -> bool:
@@ -111,8 +103,3 @@ class Block:
         for flaw in build.flaws(self.states(), self.cached()):
             raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
         return build
-
-
-def _parts_of(each: Block | Connection) -> tuple[Part, ...]:
-    values = (getattr(each, name.name) for name in fields(type(each)))
-    return tuple(value for value in values if isinstance(value, Part))

@@ -67,10 +67,6 @@ class Convolved(Block):
     base: Vector  # (2, n_taps, E)
     n_taps: int
 
-    def tensors(self) -> tuple[Part, ...]:
-        """Its own, and those of the inner block."""
-        return (*self.inner.tensors(), *super().tensors())
-
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         return self.inner.cached()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Activation, Experts, Linear, Matrices, Norm, Part, Router, Vector
+from augury.blocks.parts import Activation, Experts, Linear, Matrices, Norm, Router, Vector
 
 if TYPE_CHECKING:
     from augury.blocks.transformer import FeedForward
@@ -80,10 +80,3 @@ class MixtureOfExperts(Block):
     def _logits(self, build: Builder, x: Value) -> Value:
         (logits,) = build.multiply(x, self.router.logits, purpose="router")
         return logits
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""
-        parts = (self.router.logits, self.router.norm, self.router.bias, self.router.token_experts)
-        router = [part for part in parts if part is not None]
-        others = [part for block in (self.shared, self.adjugate) if block is not None for part in block.tensors()]
-        return (*router, *super().tensors(), *others)

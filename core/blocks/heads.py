@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.blocks.parts import HasParts
+
 if TYPE_CHECKING:
-    from augury.blocks.parts import Linear, Norm, Part, Rope, Temperature, Vector
+    from augury.blocks.parts import Linear, Norm, Rope, Temperature, Vector
 
 __all__ = ["Pooling", "Preparation"]
 
@@ -29,7 +31,7 @@ class Preparation:
 
 
 @frozen
-class Pooling:
+class Pooling(HasParts):
     """Makes one row (D,) of every `size` positions, once the last of them is there.
 
     A token at position p keeps v = value_norm(values(n)) and, where there are weights, w = weights(n) + places[p % size]. A row
@@ -60,13 +62,3 @@ class Pooling:
     def n_kept(self) -> int:
         """Values that are kept of a token, beside the row that ends with it."""
         return self.values.n_out * (1 + (self.weights is not None))
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms."""
-        parts = (self.values, self.value_norm, self.weights, self.places, self.norm)
-        return tuple(part for part in parts if part is not None)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, which multiply norm(x)."""
-        return (self.values,) if self.weights is None else (self.values, self.weights)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.heads import Pooling, Preparation
+from augury.blocks.parts import HasParts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.blocks.parts import Linear, Norm, Part, Rope
+    from augury.blocks.parts import Linear, Norm, Rope
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
 
@@ -23,7 +24,7 @@ __all__ = ["BlockIndexer", "Indexer", "PoolIndexer"]
 
 
 @frozen
-class Indexer:
+class Indexer(HasParts):
     """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
 
     A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of the same values as attention's q. The
@@ -48,15 +49,6 @@ class Indexer:
         """See `Block.cached`: keys."""
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and its norm."""
-        return (self.q, self.k, self.k_norm, self.weights)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices."""
-        return (self.q, self.k, self.weights)
-
     def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1) -> Value:
         """Write operations that choose; its caches are those of the block from place `cache` on."""
         q, k, weights = made
@@ -66,7 +58,7 @@ class Indexer:
 
 
 @frozen
-class BlockIndexer:
+class BlockIndexer(HasParts):
     """Chooses the `n_chosen` blocks of `size` positions that a token attends to, for each KV head by itself.
 
     A token keeps k = rope(k_norm(k(n))), and has a q = rope(q_norm(q(n))) of D_i values for each KV head. The score of a block
@@ -92,15 +84,6 @@ class BlockIndexer:
         """See `Block.cached`: keys."""
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms."""
-        return (self.q, self.k, self.q_norm, self.k_norm)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices."""
-        return (self.q, self.k)
-
     def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int) -> Value:
         """See `Indexer.choose`."""
         steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
@@ -109,7 +92,7 @@ class BlockIndexer:
 
 
 @frozen
-class PoolIndexer:
+class PoolIndexer(HasParts):
     """Chooses `n_chosen` blocks of positions by pooled keys; positions after the last whole block always take part.
 
     The score of a block is the sum of w_h * max(q_h · key, 0) over heads; of equal ones the earlier is chosen. Its
@@ -131,16 +114,6 @@ class PoolIndexer:
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """See `Block.cached`: what tokens keep to be pooled, and pooled keys, by the last of their tokens."""
         return (("f32", 1, self.keys.n_kept), ("f32", 1, self.keys.width))
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms."""
-        parts = (self.q, self.q_norm, *self.keys.tensors(), self.weights)
-        return tuple(part for part in parts if part is not None)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices."""
-        return (self.q, *self.keys.linears, *(() if self.weights is None else (self.weights,)))
 
     def choose(
         self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1, *, window: int | None = None

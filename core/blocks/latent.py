@@ -11,7 +11,7 @@ from augury.blocks.parts import GateKind
 
 if TYPE_CHECKING:
     from augury.blocks.indexer import Indexer, PoolIndexer
-    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature, Vector
+    from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
 
 __all__ = ["LatentAttention"]
@@ -64,11 +64,6 @@ class LatentAttention(Block):
     def cached_dim(self) -> int:
         """L + R, values that are kept of a token."""
         return self.kv.n_out
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its own, and those of the indexer."""
-        indexer = self.indexer
-        return super().tensors() + (() if indexer is None else indexer.tensors())
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """Latent vectors and turned values, and what the indexer compares."""

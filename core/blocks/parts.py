@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 __all__ = [
     "Activation",
@@ -19,6 +19,7 @@ __all__ = [
     "GateKind",
     "Gating",
     "HasKernels",
+    "HasParts",
     "Integers",
     "Linear",
     "LinearRecurrence",
@@ -33,6 +34,24 @@ __all__ = [
     "Temperature",
     "Vector",
 ]
+
+
+@frozen
+class HasParts:
+    """What names tensors of a model file in its fields."""
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its parts of the file in the order of its fields, those that fields have among them."""
+        values = (getattr(self, each.name) for each in fields(type(self)))
+        of_values = (
+            (value,) if isinstance(value, Part) else value.tensors() for value in values if isinstance(value, Part | HasParts)
+        )
+        return tuple(part for parts in of_values for part in parts)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, which multiply rows."""
+        return tuple(part for part in self.tensors() if isinstance(part, Linear))
 
 
 class HasKernels:
@@ -296,7 +315,7 @@ class Gating(Enum):
 
 
 @frozen
-class Router:
+class Router(HasParts):
     """Chooses a token's experts and weighs them.
 
     Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by

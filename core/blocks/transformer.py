@@ -8,7 +8,7 @@ from attrs import frozen
 
 from augury.blocks.block import Block
 from augury.blocks.heads import Preparation
-from augury.blocks.parts import GateKind, Linear
+from augury.blocks.parts import GateKind, HasParts, Linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs",
 
 
 @frozen
-class LayerInputs:
+class LayerInputs(HasParts):
     """e = scale * (norm(projection(x)) + table_scale * T[token]), x what the embedding made: P values for each of n layers."""
 
     table: Linear  # n P → V
@@ -50,10 +50,8 @@ class Embedding(Block):
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices, as products with them would be, and its norm."""
-        given = self.layer_inputs
-        inputs = () if given is None else (given.table, given.projection, given.norm)
         rows = () if self.weight is None else (Linear(self.weight, self.n_embd, self.n_vocab),)
-        return (*rows, *super().tensors(), *inputs)
+        return (*rows, *super().tensors())
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: x begins as what it makes."""
@@ -120,10 +118,6 @@ class Attention(Block):
     @property
     def reads_embedding(self) -> bool:
         return self.embedded_norm is not None
-
-    def tensors(self) -> tuple[Part, ...]:
-        """Its own, and those of the indexer."""
-        return super().tensors() + (() if self.indexer is None else self.indexer.tensors())
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """Keys and values, and what the indexer compares; nothing where another layer keeps it."""

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from augury.blocks import Block, Preparation
 
 if TYPE_CHECKING:
-    from augury.blocks import Linear, Matrices, Norm, Part, PoolIndexer, Pooling, Rope, Vector
+    from augury.blocks import Linear, Matrices, Norm, PoolIndexer, Pooling, Rope, Vector
     from augury.lowering import Builder, Value
 
 
@@ -50,11 +50,6 @@ class CompressedAttention(Block):
     def head_dim(self) -> int:
         """D."""
         return self.kv.n_out
-
-    def tensors(self) -> tuple[Part, ...]:
-        """The block's own, and those of its pooling and its indexer."""
-        others = [each for each in (self.pooling, self.indexer) if each is not None]
-        return (*super().tensors(), *(part for each in others for part in each.tensors()))
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """Rows of tokens; what is kept to be pooled; pooled rows, in the place of their last token; the indexer's keys."""
