@@ -330,7 +330,7 @@ def _is_outside(indices: np.ndarray, n: int) -> bool:
     if len(indices) == 1:  # reductions take longer than all else that Python does for a pass of one token
         return not 0 <= indices.item() < n
     # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
-    return bool(len(indices) and indices.view(np.uint32).max() >= n)
+    return bool(len(indices) and np.maximum.reduce(indices.view(np.uint32)) >= n)
 
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:

@@ -275,7 +275,7 @@ class Loop:
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
         shares = []
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
-            fed = sequence.slot, sequence.history[-1:], 1 + len(choice.draft), choice.draft
+            fed = sequence.slot, sequence.history[-1:], 1 + len(choice.nodes), choice.draft
             if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
                 shares.append(ScheduledInput(sequence, feed, choice, self._drafting.n_top(choice)))
         return shares + chunks
@@ -318,7 +318,9 @@ class Loop:
         if choice is not None:
             sequence.counter.round(names, draft.depth, len(path), n_emitted)
             if done.top is not None and share.n_top:
-                after, parents = np.concatenate([feed.tokens, draft.tokens]), np.append(np.int32(-1), draft.above + 1)
+                after, parents = np.concatenate([feed.tokens, draft.tokens]), np.arange(-1, len(names), dtype=np.int32)
+                if draft.parents is not None:
+                    parents[1:] = draft.parents + 1
                 ids, logits = (each[row : row + feed.n_rows] for each in done.top)
                 top = read_only(after), read_only(parents), ids, logits
         elif n_emitted:
