@@ -43,9 +43,10 @@ class Batch:
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
-    from the others, reads tokens and, as `hidden`, the states of the token before each: see `NextnLayer`.
-    It does nothing that concerns all layers. A model that drafts blocks goes through no layer with hidden states: it keeps keys
-    and values that each layer makes of them, see `DraftBlock`.
+    from the others, or through all layers of an assistant, reads tokens and, as `hidden`, the states of the token before each:
+    see `NextnLayer`. An assistant attends to what the model keeps up to that token before, whose position it is given; those
+    that are `accepted` are moved first. Otherwise such a pass does nothing that concerns all layers. A model that drafts blocks
+    goes through no layer with hidden states: it keeps keys and values that each layer makes of them, see `DraftBlock`.
 
     A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
     is saved. A model keeps what it prepares for a vocabulary as long as it is given the same array.
@@ -335,10 +336,9 @@ def _is_outside(indices: np.ndarray, n: int) -> bool:
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:
     first, end = batch.layers or (0, info.n_layers)
-    n_nextn = len(info.nextn_features)
-    is_nextn = info.n_layers <= first < info.n_layers + n_nextn and end == first + 1
+    n_nextn, is_nextn = len(info.nextn_layers), (first, end) in info.nextn_layers
     if is_nextn:
-        n_hidden = features[info.nextn_features[first - info.n_layers]]
+        n_hidden = features[info.nextn_features[info.nextn_layers.index((first, end))]]
     elif not 0 <= first <= end <= info.n_layers or (
         first == end and info.n_layers and batch.hidden is None and not takes_hidden
     ):

@@ -126,16 +126,16 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
         ModelFileError: No plugin knows its architecture, or the file does not fit it.
         OptionError: There is no plan of this name.
     """
+    if is_nextn_alone(file):
+        raise ModelFileError(
+            f"{file.path}: it has layers that predict further tokens and none of the model's others; give it as the draft "
+            "model (-md, draft_model) of the model that it was made for"
+        )
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
         known = ", ".join(sorted(registry.architectures)) or "none"  # what sounds alike is no help: the file is what it is
         raise ModelFileError(
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
-        )
-    if is_nextn_alone(file):
-        raise ModelFileError(
-            f"{file.path}: it has layers that predict further tokens and none of the model's others; give it as the draft "
-            "model (-md, draft_model) of the model that it was made of"
         )
     plans = architecture.plans(file)
     if name not in plans:
@@ -283,7 +283,10 @@ class Loader:
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
-            kind, nextn = CheckedContext if purpose == "draft" else EngineContext, NextnStates(model) if plan.nextn else None
+            kind, nextn = (
+                CheckedContext if purpose == "draft" else EngineContext,
+                NextnStates(model) if plan.nextn_keeps else None,
+            )
             self.contexts.append(kind(model, make_manager(model.state_spec, nextn or model), nextn, lack))
             self.backends.append(device)
             return self.contexts[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 if TYPE_CHECKING:
     from augury.blocks import DraftBlock, ModelPlan
@@ -32,6 +32,13 @@ class ModelInfo:
     has_embedding_head: bool = False  # whether a head makes its embeddings of the last norm's output
     # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
     nextn_features: tuple[str, ...] = field(default=(), repr=False)
+    nextn_layers: tuple[tuple[int, int], ...] = field(  # see `ModelPlan.nextn_layers`; unless said otherwise one each
+        default=Factory(
+            lambda self: tuple((i, i + 1) for i, _ in enumerate(self.nextn_features, self.n_layers)), takes_self=True
+        ),
+        repr=False,
+    )
+    nextn_keeps: bool = field(default=True, repr=False)  # see `ModelPlan.nextn_keeps`
     hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone
     block: DraftBlock | None = field(default=None, repr=False)  # of heads that draft several tokens with one pass
 
@@ -50,6 +57,8 @@ class ModelInfo:
             pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             nextn_features=plan.nextn_features,
+            nextn_layers=plan.nextn_layers,
+            nextn_keeps=plan.nextn_keeps,
             hidden_of=plan.hidden_of,
             block=plan.block,
         )

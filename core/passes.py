@@ -286,6 +286,7 @@ class Target(ABC):
     nextn_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
     whose file has such layers loads them for drafters with `uses_nextn`."""
+    nextn_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which sees what the target keeps
     lack_of_nextn: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
 
@@ -309,10 +310,10 @@ class Target(ABC):
         """
 
     def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
-        """Compute a layer that predicts further tokens, for several slots, and the output that belongs to it.
+        """Compute a layer that predicts further tokens, or an assistant, for several slots, and the output that belongs to it.
 
         The states of certain tokens stay with the slot's text, wherever that goes. The next certain token overwrites those of
-        drafted tokens.
+        drafted tokens. An assistant keeps none: each of its tokens sees what the target keeps of the tokens before `start`.
 
         Args:
             feeds: The shares, one for each slot.

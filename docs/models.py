@@ -81,8 +81,11 @@ Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-m
 architectures, token for token as llama.cpp does:
 {nextn}.
 
+`gemma4-assistant` is a small model of its own, given by `-md` beside a Gemma 4. It attends to the keys and values of that model
+and keeps none, so it takes no time for a prompt and no memory for a context.
+
 Files of `dots3note`, `exaone-moe` and `glm5-next` may have such layers, too, but llama.cpp loads them without using them. They
-run here like files without. `gemma4-assistant`, which drafts for Gemma 4 from the keys and values of that model, does not run.
+run here like files without.
 
 One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. A file that asks
 for something that its architecture does not know is refused, and the error names the metadata key: attention to later tokens

@@ -4,7 +4,7 @@ import itertools
 
 import attrs
 import numpy as np
-from oracles.drafts import NEXTN, draft_file, runs, target_of
+from oracles.drafts import NEXTN, draft_file, nextn_file, runs, target_of
 from oracles.models import nmse, tiny_model
 from toys import as_history
 
@@ -76,7 +76,7 @@ class Told:
     def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32"):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
         path = draft_file(name)
-        self.loader._files[str(path)] = ModelFile.open(path) if change is None else change(ModelFile.open(path))
+        self.loader._files[str(path)] = nextn_file(name) if change is None else change(nextn_file(name))
         options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
         self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
         self.target = EngineTarget(self.context)

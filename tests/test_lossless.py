@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from cpu_backends import cpu_backends
 from drafter_specs import SPECS as DRAFTER_SPECS, head_specs
-from oracles.drafts import HEADS, agreeing
+from oracles.drafts import HEADS, agreeing, assistance
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
@@ -209,7 +209,10 @@ def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decod
 NEXTN_CASES = [
     (name, backend, memory, *how, way)
     for i, (name, memory) in enumerate(
-        [("mtp-deepseek2", "auto"), ("mtp-qwen35", "auto"), ("mtp-qwen35", "checkpoints:use_checkpoints=on")]
+        [
+            *(("mtp-deepseek2", "auto"), ("mtp-gemma4-e", "auto"), ("mtp-qwen35", "auto")),
+            ("mtp-qwen35", "checkpoints:use_checkpoints=on"),
+        ]
     )
     for backend in ("numba-cpu", "reference")
     for j, how in enumerate([(1, 1, 6), (1, 2, 2), (4, 2, 6)])
@@ -224,7 +227,8 @@ NEXTN_CASES = [
 
 @functools.cache
 def plain_nextn(name, backend, n, way):
-    with Engine.load(agreeing(name), backend=backend, n_ctx=N_CTX, threads=1, spec_type="none", registry=REGISTRY) as engine:
+    how = {**assistance(name), "draft_model": None, "n_ctx": N_CTX, "threads": 1, "registry": REGISTRY}
+    with Engine.load(agreeing(name), backend=backend, spec_type="none", **how) as engine:
         return tokens_and_logprobs(answers(engine, n, way))
 
 
@@ -232,6 +236,7 @@ def plain_nextn(name, backend, n, way):
 @pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), NEXTN_CASES)
 def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, backend, memory, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max, "memory": memory, "n_ctx": N_CTX, "registry": REGISTRY}
+    how |= assistance(name)
     with Engine.load(agreeing(name), backend=backend, spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, N_TOKENS[backend], way)
     assert tokens_and_logprobs(results) == plain_nextn(name, backend, N_TOKENS[backend], way)
@@ -242,7 +247,7 @@ def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, back
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-deepseek4", "mtp-qwen35"])
+@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-deepseek4", "mtp-gemma4-e", "mtp-qwen35"])
 def test_so_do_their_trees(name, slots, way, monkeypatch):
     def branching(drafter, ask):
         request = ModelDrafter.request(drafter, ask)
@@ -250,6 +255,7 @@ def test_so_do_their_trees(name, slots, way, monkeypatch):
 
     monkeypatch.setattr("augury.drafters.draft_mtp.DraftMtp.request", branching)
     how = {"slots": slots, "threads": 1, "n_ctx": N_CTX, "registry": REGISTRY, "backend": "numba-cpu", "draft_max": 6}
+    how |= assistance(name)
     with Engine.load(agreeing(name), spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, 60, way)
     assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 60, way)
@@ -260,9 +266,10 @@ def test_so_do_their_trees(name, slots, way, monkeypatch):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-qwen35"])
+@pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-gemma4-e", "mtp-qwen35"])
 def test_so_do_they_beside_lookups_whatever_the_planner_chooses(name, way):
-    with Engine.load(agreeing(name), slots=2, threads=1, n_ctx=N_CTX, registry=REGISTRY, backend="numba-cpu") as engine:
+    how = {"slots": 2, "threads": 1, "n_ctx": N_CTX, "registry": REGISTRY, "backend": "numba-cpu", **assistance(name)}
+    with Engine.load(agreeing(name), **how) as engine:
         results = answers(engine, 100, way)
     assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 100, way)
     assert all("draft-mtp" in result.stats.drafters for result in results)

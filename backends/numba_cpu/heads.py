@@ -50,4 +50,4 @@ def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
 
 def _turns_key(rope: Rope) -> tuple[object, ...]:
     """What a rope's table depends on, beside the number of positions."""
-    return ("turns", rope.frequencies.tobytes(), rope.magnitude)
+    return ("turns", rope.frequencies.tobytes(), rope.magnitude, rope.ahead)

@@ -53,10 +53,9 @@ class Lowering:
         self._nextn = [[*map(self._emitter, (each.embedding, each.input, each.output))] for each in plan.nextn]
         self._injections = [self._emitter(each) for each in plan.injections]
         self._blocks += self._injections
-        of_nextn = [nextn.layer for nextn in plan.nextn]
-        self._layers += [[self._emitter(each) for each in layer.blocks] for layer in of_nextn]
-        for ends, blocks in zip(self._nextn, self._layers[len(plan.layers) :], strict=True):
-            self._blocks += [*ends, *blocks]
+        self._layers += [[self._emitter(each) for each in layer.blocks] for layer in plan.every_layer[len(plan.layers) :]]
+        for ends, (first, end) in zip(self._nextn, plan.nextn_layers, strict=True):
+            self._blocks += [*ends, *(emitter for layer in self._layers[first:end] for emitter in layer)]
         n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
         if n_bytes_per_sequence := sum(state.n_bytes for block in self._blocks for state in block.states):
@@ -99,6 +98,8 @@ class Lowering:
         self._to_move = to_move(self._moving)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Workspace(n_embd, buffers, arena, n) for n in (n_threads, 0)]
+        widths = {each.embedding.n_embd for each in self.plan.nextn} - {n_embd}
+        self._wide = {n_embd: self._spaces[1]} | {width: Workspace(width, buffers, arena, 0) for width in widths}
 
     def programs(
         self,
@@ -122,7 +123,7 @@ class Lowering:
         """
         key, n_layers = (layers, features, takes_hidden, is_read), len(self.plan.layers)
         if key not in self._programs and layers is not None and layers[1] > n_layers:
-            self._programs[key] = (self._nextn_program(layers[0], features, is_read=is_read),) * len(self._spaces)
+            self._programs[key] = (self._nextn_program(layers, features, is_read=is_read),) * len(self._spaces)
         elif key not in self._programs:
             self._programs[key] = tuple(
                 self._program(space, layers or (0, n_layers), features, takes_hidden=takes_hidden, is_read=is_read)
@@ -173,10 +174,11 @@ class Lowering:
             self._emit_output(writing, self.plan.output, self._output, features)
         return writing.program()
 
-    def _nextn_program(self, i: int, features: tuple[str, ...], *, is_read: bool) -> Program:
-        """The tape of a layer that predicts further tokens, for passes of any number of tokens."""
-        space, number = self._spaces[1], i - len(self.plan.layers)
+    def _nextn_program(self, layers: tuple[int, int], features: tuple[str, ...], *, is_read: bool) -> Program:
+        """The tape of a layer that predicts further tokens, or of an assistant, for passes of any number of tokens."""
+        number = self.plan.nextn_layers.index(layers)
         nextn, (embedding, begin, output) = self.plan.nextn[number], self._nextn[number]
+        space = self._wide[nextn.embedding.n_embd]
         writing = Tape(self._weights, self._buffers, space, self._arena)
         embedding.emit(writing)
         if space.embedded is not None:
@@ -184,7 +186,8 @@ class Lowering:
         writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
         self._streams.place(writing)
         begin.emit(writing)
-        self._emit_layer(writing, i, nextn.layer, features, is_read=is_read)
+        for i, layer in enumerate(nextn.layers, layers[0]):
+            self._emit_layer(writing, i, layer, features, is_read=is_read or i < layers[1] - 1)
         if is_read:
             self._emit_output(writing, nextn.output, output, features)
         return writing.program()
@@ -205,7 +208,7 @@ class Lowering:
         """Write the records of an output."""
         self._streams.read(writing, output.connection)
         if "output" in features:
-            writing.give_features("output", writing.norm(output.norm))
+            writing.give_output(output)
         emitter.emit(writing)
         writing.norm_x(None)  # adds what is left, if there is no output
 

@@ -63,9 +63,9 @@ class NumbaCpuModel(Model):
         self._weights = Weights(file, plan, self._arena, self.isa)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
-        self._whole, n_layers = lowering.programs(), self.info.n_layers
-        for i in range(n_layers, n_layers + len(self.info.nextn_features)):  # which loads their weights
-            lowering.programs((i, i + 1), takes_hidden=True)
+        self._whole = lowering.programs()
+        for layers, nextn in zip(plan.nextn_layers, plan.nextn, strict=True):  # which loads their weights
+            lowering.programs(layers, () if nextn.output.given is None else ("output",), takes_hidden=True)
         if plan.block is not None:
             lowering.programs(takes_hidden=True, is_read=False)
         self._weights.close_file()

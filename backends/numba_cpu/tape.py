@@ -14,11 +14,14 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.profile import Work
-from augury.blocks import Linear, ModelPlan, Norm
+from augury.blocks import Linear, ModelPlan, Norm, Output
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.weights import Weights
     from augury.lowering import Value
+
+GIVEN = "given"
+"""The buffer of what an output makes of x for features."""
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
@@ -77,8 +80,9 @@ class Workspace:
         layers = plan.every_layer
         names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
-        n_added = max((plan.n_seen(block) for layer in layers for block in layer.blocks), default=plan.embedding.n_embd)
-        return {**dict.fromkeys(names, row_bytes(plan.embedding.n_embd)), "y": row_bytes(n_added)}
+        n_added = max((plan.n_seen(block) for layer in layers for block in layer.blocks), default=plan.widest)
+        n_given = max((linear.n_out for each in plan.nextn if (linear := each.output.given) is not None), default=0)
+        return {**dict.fromkeys(names, row_bytes(plan.widest)), "y": row_bytes(n_added), GIVEN: row_bytes(n_given)}
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
         """Memory for the operands that matrix kernels want of rows; all rows of one kind and width use it in turn."""
@@ -178,11 +182,22 @@ class Tape:
         self._hidden = len(self._rows)
         self.copy(Rows(0, 0, to.width), to)
 
-    def give_features(self, name: str, rows: Rows) -> None:
-        """Write that rows go where `Program.at` will say, of all tokens."""
+    def give_features(self, name: str, rows: Rows, width: int | None = None) -> None:
+        """Write that rows, or so many values of each, go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
-        self.add(Work("features"), step.copy_rows, x=rows, y=Rows(0, 0, 0), size=rows.width, n_times=1, is_private=False)
+        size, there = rows.width if width is None else width, Rows(0, 0, 0)
+        how = {"n_times": 1, "stride": rows.width, "is_private": False}
+        self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, **how)
         self.waits = not self.space.is_private
+
+    def give_output(self, output: Output) -> None:
+        """Write that an output's norm of x, or what it makes of that, goes where `Program.at` will say."""
+        normed, given = self.norm(output.norm), output.given
+        if given is None:
+            self.give_features("output", normed)
+        else:
+            self.multiply("hidden states", normed, [(given, self.buffers[GIVEN])])
+            self.give_features("output", Rows(self.buffers[GIVEN], 0, up(given.n_out, step.PANEL_ROWS)), given.n_out)
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
         """Write the record of a kernel; a barrier follows unless its threads go on with rows of their own.
@@ -269,7 +284,8 @@ class Tape:
         self._copy(step.copy_rows, rows, to)
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
-        self.add_by_rows("copying rows", kernel, x=rows, y=to, size=rows.width, n_times=to.width // rows.width)
+        how = {"size": rows.width, "n_times": to.width // rows.width, "stride": rows.width}
+        self.add_by_rows("copying rows", kernel, x=rows, y=to, **how)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights

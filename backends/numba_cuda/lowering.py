@@ -48,6 +48,7 @@ class _Ends:
     """What comes before and after the layers of a pass; a layer that predicts further tokens also begins with an `input`."""
 
     block: Output
+    n_embd: int  # values of x
     embedding: BlockEmitter
     output: BlockEmitter
     input: BlockEmitter | None = None
@@ -77,10 +78,10 @@ class Lowering:
         for layer in plan.every_layer:
             self._layers.append([self._emitter(block) for block in layer.blocks])
         self._moving = [emitter for emitters in self._layers[:n_layers] for emitter in emitters]  # with accepted tokens
-        self._ends = _Ends(plan.output, self._emitter(plan.embedding), self._emitter(plan.output))
+        self._ends = _Ends(plan.output, plan.embedding.n_embd, *map(self._emitter, (plan.embedding, plan.output)))
         self._nextn = {
-            (i, i + 1): _Ends(each.output, *map(self._emitter, (each.embedding, each.output, each.input)))
-            for i, each in enumerate(plan.nextn, n_layers)
+            layers: _Ends(each.output, each.embedding.n_embd, *map(self._emitter, (each.embedding, each.output, each.input)))
+            for layers, each in zip(plan.nextn_layers, plan.nextn, strict=True)
         }
         self._injections = [self._emitter(each) for each in plan.injections]
         self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
@@ -103,7 +104,8 @@ class Lowering:
         yield Parts((0, n))
         if self._injections:
             yield Parts((0, n), takes_hidden=True)
-        yield from (Parts(layers, takes_hidden=True) for layers in self._nextn)
+        for layers, ends in self._nextn.items():
+            yield Parts(layers, () if ends.block.given is None else ("output",), takes_hidden=True)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
@@ -114,7 +116,7 @@ class Lowering:
 
     def allocate(self, device: Device) -> None:
         """Allocate what passes work in and what slots keep."""
-        n_embd = self.plan.embedding.n_embd
+        n_embd = self.plan.widest
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
@@ -182,9 +184,9 @@ class Lowering:
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """What such a program does."""
-        tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
-        tape.narrow = self._narrow if parts.is_narrow else {}
         ends = self._nextn.get(parts.layers, self._ends)
+        tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
+        tape.narrow = self._narrow if parts.is_narrow else {}
         self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
         if self._injections and parts.takes_hidden:
             tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
@@ -204,15 +206,18 @@ class Lowering:
         """Write the steps of an output, and the feature that it reads."""
         self._streams.read(tape, ends.block.connection)
         if "output" in parts.features:
-            at = self.buffers["output"]
-            tape.norm_seen(ends.block.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
+            at, given = self.buffers["output"], ends.block.given
+            if given is None:
+                tape.norm_seen(ends.block.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
+            else:
+                tape.multiply(tape.norm(ends.block.norm, (given,)), ((given, 0),), Rows(at, given.n_out))
         ends.output.emit(tape)
 
     def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
         """Write that the residual streams go where their feature is read, if it is asked for."""
         if name in parts.features:
             passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
-            tape.copy(passed_on, self.buffers[name], 4 * tape.size.n_tokens * self.plan.n_hidden)
+            tape.copy(passed_on, self.buffers[name], 4 * tape.size.n_tokens * self.plan.features[name])
 
     def states(self, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""
@@ -251,7 +256,7 @@ class Lowering:
             ends.embedding.emit(tape)
         if EMBEDDED in self.buffers:
             tape.copy(tape.x.at, self.buffers[EMBEDDED], 4 * n_tokens * tape.x.width)
-        tape.streams = Rows(self._passed_on, self.plan.n_hidden)
+        tape.streams = Rows(self._passed_on, self.plan.embedding.n_streams * ends.n_embd)
         if ends.input is not None:
             ends.input.emit(tape)
         elif takes_hidden and self.hidden is not self._passed_on:

@@ -50,13 +50,14 @@ def norm(x: np.ndarray, eps: float, kind: NormKind = NormKind.RMS) -> np.ndarray
 def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.ndarray:
     """Turn the pairs of every head by angles that grow with its token's position.
 
-    With the angle t = position * frequencies[i], pair i (a, b) becomes magnitude * (a cos t - b sin t, a sin t + b cos t), so
-    that a product of a query and a key depends on how far apart they are. Values beside the pairs stay as they are.
+    With the angle t = (position + ahead) * frequencies[i], pair i (a, b) becomes magnitude * (a cos t - b sin t,
+    a sin t + b cos t), so that a product of a query and a key depends on how far apart they are. Values beside the pairs stay
+    as they are.
 
     Args:
         heads: (..., heads, D).
         positions: Of the tokens (...), from 0.
-        rope: Frequencies (D_rot / 2,), magnitude and how pairs lie.
+        rope: Frequencies (D_rot / 2,), magnitude, how far ahead, and how pairs lie.
 
     Returns:
         (..., heads, D).
@@ -66,7 +67,7 @@ def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.nda
         first, second = slice(start, start + 2 * n_pairs, 2), slice(start + 1, start + 2 * n_pairs, 2)
     else:
         first, second = slice(start, start + n_pairs), slice(start + n_pairs, start + 2 * n_pairs)
-    angles = np.multiply.outer(positions, rope.frequencies)[..., None, :]
+    angles = np.multiply.outer(positions + rope.ahead, rope.frequencies)[..., None, :]
     cos, sin = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
     turned = heads.copy()
     turned[..., first] = heads[..., first] * cos - heads[..., second] * sin

@@ -17,7 +17,7 @@ from augury.backends.reference.operations import lowered_block
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree, check_batch
-from augury.blocks import Attention, Block, Embedding, LayerInput, MixtureOfExperts, ModelPlan
+from augury.blocks import Attention, Block, Embedding, LayerInput, MixtureOfExperts, ModelPlan, NextnInput
 from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, NamedPass, Pass
@@ -58,14 +58,14 @@ class ReferenceModel(Model):
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=given)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree, nextn = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), self._plan.nextn_of(batch.layers)
-        for (i, _), cache in self._caches.items() if nextn is None else ():
+        for (i, _), cache in self._caches.items() if nextn is None or batch.accepted is not None else ():
             if i < self.info.n_layers:  # layers that predict further tokens compute accepted tokens anew
                 cache.begin(batch)
         ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
         embedded, inputs = self._embed(ends.embedding, weights, batch, tree)
         streams = np.repeat(embedded[:, None], n_streams, axis=1)
         if nextn is not None and batch.hidden is not None:
-            if type(nextn.input) in KNOWN:
+            if type(nextn.input) is NextnInput:
                 begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
                 begun = np.stack(self._end(nextn.input, weights, batch, tree, embedded), axis=1)
@@ -81,8 +81,8 @@ class ReferenceModel(Model):
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
         x = read(ends.output.connection, weights, streams)
-        normed = each_normed(x, ends.output.norm, weights)
-        features["output"] = normed.astype(np.float32)
+        normed, linear = each_normed(x, ends.output.norm, weights), ends.output.given
+        features["output"] = (normed if linear is None else weights.product(linear, normed)).astype(np.float32)
         if type(ends.output) in KNOWN:
             logits = output(ends.output, weights, normed[batch.rows])
         else:

@@ -14,7 +14,7 @@ from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.heads import Pooling, Preparation
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer
 from augury.blocks.latent import LatentAttention
-from augury.blocks.nextn import NextnInput
+from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.parts import (
     Activation,
     Convolution,
@@ -59,6 +59,7 @@ from augury.blocks.transformer import (
 __all__ = [
     "Activation",
     "AllStreams",
+    "AssistantInput",
     "Attention",
     "Block",
     "BlockIndexer",

@@ -1,4 +1,4 @@
-"""The input of a layer that predicts further tokens."""
+"""The inputs of layers that predict further tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Norm
     from augury.lowering.builder import Builder
 
-__all__ = ["NextnInput"]
+__all__ = ["AssistantInput", "NextnInput"]
 
 
 @frozen
@@ -35,3 +35,23 @@ class NextnInput(Block):
         hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
         joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]
         build.begin_streams(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))
+
+
+@frozen
+class AssistantInput(Block):
+    """The residual stream begins as projection(scale * W[token], h), both side by side.
+
+    W, of shape (V, F), is the embedding of the model that is drafted for, h the row of `Batch.hidden`, of the token before.
+
+    Source: llama.cpp's `gemma4-assistant`.
+    """
+
+    table: Linear  # F → V: W
+    scale: float
+    projection: Linear  # 2 F → E
+    n_hidden: int  # F
+
+    def lower(self, build: Builder) -> None:
+        """See `Block.lower`."""
+        joined = build.join(build.look_up(self.table, self.scale), build.read_hidden(self.n_hidden))
+        build.begin_streams(*build.multiply(joined, self.projection, purpose="nextn input"))

@@ -363,9 +363,9 @@ class Experts:
 class Rope:
     """Rotary position embedding over `2 * len(frequencies)` values of a head, from `offset` on; the others are left alone.
 
-    Pair i at position p turns by the angle `p * frequencies[i]`; cos and sin are multiplied by `magnitude`. Linear, YaRN and
-    llama-3 scaling are all of this form (see `augury.plugins.architectures.rope`), so backends know none of them. LongRoPE has
-    other frequencies for contexts of more than `n_ctx_short` positions: `ModelPlan.for_context` chooses.
+    Pair i at position p turns by the angle `(p + ahead) * frequencies[i]`; cos and sin are multiplied by `magnitude`. Linear,
+    YaRN and llama-3 scaling are all of this form (see `augury.plugins.architectures.rope`), so backends know none of them.
+    LongRoPE has other frequencies for contexts of more than `n_ctx_short` positions: `ModelPlan.for_context` chooses.
     """
 
     frequencies: np.ndarray = field(repr=False)  # (D_rot / 2,) float64, radians per position
@@ -374,10 +374,11 @@ class Rope:
     long_frequencies: np.ndarray | None = field(default=None, repr=False)  # (D_rot / 2,) float64
     n_ctx_short: int = 0
     offset: int = 0
+    ahead: int = 0  # positions by which it is turned further
 
     def turns(self, n: int) -> np.ndarray:
         """The cosines and sines of the first n positions, with the magnitude: (n, 2, D_rot / 2) float64."""
-        angles = np.arange(n, dtype=np.float64)[:, None] * self.frequencies
+        angles = np.arange(self.ahead, self.ahead + n, dtype=np.float64)[:, None] * self.frequencies
         return np.stack([np.cos(angles), np.sin(angles)], axis=1) * self.magnitude
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
@@ -10,7 +11,7 @@ from attrs import evolve, frozen
 from augury.blocks.block import AllStreams, Block, Connection
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.latent import LatentAttention
-from augury.blocks.nextn import NextnInput
+from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
@@ -78,14 +79,20 @@ class NextnLayer:
     """Predicts the token after the next one, from the output of the layers before for a token, and from the next token.
 
     `hidden` names the feature that it reads, and gives on for one more token: the input of the output's matrix, or all residual
-    streams; see `Model.features`.
+    streams; see `Model.features`. An assistant is a small model of this kind: it has several layers, of a width of its own,
+    that attend to what the model's layers keep.
     """
 
     embedding: Embedding
-    input: NextnInput
-    layer: Layer
+    input: NextnInput | AssistantInput
+    layers: tuple[Layer, ...]
     output: Output
     hidden: Literal["output", "layer"] = "output"
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks, in order."""
+        return (self.embedding, self.input, *(block for layer in self.layers for block in layer.blocks), self.output)
 
 
 @frozen
@@ -93,7 +100,7 @@ class ModelPlan:
     """A whole model, in the order in which it is computed.
 
     Layers that predict further tokens, `nextn`, are numbered on from the others, and have their caches in the same slots. They
-    are not of the normal range: a pass goes through one of them alone, see `Batch.layers`.
+    are not of the normal range: a pass goes through those of one of them alone, see `Batch.layers`.
     """
 
     architecture: str
@@ -135,18 +142,29 @@ class ModelPlan:
     @property
     def every_layer(self) -> tuple[Layer, ...]:
         """The layers, and after them the layers that predict further tokens."""
-        return (*self.layers, *(each.layer for each in self.nextn))
+        return (*self.layers, *(layer for each in self.nextn for layer in each.layers))
+
+    @property
+    def nextn_layers(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of the layers of each of `nextn`: the first, and the one after the last."""
+        return tuple(pairwise(accumulate((len(each.layers) for each in self.nextn), initial=len(self.layers))))
 
     def nextn_of(self, layers: tuple[int, int] | None) -> NextnLayer | None:
-        """The layer that a pass goes through, if it is one that predicts further tokens."""
-        is_nextn = layers is not None and layers[1] > len(self.layers)
-        return self.nextn[layers[0] - len(self.layers)] if layers is not None and is_nextn else None
+        """What predicts further tokens with these layers, if anything does."""
+        return next((each for each, own in zip(self.nextn, self.nextn_layers, strict=True) if own == layers), None)
 
     @property
     def nextn_features(self) -> tuple[str, ...]:
-        """The feature that each layer of `nextn` is given: the output's, or that of the layer before it."""
-        first = len(self.layers) - 1
-        return tuple("output" if each.hidden == "output" else f"layer.{first + i}" for i, each in enumerate(self.nextn))
+        """The feature that each of `nextn` is given: the output's, or that of the layer before it."""
+        firsts = (first for first, _ in self.nextn_layers)
+        return tuple(
+            "output" if each.hidden == "output" else f"layer.{i - 1}" for i, each in zip(firsts, self.nextn, strict=True)
+        )
+
+    @property
+    def nextn_keeps(self) -> bool:
+        """Whether `nextn` keep something of tokens, and do not only attend to what the other layers keep."""
+        return any(block.cached() or block.states() for layer in self.every_layer[len(self.layers) :] for block in layer.blocks)
 
     def without_nextn(self) -> ModelPlan:
         """The same without layers that predict further tokens."""
@@ -163,16 +181,26 @@ class ModelPlan:
         if self._changes_streams:
             return of_output
         of_embedding = {} if self.embedding.weight is None else {"embedding": self.n_hidden}
-        return of_embedding | {f"layer.{i}": self.n_hidden for i in range(len(self.every_layer))} | of_output
+        n_streams, widths = self.embedding.n_streams, [self.n_hidden] * len(self.layers)
+        widths += [n_streams * each.embedding.n_embd for each in self.nextn for _ in each.layers]
+        return of_embedding | {f"layer.{i}": width for i, width in enumerate(widths)} | of_output
 
     @property
     def n_hidden(self) -> int:
         """How many values each token has between two layers, in all residual streams that the embedding begins."""
         return self.embedding.n_streams * self.embedding.n_embd
 
+    @property
+    def widest(self) -> int:
+        """How many values x has at most: layers that predict further tokens may have a width of their own."""
+        return max(self.embedding.n_embd, *(each.embedding.n_embd for each in self.nextn), 0)
+
     def n_seen(self, block: Block) -> int:
         """How many values of a token a block sees: x, or all residual streams."""
-        return self.n_hidden if isinstance(block.connection, AllStreams) else self.embedding.n_embd
+        if isinstance(block.connection, AllStreams):
+            return self.n_hidden
+        of_nextn = (each.embedding.n_embd for each in self.nextn if any(block is own for own in each.blocks))
+        return next(of_nextn, self.embedding.n_embd)
 
     @property
     def _changes_streams(self) -> bool:
@@ -188,7 +216,7 @@ class ModelPlan:
             yield from layer.blocks
         yield from (self.output, *self.injections)
         for each in self.nextn:
-            yield from (each.embedding, each.input, *each.layer.blocks, each.output)
+            yield from each.blocks
 
     @property
     def connections(self) -> list[Connection]:
@@ -203,7 +231,9 @@ class ModelPlan:
         for block in (self.output, *self.injections):
             yield from block.tensors()
         for each in self.nextn:
-            yield from (*each.embedding.tensors(), *each.input.tensors(), *each.layer.parts, *each.output.tensors())
+            yield from (*each.embedding.tensors(), *each.input.tensors())
+            yield from (part for layer in each.layers for part in layer.parts)
+            yield from each.output.tensors()
 
     def for_context(self, n_ctx: int) -> ModelPlan:
         """The same for slots of `n_ctx` positions, which ropes may depend on, and without indexers that would choose all.
@@ -228,9 +258,11 @@ class ModelPlan:
                 return evolve(fitting, reuses_choice=False)
             return fitting
 
-        layers, n = [layer.with_blocks(fitted) for layer in self.every_layer], len(self.layers)
-        nextn = (evolve(each, layer=layer) for each, layer in zip(self.nextn, layers[n:], strict=True))
-        return evolve(self, layers=tuple(layers[:n]), nextn=tuple(nextn))
+        layers, n = tuple(layer.with_blocks(fitted) for layer in self.every_layer), len(self.layers)
+        ranges = zip(self.nextn, self.nextn_layers, strict=True)
+        return evolve(
+            self, layers=layers[:n], nextn=tuple(evolve(each, layers=layers[first:end]) for each, (first, end) in ranges)
+        )
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.

@@ -283,6 +283,7 @@ class Output(Block):
     weight: Linear | None  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
     tokens: Integers | None = None  # which token each logit is of, where there are not those of all; the others' are -inf
+    given: Linear | None = None  # of norm(x), what the feature `output` is; None: norm(x) itself
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: it makes logits of x."""

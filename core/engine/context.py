@@ -91,7 +91,7 @@ class EngineContext(Context):
         if self.replays_accepted:
             feed = self.feed(slot, _NO_TOKENS)
             if feed.reservation.restore:
-                self._forward_draft([feed], None)
+                self._forward_draft([feed], self._batch([feed]))
             self.commit(feed)
         return self.memory.save(slot)
 
@@ -131,14 +131,14 @@ class EngineContext(Context):
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.reservation.replay]:
-            self._forward_draft(feeds, None)  # through all layers, for what is replayed stays
+            self._forward_draft(feeds, self._batch(feeds))  # through all layers, for what is replayed stays
             for feed in feeds:
                 self.commit(feed)
         feeds = []
         for slot, tokens in written.items():
             feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
-        logits = self._forward_draft(feeds, (0, n_layers), vocabulary)
+        logits = self._forward_draft(feeds, attrs.evolve(self._batch(feeds, (0, n_layers)), vocabulary=vocabulary))
         for feed in feeds:
             self.commit(feed)
             self._last_drafts[feed.slot] = (feed.reservation.mark, n_layers, written[feed.slot])
@@ -148,33 +148,37 @@ class EngineContext(Context):
         self, feeds: Sequence[NextnSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None
     ) -> Pass:
         """See `Target.forward_nextn`."""
-        assert self.nextn is not None
-        sizes = [len(feed.tokens) for feed in feeds]
-        ends, number = np.cumsum(sizes), self.info.n_layers + layer
+        sizes, seen, starts = [len(feed.tokens) for feed in feeds], list[SlotInput](), [feed.start for feed in feeds]
+        ends = np.cumsum(sizes)
+        if not self.info.nextn_keeps:
+            starts = [start - 1 for start in starts]
+            seen = [self.feed(feed.slot, _NO_TOKENS) for feed in feeds]  # accepted tokens come to their places first
+        accepted = [(each.slot, *pair) for each in seen for pair in each.reservation.accepted]
         batch = Batch(
             np.concatenate([feed.tokens for feed in feeds]),
             np.repeat(np.array([feed.slot for feed in feeds], np.int32), sizes),
-            np.concatenate(
-                [np.arange(feed.start, feed.start + n, dtype=np.int32) for feed, n in zip(feeds, sizes, strict=True)]
-            ),
+            np.concatenate([np.arange(start, start + n, dtype=np.int32) for start, n in zip(starts, sizes, strict=True)]),
             np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
-            layers=(number, number + 1),
+            accepted=np.array(accepted, np.int32) if accepted else None,
+            layers=self.info.nextn_layers[layer],
             hidden=np.concatenate([feed.hidden for feed in feeds]),
             features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
         )
-        for feed in feeds:
-            self.nextn.forget(layer, feed.slot, feed.start)
-        passed = self.model.forward(batch)
-        for feed in feeds:
-            self.nextn.keep(layer, feed.slot, feed.start, feed.tokens[: feed.n_certain])
+        marked = [] if self.nextn is None else [(self.nextn, feed) for feed in feeds]
+        for marks, feed in marked:
+            marks.forget(layer, feed.slot, feed.start)
+        passed = self._forward_draft(seen, batch)
+        for each in seen:
+            self.commit(each)
+        for marks, feed in marked:
+            marks.keep(layer, feed.slot, feed.start, feed.tokens[: feed.n_certain])
         return passed
 
-    def _forward_draft(
-        self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None, vocabulary: np.ndarray | None = None
-    ) -> Pass:
+    def _forward_draft(self, feeds: Sequence[SlotInput], batch: Batch) -> Pass:
+        """A pass of a drafter, which sees to what is reserved for feeds; if it fails, nothing is known of these slots."""
         try:
-            return self.model.forward(attrs.evolve(self._batch(feeds, layers), vocabulary=vocabulary))
+            return self.model.forward(batch)
         except BaseException:
             self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.reservation.accepted)
             raise
@@ -257,7 +261,7 @@ class EngineTarget(Target):
 
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
-        self.nextn_features = context.info.nextn_features
+        self.nextn_features, self.nextn_keeps = context.info.nextn_features, context.info.nextn_keeps
         self.lack_of_nextn = context.lack_of_nextn
         self.features = context.model.features
         self._context = context
@@ -288,7 +292,7 @@ class EngineTarget(Target):
 
     def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
         nextn = self._context.nextn
-        return 0 if nextn is None else nextn.n_held(layer, slot, text)
+        return nextn.n_held(layer, slot, text) if nextn is not None else 0 if self.nextn_keeps else len(text)
 
     def _check_idle(self) -> None:
         if self._context.is_busy:

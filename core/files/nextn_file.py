@@ -1,14 +1,18 @@
-"""Files that hold the layers of a model that predict further tokens, apart from the model's others."""
+"""Files that hold the layers of a model that predict further tokens, apart from the model's others.
+
+An assistant is such a file, too: a small model for models of one architecture, with an embedding and a width of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+from attrs import evolve
 
 from augury.errors import ModelFileError
-from augury.files.gguf import ModelFile
+from augury.files.gguf import ModelFile, Tensor
 
 __all__ = ["is_nextn_alone", "n_nextn_of", "with_nextn"]
 
@@ -33,26 +37,51 @@ def is_nextn_alone(file: ModelFile) -> bool:
 def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
     """A model with the layers that predict further tokens of a file that has them alone, in place of its own.
 
-    They share the model's embedding and output. What the file has of these besides is left where it is.
+    They share the model's embedding and output. What the file has of these besides is left where it is. An assistant brings its
+    own: in the model its tensors have the name of its architecture and a slash before theirs.
 
     Raises:
         ModelFileError: The layers are those of a model of another architecture, or with another number of layers.
     """
     (n, _), (first, n_nextn) = n_nextn_of(file), n_nextn_of(more)
+    if (kind := more.architecture) == _assistant_of(file.architecture):
+        own = {key: value for key, value in more.metadata.items() if key.startswith(f"{kind}.")}
+        own[f"{kind}.nextn_predict_layers"] = 0  # as a model of its own
+        named = {f"{kind}/{name}": evolve(tensor, name=f"{kind}/{name}") for name, tensor in more.tensors.items()}
+        return _joined(file, more, own, file.tensors, named)
     if (more.architecture, first) != (file.architecture, n):
         raise ModelFileError(
             f"{more.path}: its layers predict further tokens for {first} layers of architecture {more.architecture!r}, but "
             f"{file.path} has {n} of {file.architecture!r}; give the file that was made of the same model"
+            if first
+            else f"{more.path}: a file of architecture {kind!r} drafts for another model than {file.path}, which is of "
+            f"{file.architecture!r}, expected that or {_assistant_of(file.architecture)!r}; give a file that was made for it"
         )
     of_model = {name: tensor for name, tensor in file.tensors.items() if max(_numbers([name]), default=0) < n}
     added = {name: tensor for name, tensor in more.tensors.items() if _numbers([name])}
     keys = {f"{file.architecture}.block_count": n + n_nextn, f"{file.architecture}.nextn_predict_layers": n_nextn}
+    return _joined(file, more, {**_by_layer(file, more, n, n + n_nextn), **keys}, of_model, added)
+
+
+def _assistant_of(architecture: str) -> str:
+    """The architecture of assistants for models of an architecture, as llama.cpp calls it."""
+    return f"{architecture}-assistant"
+
+
+def _joined(
+    file: ModelFile,
+    more: ModelFile,
+    metadata: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    added: Mapping[str, Tensor],
+) -> ModelFile:
+    """A model with other metadata, some of its own tensors, and tensors of another file."""
     return ModelFile(
         file.path,
         (*file.paths, *more.paths),
         file.n_bytes + sum(tensor.n_bytes for tensor in added.values()),
-        {**file.metadata, **_by_layer(file, more, n, n + n_nextn), **keys},
-        of_model | added,
+        {**file.metadata, **metadata},
+        {**tensors, **added},
         (*file.identity, *more.identity),
         file.head + more.head,
     )

@@ -9,6 +9,7 @@ predicts token p + 1. Its keys and values stay in the target's slots, so they ar
     then                                   (a,h3')          predicts the second
 
 A single layer is applied again and again. Of several each drafts one token, after it has computed the draft before that.
+An assistant keeps nothing of tokens, and sees what the target keeps of those before "on" with every token that it drafts.
 
 Source: llama.cpp's driver of MTP (`common/speculative.cpp`), whose order and positions these are.
 """
@@ -128,6 +129,7 @@ class NextnRunner:
             text.n_computed = None
         if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
             self._go_on(slot, text)
+        self._forget(slot, text)
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
         """Compute the rest of a prompt, which is less than waits for a pass of its own."""
@@ -166,7 +168,9 @@ class NextnRunner:
         """A request for no more tokens than can be drafted after its text."""
         self._vocabulary.follow(request.slot, request.history)
         text, n, limit = self._text(request.slot), len(request.history), 0
-        if text.n == n - 1 and all(text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)):
+        if text.n == n - 1 >= (not self._target.nextn_keeps) and all(
+            text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)
+        ):
             limit = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
         return evolve(request, limit=limit)
 
@@ -178,7 +182,7 @@ class NextnRunner:
         """
         text, end = self._text(slot), len(history) - 1
         start = min(self._n_computed(slot, text)[0], end - n)
-        if text.n < end or start < 0 or not text.has_before(start):
+        if text.n < end or start < (not self._target.nextn_keeps) or not text.has_before(start):
             return np.full(n, -1, np.int32)
         feed = NextnSlotInput(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
         return self._forward([feed], 0).argmax()
@@ -189,7 +193,7 @@ class NextnRunner:
         return self._texts[slot]
 
     def _n_computed(self, slot: int, text: HiddenText) -> list[int]:
-        if text.n_computed is None:
+        if text.n_computed is None or not self._target.nextn_keeps:
             fed = text.tokens[: text.n]
             text.n_computed = [self._target.n_nextn_held(slot, fed, layer) for layer in range(self._n_layers)]
         return text.n_computed
@@ -200,7 +204,8 @@ class NextnRunner:
         start = min(self._n_computed(request.slot, text)[layer], n - 1)
         tokens, hidden = history[start:], text.before(start, n)
         if written and self._n_layers == 1:
-            return NextnSlotInput(request.slot, n + len(written) - 1, np.array(written[-1:], np.int32), made[-1], 0)
+            at = n - 1 + len(written) * self._target.nextn_keeps
+            return NextnSlotInput(request.slot, at, np.array(written[-1:], np.int32), made[-1], 0)
         if written:
             tokens, hidden = np.append(tokens, np.array(written, np.int32)), np.concatenate([hidden, *made])
         return NextnSlotInput(request.slot, start, tokens, hidden, n - start)
@@ -219,5 +224,9 @@ class NextnRunner:
             text = self._text(feed.slot)
             if feed.n_certain and text.n_computed is not None:
                 text.n_computed[layer] = feed.start + feed.n_certain
-                text.forget(max(min(text.n_computed) - 1 - _KEPT, 0))
+                self._forget(feed.slot, text)
         return logits
+
+    def _forget(self, slot: int, text: HiddenText) -> None:
+        """Keep the hidden states that are still to be given, and a few before them."""
+        text.forget(max(min(self._n_computed(slot, text)) - 1 - _KEPT, 0))

@@ -64,6 +64,7 @@ class Decoder(Tensors):
         may_have_experts: bool = False,
         embedding: str = "token_embd",
         is_causal: bool = True,
+        architecture: str | None = None,
     ) -> None:
         """Read the sizes.
 
@@ -75,8 +76,9 @@ class Decoder(Tensors):
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.
             is_causal: Whether a file that says that tokens see later ones is refused.
+            architecture: Of another model in the file, whose keys and tensors begin with it.
         """
-        super().__init__(file)
+        super().__init__(file, architecture)
         keys = self.keys
         if keys.count("expert_count", 0, least=0) and not may_have_experts:
             raise UnsupportedError(
@@ -215,7 +217,7 @@ class Decoder(Tensors):
             projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
             n_hidden=n_embd if hidden == "output" else plan.n_hidden,
         )
-        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, layer, output_of(number, output), hidden)
+        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(number, output), hidden)
 
     def attention(
         self,
@@ -369,7 +371,7 @@ class Decoder(Tensors):
 
     def _n_vocab(self) -> int:
         """V by the embedding: the key `vocab_size` is absent from many files and wrong in some."""
-        name = f"{self.embedding}.weight"
+        name = f"{self.prefix}{self.embedding}.weight"
         shape = self.file.tensor(name).shape
         if len(shape) != 2 or shape[1] != self.n_embd:
             file, own_name = self.file.owner(name)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from augury.blocks import (
     Activation,
+    AssistantInput,
     Attention,
+    Embedding,
     FeedForward,
     Gating,
     Layer,
@@ -18,6 +22,7 @@ from augury.blocks import (
     Linear,
     MixtureOfExperts,
     ModelPlan,
+    NextnLayer,
     Norm,
     Output,
     Rope,
@@ -100,7 +105,10 @@ class Gemma3(Gemma):
 
 
 class Gemma4(Gemma):
-    """Layers with a window have heads of another size; values are normed; a mixture stands beside the feed-forward."""
+    """Layers with a window have heads of another size; values are normed; a mixture stands beside the feed-forward.
+
+    Its assistants attend to what the last local layer and the last wide one keep.
+    """
 
     name = "gemma4"
 
@@ -108,14 +116,9 @@ class Gemma4(Gemma):
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
-        keys, local = decoder.keys, copy.copy(decoder)
+        keys, (local, local_rope) = decoder.keys, cls._local(decoder)
         n_inputs = keys.count("embedding_length_per_layer_input", 0, least=0)
         n_kept = keys.count("block_count") - keys.count("attention.shared_kv_layers", 0, least=0)
-        local.head_dim, local.value_dim = (keys.count(f"attention.{part}_length_swa") for part in ("key", "value"))
-        local.n_rot = keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=local.head_dim)
-        if local.n_rot % 2:
-            keys.fail("rope.dimension_count_swa", local.n_rot, "an even number")
-        local_rope = local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         wide_rope = decoder.rope(has_factors=True)
         layers: list[Layer] = []
         windows = decoder.windows(None, is_required=True)
@@ -134,7 +137,8 @@ class Gemma4(Gemma):
             if n_inputs:
                 layers.append(Layer(None, cls._layer_input(decoder, layer, n_inputs), scale=factor))
         output = decoder.output(softcap=keys.number("final_logit_softcapping", 0.0) or None)
-        return {"main": decoder.plan(layers, output=output, **cls.embedding(decoder))}
+        plan = decoder.plan(layers, output=output, **cls.embedding(decoder))
+        return {"main": attrs.evolve(plan, nextn=cls._assistant(file, plan))}
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
@@ -180,6 +184,63 @@ class Gemma4(Gemma):
         )
         return {**super().embedding(decoder), "layer_inputs": inputs}
 
+    @staticmethod
+    def _local(decoder: Decoder) -> tuple[Decoder, Rope]:
+        """The sizes of layers with a window, and their rope."""
+        keys, local = decoder.keys, copy.copy(decoder)
+        local.head_dim, local.value_dim = (keys.count(f"attention.{part}_length_swa") for part in ("key", "value"))
+        local.n_rot = keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=local.head_dim)
+        if local.n_rot % 2:
+            keys.fail("rope.dimension_count_swa", local.n_rot, "an even number")
+        return local, local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+
+    @classmethod
+    def _assistant(cls, file: ModelFile, plan: ModelPlan) -> tuple[NextnLayer, ...]:
+        """The assistant of a model, where a file of one was given beside it.
+
+        The tokens that it drafts are all at the position after the text, of which the model keeps nothing yet. So they are
+        computed one position before, in a window that is shorter by one, with queries that are turned further by one.
+
+        Source: llama.cpp's `src/models/gemma4-assistant.cpp` and `common/speculative.cpp`.
+        """
+        name, embedding = f"{cls.name}-assistant", plan.embedding
+        if f"{name}/nextn.pre_projection.weight" not in file.tensors or embedding.weight is None:
+            return ()
+        decoder = Decoder(file, architecture=name)
+        keys, n_embd, (local, local_rope) = decoder.keys, decoder.n_embd, cls._local(decoder)
+        if (n := keys.count("embedding_length_out")) != embedding.n_embd or decoder.n_vocab != embedding.n_vocab:
+            found, expected = (
+                f"{n}, and {decoder.n_vocab} tokens",
+                f"{embedding.n_embd}, and {embedding.n_vocab}, as of the model",
+            )
+            keys.fail("embedding_length_out", found, expected)
+        mixers = [(i, layer.mixer) for i, layer in enumerate(plan.layers) if isinstance(layer.mixer, Attention)]
+        sources = {mixer.window is None: i if mixer.source is None else mixer.source for i, mixer in mixers[-2:]}
+        wide_rope, layers = decoder.rope(has_factors=True), []
+        for layer, window in enumerate(decoder.windows(None, is_required=True)):
+            if (is_wide := window is None) not in sources:
+                keys.fail(
+                    "attention.sliding_window_pattern",
+                    f"{not is_wide} of layer {layer}",
+                    "a local and a wide one at the model's end",
+                )
+            sizes, rope = (decoder, wide_rope) if window is None else (local, local_rope)
+            seen = None if window is None else window - 1
+            attention = cls._attention(sizes, layer, attrs.evolve(rope, ahead=1), seen, sources[is_wide], plan.layers)
+            dense = decoder.feed_forward(layer, Activation.GELU_HALF, has_post_norm=True, has_biases=False, has_scales=False)
+            layers.append(Layer(attention, dense, scale=float(decoder.values(f"blk.{layer}.layer_output_scale.weight", 1)[0])))
+        table = Linear(embedding.weight, embedding.n_embd, embedding.n_vocab)
+        before = decoder.linear("nextn.pre_projection", 2 * embedding.n_embd, n_embd, has_bias=False, has_scale=False)
+        after = decoder.linear("nextn.post_projection", n_embd, embedding.n_embd, has_bias=False, has_scale=False)
+        return (
+            NextnLayer(
+                Embedding(None, embedding.n_vocab, n_embd),
+                AssistantInput(table, embedding.scale, before, embedding.n_embd),
+                tuple(layers),
+                attrs.evolve(decoder.output(is_tied=True, has_bias=False), given=after),
+            ),
+        )
+
     @classmethod
     def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> LayerInput:
         """What the inputs of a layer do."""
@@ -196,7 +257,7 @@ class Gemma4(Gemma):
 
     @classmethod
     def _attention(
-        cls, decoder: Decoder, layer: int, rope: Rope, window: int | None, source: int | None, layers: list[Layer]
+        cls, decoder: Decoder, layer: int, rope: Rope, window: int | None, source: int | None, layers: Sequence[Layer]
     ) -> Attention:
         """The attention of a layer, whose values may be its keys as they are before norm and rope, or another layer's."""
         at, n_embd, size = f"blk.{layer}", decoder.n_embd, decoder.head_dim

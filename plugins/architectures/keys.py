@@ -20,9 +20,9 @@ MOST = 1 << 20  # of anything but positions: no model has wider layers, and arra
 class Keys:
     """Reads the keys that begin with the architecture's name, such as `llama.block_count` as `block_count`."""
 
-    def __init__(self, file: ModelFile) -> None:
+    def __init__(self, file: ModelFile, architecture: str | None = None) -> None:
         self.file = file
-        self._architecture = file.architecture
+        self._architecture = file.architecture if architecture is None else architecture
 
     def __contains__(self, key: str) -> bool:
         return self.full(key) in self.file.metadata

@@ -32,6 +32,7 @@ class Positioned(Protocol):
 
     file: ModelFile
     keys: Keys
+    prefix: str
     n_ctx_train: int
     head_dim: int
 
@@ -136,7 +137,7 @@ def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]
     divisors: dict[str, np.ndarray | None] = {}
     for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
         divisors[name] = values = None
-        if name in decoder.file.tensors:
+        if f"{decoder.prefix}{name}" in decoder.file.tensors:
             divisors[name] = values = decoder.values(name, decoder.n_rot // 2)
             if not values.all():
                 raise ModelFileError(f"{decoder.file.path}: tensor {name!r} holds a 0, expected divisors")

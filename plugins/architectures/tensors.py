@@ -21,6 +21,7 @@ class Tensors:
     Attributes:
         file: Where they are.
         keys: Its metadata.
+        prefix: Of the names of its tensors.
         n_embd: E, values of a token's residual stream.
         norm_kind: What its norms are.
         eps: Of its norms.
@@ -30,9 +31,11 @@ class Tensors:
     norm_kind: NormKind
     eps: float
 
-    def __init__(self, file: ModelFile) -> None:
+    def __init__(self, file: ModelFile, architecture: str | None = None) -> None:
+        """Make parts of a file's model, or of another one in it, whose keys and tensors begin with its architecture's name."""
         self.file = file
-        self.keys = Keys(file)
+        self.keys = Keys(file, architecture)
+        self.prefix = "" if architecture is None else f"{architecture}/"
 
     def plain_norm(self, eps: float | None = None) -> Norm:
         """A norm over E values that has no weights."""
@@ -49,7 +52,7 @@ class Tensors:
             shape: Of the weights, where every head has its own.
             suffix: Of the tensor with the weights.
         """
-        size = self.n_embd if size is None else size
+        size, name = self.n_embd if size is None else size, f"{self.prefix}{name}"
         self.file.tensor(f"{name}{suffix}", shape or (size,))
         bias = f"{name}.bias" if f"{name}.bias" in self.file.tensors else None
         if bias is not None:
@@ -59,13 +62,13 @@ class Tensors:
     def fused(self, at: str, names: tuple[str, ...], fused: str, sizes: tuple[int, ...], **marks: Any) -> list[Linear]:
         """Products of E values, with matrices of their own, or with rows of one that holds them one after the other."""
         tensors, total = self.file.tensors, sum(sizes)
-        if names and f"{at}.{fused}.weight" not in tensors:
+        if names and f"{self.prefix}{at}.{fused}.weight" not in tensors:
             return [self.linear(f"{at}.{name}", self.n_embd, n, **marks) for name, n in zip(names, sizes, strict=True)]
         linears = []
         for i, n in enumerate(sizes):
             rows = Rows(sum(sizes[:i]), n, total, total)
             linear = self.linear(f"{at}.{fused}", self.n_embd, n, rows=rows, **marks)
-            own = f"{at}.{names[i]}.bias" if names else ""
+            own = f"{self.prefix}{at}.{names[i]}.bias" if names else ""
             if linear.bias is None and own in tensors:
                 self.file.tensor(own, (n,))
                 linear = attrs.evolve(linear, bias=own, has_own_bias=True)
@@ -96,12 +99,12 @@ class Tensors:
             factor: Of all that comes out.
             rows: Which rows of the tensor it is, if not all.
         """
-        n_stored = n_out if rows is None else rows.n_stored
+        n_stored, scale = n_out if rows is None else rows.n_stored, self.scale(name) if has_scale else 1.0
+        name = f"{self.prefix}{name}"
         self.file.tensor(f"{name}.weight", (n_stored, n_in))
         bias = f"{name}.bias" if has_bias and f"{name}.bias" in self.file.tensors else None
         if bias is not None:
             self.file.tensor(bias, (n_stored,))
-        scale = self.scale(name) if has_scale else 1.0
         return Linear(
             weight=f"{name}.weight",
             n_in=n_in,
@@ -114,7 +117,7 @@ class Tensors:
 
     def scale(self, name: str) -> float:
         """What `name`.scale holds; 1 where there is no such tensor."""
-        return float(self.values(f"{name}.scale", 1)[0]) if f"{name}.scale" in self.file.tensors else 1.0
+        return float(self.values(f"{name}.scale", 1)[0]) if f"{self.prefix}{name}.scale" in self.file.tensors else 1.0
 
     def check(self, part: Convolution | Vector) -> None:
         """See that the file has a part's tensors, in its shapes."""
@@ -123,6 +126,7 @@ class Tensors:
 
     def values(self, name: str, n: int) -> np.ndarray:
         """The numbers (n,) float64 of a small tensor that belongs in the plan itself."""
+        name = f"{self.prefix}{name}"
         tensor = self.file.tensor(name, (n,))
         if tensor.type is not TensorType.F32:
             raise UnsupportedError(f"{self.file.path}: tensor {name!r} is stored as {tensor.type.name}, expected F32")

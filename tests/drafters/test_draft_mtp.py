@@ -8,20 +8,21 @@ import attrs
 import numpy as np
 import pytest
 from head_rig import N_VOCAB, REGISTRY, Told
-from oracles.drafts import NEXTN, agreeing, draft_file, parted, runs
-from oracles.models import altered, nmse, tiny_file, tiny_model
+from oracles.drafts import NEXTN, agreeing, draft_file, error, parted, runs, target_of
+from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Engine
 from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.drafters.draft_mtp import DraftMtp, augury_drafters
-from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
+from augury.files.nextn_file import with_nextn
 from augury.interfaces import Progress
-from augury.loader import Loader
+from augury.loader import Loader, plan_of
 from augury.options import NoOptions
 from augury.testing.toys import TINY_TARGET, registry_with_toys
-from augury.types import ModelOptions
+from augury.types import Draft, ModelOptions
 
 BACKENDS = ("numba-cpu", "reference")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -33,7 +34,7 @@ def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
     for run in runs(name):
         found, logits = zip(*Told(name, backend).replayed(run), strict=True)
         assert list(found) == run.drafts.tolist()
-        assert max(map(nmse, logits, run.logits)) < 1e-9
+        assert error(name, logits, run.logits) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["mtp-glm4moe", "mtp-qwen35"])
@@ -376,3 +377,104 @@ def test_it_is_offered_and_drafts_on_the_tiny_model():
     registry = registry_with_toys()
     with Engine.load(TINY_TARGET, backend="toy", spec_type="draft-mtp", n_ctx=64, registry=registry) as engine:
         assert engine.info.nextn_features == ("output",)
+
+
+# An assistant, which attends to what the target keeps
+
+
+ASSISTANT = "mtp-gemma4-e"
+
+
+def test_an_assistant_does_nothing_for_a_prompt_and_keeps_nothing():
+    told, text = Told(ASSISTANT), runs(ASSISTANT)[0].text
+    told.open()
+    told.tell(text[:70])
+    told.runner.begin(0, text[:71])
+    assert not told.passes
+    assert not told.target.nextn_keeps
+    told.draft(text[:71], 3)
+    assert told.passes == [(0, 1)] * 3
+    assert told.context.spec.n_bytes_per_position == plain_spec(ASSISTANT).n_bytes_per_position
+    assert not told.draft(text[:1], 3), "nothing is kept that it could attend to"
+
+
+def plain_spec(name):
+    loader = Loader(REGISTRY, Reference(NoOptions()), Progress())
+    return loader.load(tiny_model(target_of(name)), ModelOptions(1, 64, 1, "f32", "f32"), purpose="target").spec
+
+
+def test_an_assistant_forgets_hidden_states_of_long_ago():
+    told, tokens = Told(ASSISTANT), np.arange(250, dtype=np.int32) % N_VOCAB
+    told.open()
+    for start in range(0, 250, 10):
+        told.tell(tokens[start : start + 10])
+    assert len(told.runner._text(0).rows) < 200
+    assert told.runner.teacher_forced(0, tokens, 16).min() >= 0
+    assert told.runner.teacher_forced(0, tokens, 249).tolist() == [-1] * 249
+
+
+def test_an_assistant_sees_accepted_branches_at_their_places():
+    text, found = runs(ASSISTANT)[0].text[:24], []
+    for parents, path in ((None, [0, 1]), (np.int32([-1, -1, 1, 0]), [1, 2])):
+        told = Told(ASSISTANT)
+        told.open()
+        told.tell(text[:20])
+        tokens = text[20:23] if parents is None else np.append(text[20:21], [5, *text[21:23], 9]).astype(np.int32)
+        feed = told.context.feed(0, tokens[:1], 0, Draft(tokens[1:], parents=parents))
+        hidden = told.context.forward([feed], ("output",)).features("output").copy()
+        told.context.commit(feed, path)
+        told.runner.feed(0, 20, text[20:23], {"output": hidden[[0, *(1 + node for node in path)]]})
+        told.draft(text[:24], 1)
+        found.append(told.passed.rows().copy())
+    assert np.array_equal(*found)
+
+
+def test_teacher_forcing_says_what_an_assistant_would_have_drafted():
+    told, text, found = Told(ASSISTANT), runs(ASSISTANT)[0].text[:50], []
+    told.open()
+    told.tell(text[:33])
+    for n in range(33, 49):
+        found += told.draft(text[: n + 1], 1)
+        told.tell(text[n : n + 1])
+    assert told.runner.teacher_forced(0, text, 16).tolist() == found
+
+
+def test_what_a_failed_pass_of_an_assistant_may_have_moved_is_not_known(monkeypatch):
+    told, text = Told(ASSISTANT), runs(ASSISTANT)[0].text[:24]
+    told.open()
+    told.tell(text[:20])
+    feed = told.context.feed(0, text[20:21], 0, Draft(np.int32([5, text[21]]), parents=np.int32([-1, -1])))
+    hidden = told.context.forward([feed], ("output",)).features("output").copy()
+    told.context.commit(feed, [1])
+    told.runner.feed(0, 20, text[20:22], {"output": hidden[[0, 2]]})
+    with monkeypatch.context() as patch:
+        patch.setattr(told.context.model, "forward", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            told.draft(text[:23], 1)
+    with pytest.raises(AuguryError, match="what slot 0 holds since is not known"):
+        told.context.feed(0, text[22:23])
+
+
+def test_an_assistant_is_used_by_auto_and_only_beside_its_target():
+    model, how = tiny_model(target_of(ASSISTANT)), {"n_ctx": 64, "backend": "reference", "registry": REGISTRY}
+    with Engine.load(model, draft_model=draft_file(ASSISTANT), **how) as engine:
+        assert engine.config["spec_type"] == "suffix;recycle;draft-mtp"
+    with pytest.raises(ModelFileError, match=r"none of the model's others; give it as the draft model \(-md"):
+        Engine.load(draft_file(ASSISTANT), **how)
+    with pytest.raises(ModelFileError, match=r"'gemma4-assistant' drafts for another model than .*'qwen3', expected that or"):
+        Engine.load(tiny_model("qwen3-dense"), draft_model=draft_file(ASSISTANT), **how)
+
+
+def test_an_assistant_that_does_not_fit_is_refused():
+    target, assistant = tiny_file("gemma4-dense"), ModelFile.open(draft_file(ASSISTANT))
+    of_two = {"attention.sliding_window_pattern": [True] * 2, "attention.head_count_kv": [2] * 2}
+    local = altered(
+        target, metadata={"gemma4.block_count": 2} | {f"gemma4.{key}": np.array(each) for key, each in of_two.items()}
+    )
+    narrow = altered(assistant, metadata={"gemma4-assistant.embedding_length_out": 128})
+    for files, message in (
+        ((target, narrow), "is 128, and 128 tokens, expected 256, and 128, as of the model"),
+        ((local, assistant), "expected a local and a wide one at the model's end"),
+    ):
+        with pytest.raises(ModelFileError, match=message):
+            plan_of(with_nextn(*files), REGISTRY)

@@ -1,8 +1,8 @@
 """Tiny models that draft for others, with random weights, and what llama.cpp drafts with them, round by round.
 
-`DRAFTS` are their names, `NEXTN` those of models that draft for themselves; `draft_file(NAME)` is the path of its GGUF file,
-written once per test run, `target_of(NAME)` the name of the model of `models.ORACLES` that it drafts for, and `runs(NAME)`
-what llama.cpp did.
+`DRAFTS` are their names, `NEXTN` those of models that draft for themselves, one of them with an assistant; `draft_file(NAME)`
+is the path of its GGUF file, written once per test run, `target_of(NAME)` the name of the model of `models.ORACLES` that it
+drafts for, and `runs(NAME)` what llama.cpp did. `nextn_file(NAME)` opens one of `NEXTN`.
 
 The data is in `tests/data/drafts`, whose README says what it means.
 """
@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -24,7 +25,7 @@ from oracles import models
 from augury import Registry
 from augury.files.gguf import ModelFile
 from augury.files.header import read_header
-from augury.files.nextn_file import n_nextn_of
+from augury.files.nextn_file import n_nextn_of, with_nextn
 from augury.loader import plan_of
 from augury.testing.tiny_model import gguf_file, write_tiny_block_head, write_tiny_head
 
@@ -50,6 +51,21 @@ class Run:
 def draft_file(name: str) -> Path:
     """The GGUF file of a tiny model that drafts."""
     return models.written(name, functools.partial(models.write_from_head, DATA / f"{name}.head"))
+
+
+def nextn_file(name: str) -> ModelFile:
+    """A model of `NEXTN`, opened: the target of an assistant with that, or the file itself."""
+    file, target = ModelFile.open(draft_file(name)), target_of(name)
+    return file if target == name else with_nextn(models.tiny_file(target), file)
+
+
+def error(name: str, logits: Sequence[np.ndarray], right: np.ndarray) -> float:
+    """The NMSE of the worst of rows of logits; of all rows where llama.cpp's GELU is a table of half precision.
+
+    There an input's last place may decide on the output's last bit of eleven, so that a row now and then differs by 1e-8.
+    """
+    rows = [models.nmse(*each) for each in zip(logits, right, strict=True)]
+    return models.nmse(np.stack(logits), right) if name.startswith("mtp-gemma") else max(rows)
 
 
 def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
@@ -78,7 +94,46 @@ def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
 @functools.cache
 def agreeing(name: str) -> Path:
     """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong."""
-    source, path = draft_file(name), models.folder() / f"{name}-agreeing.gguf"
+    target = target_of(name)
+    return _changed(draft_file(name) if target == name else models.tiny_model(target), _agreeing)
+
+
+@functools.cache
+def assistance(name: str) -> dict[str, object]:
+    """The arguments of `Engine.load` beside `agreeing(name)`, where it has an assistant: that, and logits that differ more."""
+    if (target := target_of(name)) == name:
+        return {}
+    own = {each.name: each.data.view(np.float32).reshape(each.shape) for each in models.tiny_file(target).tensors.values()}
+
+    def change(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndarray]) -> np.ndarray | None:
+        if each in ("token_embd.weight", "output_norm.weight"):
+            return own[each][..., : shape[-1]]  # the first values of what the model has
+        if each == "nextn.pre_projection.weight":
+            return np.eye(*shape, dtype=np.float32)  # of what it is given of the token as many
+        return _agreeing(each, shape, values)
+
+    return {
+        "draft_model": _changed(draft_file(name), change),
+        "override_kv": {f"{models.architecture_of(target)}.final_logit_softcapping": 24.0},
+    }
+
+
+def _agreeing(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndarray]) -> np.ndarray | None:
+    """What a tensor becomes in a model whose layers say little; None: it stays."""
+    if each.endswith(QUIET):
+        return np.float32(0.15) * values(each)
+    if each.endswith("nextn.eh_proj.weight"):
+        return np.eye(*shape, dtype=np.float32)  # what it is given of the token
+    if each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
+        return np.ones(shape, np.float32)
+    if each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
+        return values("output_norm.weight").copy()
+    return None
+
+
+def _changed(source: Path, change: Callable[..., np.ndarray | None]) -> Path:
+    """A copy of a model of float32, with other tensors in place of some."""
+    path = models.folder() / f"{source.stem}-agreeing.gguf"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
         shutil.copyfile(source, part)
@@ -90,16 +145,7 @@ def agreeing(name: str) -> Path:
                 return np.frombuffer(mapped, np.float32, math.prod(entry.shape), entry.start).reshape(entry.shape)
 
             for each, entry in entries.items():
-                changed = None
-                if each.endswith(QUIET):
-                    changed = np.float32(0.15) * values(each)
-                elif each.endswith("nextn.eh_proj.weight"):
-                    changed = np.eye(*entry.shape, dtype=np.float32)  # what it is given of the token
-                elif each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
-                    changed = np.ones(entry.shape, np.float32)
-                elif each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
-                    changed = values("output_norm.weight").copy()
-                if changed is not None:
+                if (changed := change(each, entry.shape, values)) is not None:
                     mapped[entry.start : entry.start + changed.nbytes] = changed.tobytes()
         part.replace(path)
     return path

@@ -115,29 +115,30 @@ class CopyRows(Record):
     size: int  # E
     n_times: int
     is_private: bool
+    stride: int  # floats from one row of x to the next
 
 
 @kernel(record=CopyRows)
 def copy_rows(record, state, thread, n_threads):
     """Copy x[t] to y[t], so many times."""
-    size, n_times = record.size, record.n_times
+    size, n_times, stride = record.size, record.n_times, record.stride
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for i in range(n_times):
-            copy_row(x + 4 * t * size, y + 4 * (t * n_times + i) * size, size)
+            copy_row(x + 4 * t * stride, y + 4 * (t * n_times + i) * size, size)
 
 
 @kernel(record=CopyRows)
 def gather_rows(record, state, thread, n_threads):
     """Copy the rows of x whose logits are wanted to y, one after the other."""
-    size, rows = record.size, get_i64(state + ROWS)
+    size, stride, rows = record.size, record.stride, get_i64(state + ROWS)
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_ROWS), thread, n_threads, record.is_private)
     for i in range(first, end):
-        copy_row(x + 4 * get_i64(rows + 8 * i) * size, y + 4 * i * size, size)
+        copy_row(x + 4 * get_i64(rows + 8 * i) * stride, y + 4 * i * size, size)
 
 
 @struct

@@ -179,7 +179,7 @@ def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Any:
     """What kernels are told of a rope."""
     if rope is None:
         return TurnArgs()
-    key = ("turns", rope.frequencies.tobytes(), rope.magnitude)
+    key = ("turns", rope.frequencies.tobytes(), rope.magnitude, rope.ahead)
     turns = weights.constant(key, lambda: rope.turns(n_ctx).swapaxes(1, 2).astype(np.float32))
     return TurnArgs(turns, len(rope.frequencies), rope.offset, rope.is_interleaved)
 
