@@ -171,29 +171,24 @@ def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
             if j < 4:
                 fields.append(b.and_(byte(j + i), int32(63)))
             else:
-                low = b.and_(b.lshr(byte(j + 4), int32(i)), int32(15))
-                fields.append(b.or_(low, b.shl(b.lshr(byte(j - 4 + i), int32(6)), int32(4))))
+                fields.append(_joined(b, byte(j + 4), i, byte(j - 4 + i), 6))
     return fields
+
+
+def _joined(b: ir.IRBuilder, low: ir.Value, low_at: int, high: ir.Value, high_at: int) -> ir.Value:
+    """Four bits of a byte, and above them two of another."""
+    above = b.and_(b.lshr(high, int32(high_at)), int32(3))
+    return b.or_(b.and_(b.lshr(low, int32(low_at)), int32(15)), b.shl(above, int32(4)))
 
 
 def _six_k3(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
     """Decode the 16 scales of Q3_K."""
-    fields = []
-    for i in range(16):
-        low = b.and_(b.lshr(byte(i % 8), int32(i // 8 * 4)), int32(15))
-        high = b.and_(b.lshr(byte(8 + i % 4), int32(i // 4 * 2)), int32(3))
-        fields.append(b.or_(low, b.shl(high, int32(4))))
-    return fields
+    return [_joined(b, byte(i % 8), i // 8 * 4, byte(8 + i % 4), i // 4 * 2) for i in range(16)]
 
 
 def _six_iq4(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
     """Decode the 8 scales of IQ4_XS."""
-    fields = []
-    for j in range(8):
-        low = b.and_(b.lshr(byte(2 + j // 2), int32(j % 2 * 4)), int32(15))
-        high = b.and_(b.lshr(byte(j // 4), int32(j % 4 * 2)), int32(3))
-        fields.append(b.or_(low, b.shl(high, int32(4))))
-    return fields
+    return [_joined(b, byte(2 + j // 2), j % 2 * 4, byte(j // 4), j % 4 * 2) for j in range(8)]
 
 
 @emitted(*[i64] * 4, n_literals=1)
@@ -235,6 +230,7 @@ def _quantised_repack(kind: str) -> Any:
 
 def _float_repack(fmt: Format) -> Any:
     size = fmt.float_bytes
+    get, put = (simd.get_u32, simd.put_u32) if size == 4 else (simd.get_u16, simd.put_u16)
 
     def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int, table: int) -> None:
         padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
@@ -243,9 +239,6 @@ def _float_repack(fmt: Format) -> Any:
                 here = source + (p * PANEL_ROWS + row) * n_cols * size
                 place = to + (p * padded * PANEL_ROWS + row) * size
                 for k in range(n_cols):
-                    if size == 4:
-                        simd.put_u32(place + k * PANEL_ROWS * size, simd.get_u32(here + k * size))
-                    else:
-                        simd.put_u16(place + k * PANEL_ROWS * size, simd.get_u16(here + k * size))
+                    put(place + k * PANEL_ROWS * size, get(here + k * size))
 
     return kernel(repack, f"repack_{fmt.kind}")
