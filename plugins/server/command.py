@@ -142,6 +142,11 @@ def _run(args: argparse.Namespace) -> int:
     options = _options_of(args, flags)
     args.max_queue = flags.max_queue
     warn_of_synthetic(args)
+    if flags.collect is not None and (args.spec_synth_rates is not None or args.spec_synth_len is not None):
+        raise OptionError(
+            "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
+            "are not the model's; leave one of the two out"
+        )
     server = Server(options, partial(_load, args, _template_of(args)))
     if flags.metrics:
         from augury.plugins.server.metrics import Metrics

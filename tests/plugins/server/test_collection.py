@@ -87,3 +87,11 @@ def test_the_folder_must_exist(capsys, tmp_path, flag):
     code, _, err = run(capsys, "serve", *here(), "--port", 0, flag, tmp_path / "none")
     assert code == 2
     assert f"{flag} is {tmp_path}/none, expected a folder that exists" in err
+
+
+@pytest.mark.parametrize("flags", [("--spec-synth-rates", "0.9,0.8"), ("--spec-synth-len", "2")])
+def test_answers_that_are_not_the_model_s_are_not_kept(capsys, tmp_path, flags):
+    code, _, err = run(capsys, "serve", *here(), "--port", 0, "--collect", tmp_path, "--spec-type", "ngram-mod", *flags)
+    assert code == 2
+    assert "--collect keeps answers to learn from, but with synthetic acceptance" in err
+    assert not list(tmp_path.iterdir())
