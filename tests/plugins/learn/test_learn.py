@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from commands import run
+from gguf import GGMLQuantizationType
 from head_rig import REGISTRY, Rig
 from oracles.drafts import target_of
 from oracles.models import tiny_file, tiny_model
@@ -353,6 +354,19 @@ def test_a_position_attends_to_itself_at_first():
     read = np.random.default_rng(4).standard_normal((12, 1024), np.float32)
     query, key = ((read @ weights[f"blk.0.attn_{each}.weight"].T).reshape(12, 4, 128) for each in "qk")
     assert (np.einsum("phd,shd->hps", query, key).argmax(axis=-1) == np.arange(12)).all()
+
+
+@pytest.mark.parametrize(("n_bytes", "kind"), [(150, "Q4_0"), (170, "Q8_0")])  # of 200 weights
+def test_a_head_is_stored_as_coarsely_as_its_target(tmp_path, n_bytes, kind):
+    sizes = HeadSizes(32, 64, 64, 4, 4, head_dim=16, n_rot=16, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
+    tensors = {"one": SimpleNamespace(n_bytes=n_bytes, shape=(20, 10))}
+    target = SimpleNamespace(tensors=tensors, metadata={}, get=lambda key, cls, default: default, path=tmp_path)
+    weights = {name: np.ones(shape, np.float32) for name, shape in sizes.shapes.items()}
+    write_head(tmp_path / "head.gguf", sizes, target, np.arange(20), weights, np.ones((20, 64), np.float32))
+    with ModelFile.open(tmp_path / "head.gguf") as head:
+        stored = {each.name: GGMLQuantizationType(each.type).name for each in head.tensors.values()}
+    assert stored["output.weight"] == stored["fc.weight"] == kind
+    assert stored["output_norm.weight"] == "F32"
 
 
 def test_each_third_of_the_epochs_learns_to_draft_a_token_more():
