@@ -192,7 +192,7 @@ class ModelPlan:
 
     @property
     def widest(self) -> int:
-        """How many values x has at most: layers that predict further tokens may have a width of their own."""
+        """How many values x has at most. Layers that predict further tokens may have a width of their own."""
         return max(self.embedding.n_embd, *(each.embedding.n_embd for each in self.nextn), 0)
 
     def n_seen(self, block: Block) -> int:
