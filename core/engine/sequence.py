@@ -259,8 +259,8 @@ class Sequence(DraftedSequence):
         origins = [*[drafters[node] for node in accepted.path[: max(n - 1, 0)]], None]
         n_drafted = [len(drafters), *[None] * n]  # of the round, with its first token
         pieces = [
-            Token(token, text, origin, n, *more)
-            for (token, text), origin, n, more in zip(emitted, origins, n_drafted, logprobs, strict=False)
+            Token(token, text, origin, n_of_round, *more)
+            for (token, text), origin, n_of_round, more in zip(emitted, origins, n_drafted, logprobs, strict=False)
         ]
         self.pieces += pieces
         self.channel.deliver(pieces)

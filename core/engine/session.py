@@ -60,7 +60,7 @@ class EngineSession(Session):
         except Exception as error:
             raise PluginError(
                 f"drafter {drafter.name!r} cannot begin: {type(error).__name__}: {error}; leave it out (--spec-type), or ask "
-                f"whoever wrote {drafter.__module__}"
+                f"the authors of {drafter.__module__}"
             ) from error
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:

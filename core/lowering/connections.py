@@ -69,8 +69,6 @@ def connection_emitters(plan: ModelPlan, backend: str, of_all_streams: type) -> 
         if odd and (n_streams > 1 or any(block.connection for block in layer.blocks)):
             raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")
     kinds = {each: of_all_streams if isinstance(each, AllStreams) else each.kernel_for(backend) for each in plan.connections}
-    for each in (each for each, kind in kinds.items() if kind is None):
-        raise UnsupportedError(
-            f"connection {type(each).__name__}, which backend {backend} does not compute; use backend reference"
-        )
+    if unknown := [type(each).__name__ for each, kind in kinds.items() if kind is None]:
+        raise UnsupportedError(f"connection {unknown[0]}, which backend {backend} does not compute; use backend reference")
     return {each: kind(each, plan) for each, kind in kinds.items()}

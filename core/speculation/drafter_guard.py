@@ -266,7 +266,7 @@ def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
-    if parents is not None and (parents < -1).any() | (parents >= np.arange(n)).any():
+    if parents is not None and ((parents < -1).any() or (parents >= np.arange(n)).any()):
         return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"

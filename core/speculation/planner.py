@@ -188,13 +188,13 @@ class DraftPlanner:
                 continue
             cost, is_far_behind = profile.cost, self._is_far_behind(drafter)
             k = max(min(_PROBE_LENGTH, slot.limit), slot.n_min)
-            if is_waited_for if is_far_behind else k > slot.limit:
-                continue
-            if is_far_behind:
+            if is_far_behind and not is_waited_for:
                 ask, ask_s = CostlyAsk(slot, drafter), cost.hopeful_seconds(1, N_TEACHER_FORCED)
-            else:
+            elif not is_far_behind and k <= slot.limit:
                 ask_s = cost.hopeful_seconds(k, drafter.n_missed) + rest.curve.extra_s(k, rest.n)
                 ask = CostlyAsk(slot, drafter, k, is_probe=True)
+            else:
+                continue
             perfect = (rest.rate(1.0 + j, j, cost.hopeful_seconds(j, 1)) for j in range(1, slot.limit + 1))
             may_pay, waited_s = max(perfect, default=0.0) > _HOPE * rate, profile.n_waited * self.plain_s
             if profile.budget.covers(ask_s) if may_pay else ask_s <= _HOPELESS_SHARE * waited_s:
@@ -309,7 +309,7 @@ class DraftPlanner:
         profile.budget.book(-profile.counted_s(seconds, profile.cost.seconds(1, N_TEACHER_FORCED)))
         drafter.n_missed = 0
         is_mostly_right = sum(is_right) >= max(_MOSTLY * len(is_right), 1)
-        profile.n_waited *= is_mostly_right  # one that was right goes on to wait for a try
+        profile.n_waited = profile.n_waited if is_mostly_right else 0  # one that was right goes on to wait for a try
         self._schedule(profile, is_right=is_mostly_right)
 
     def observe_draft(self, drafter: RequestDrafter, k: int, seconds: float) -> None:

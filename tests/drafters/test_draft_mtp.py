@@ -24,6 +24,7 @@ from augury.options import NoOptions
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 from augury.types import Draft, ModelOptions
 
+ASSISTANT = "mtp-gemma4-e"
 BACKENDS = ("numba-cpu", "reference")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -137,8 +138,9 @@ def test_confidence_is_among_the_ten_best_and_ends_drafts(name):
     assert told.runner.draft([request])[0].tokens == written.tokens[:n_sure]
 
 
-def test_teacher_forcing_says_what_would_have_been_drafted():
-    told, text, found = Told("mtp-hy_v3"), runs("mtp-hy_v3")[0].text[:50], []
+@pytest.mark.parametrize("name", ["mtp-hy_v3", ASSISTANT])
+def test_teacher_forcing_says_what_would_have_been_drafted(name):
+    told, text, found = Told(name), runs(name)[0].text[:50], []
     told.open()
     told.tell(text[:33])
     for n in range(33, 49):
@@ -146,7 +148,7 @@ def test_teacher_forcing_says_what_would_have_been_drafted():
         told.tell(text[n : n + 1])
 
     assert told.runner.teacher_forced(0, text, 16).tolist() == found
-    late = Told("mtp-hy_v3")
+    late = Told(name)
     late.open()
     late.tell(text[:49])
     assert late.runner.teacher_forced(0, text, 16).tolist() == found
@@ -382,9 +384,6 @@ def test_it_is_offered_and_drafts_on_the_tiny_model():
 # An assistant, which attends to what the target keeps
 
 
-ASSISTANT = "mtp-gemma4-e"
-
-
 def test_an_assistant_does_nothing_for_a_prompt_and_keeps_nothing():
     told, text = Told(ASSISTANT), runs(ASSISTANT)[0].text
     told.open()
@@ -427,16 +426,6 @@ def test_an_assistant_sees_accepted_branches_at_their_places():
         told.draft(text[:24], 1)
         found.append(told.passed.rows().copy())
     assert np.array_equal(*found)
-
-
-def test_teacher_forcing_says_what_an_assistant_would_have_drafted():
-    told, text, found = Told(ASSISTANT), runs(ASSISTANT)[0].text[:50], []
-    told.open()
-    told.tell(text[:33])
-    for n in range(33, 49):
-        found += told.draft(text[: n + 1], 1)
-        told.tell(text[n : n + 1])
-    assert told.runner.teacher_forced(0, text, 16).tolist() == found
 
 
 def test_what_a_failed_pass_of_an_assistant_may_have_moved_is_not_known(monkeypatch):

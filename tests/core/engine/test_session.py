@@ -42,7 +42,9 @@ def test_a_drafter_that_cannot_begin_is_named():
     session = EngineSession(
         0, None, ModelOptions(), None, Loader(registry_with_toys(), ToyBackend(NoOptions()), Progress()), None
     )
-    told = "drafter 'toy-period' cannot begin: ZeroDivisionError: no luck; leave it out .--spec-type., or ask whoever wrote ..*"
+    told = (
+        "drafter 'toy-period' cannot begin: ZeroDivisionError: no luck; leave it out .--spec-type., or ask the authors of ..*"
+    )
     with pytest.raises(PluginError, match=told) as found:
         session.make_drafters([(Unready, Member("toy-period", NoOptions()))], [])
     assert isinstance(found.value.__cause__, ZeroDivisionError)
