@@ -68,6 +68,9 @@ KINDS = (  # with, between them, blocks of every kind
     "qwen4exp-moe",
 )
 N_PLACED = 200  # by each number of layers on a GPU
+PRODUCT = (260, 2048)  # rows and columns of a matrix
+N_VOCAB = 151_936
+LATENTS = (128, 512, 64, 2000)  # heads, what is kept of a position, what of that is turned, and the position
 
 
 def products():
@@ -75,7 +78,7 @@ def products():
     gpu, figures = Gpu(0), {}
     gpu.prepare([norm_rows, route, gather_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     for name, fmt in FORMATS.items():
-        few, many = (Product(gpu, name, n, 260, 2048) for n in (FEW_TOKENS, 64))
+        few, many = (Product(gpu, name, n, *PRODUCT) for n in (FEW_TOKENS, 64))
         found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
         assert all(np.array_equal(each, found[0]) for each in found[: len(TILES)]), f"{name}: tiles differ"
         assert all(np.array_equal(each, found[-1]) for each in found[len(TILES) :]), f"{name}: tiles of cut rows differ"
@@ -86,7 +89,7 @@ def products():
                 by_tensor_cores = many.by(tile, n_cuts=4)[:FEW_TOKENS]
                 assert np.array_equal(by_tensor_cores, found[-1]), f"{name}: tensor cores differ where rows are cut"
             chosen = np.random.default_rng(5).integers(0, 8, (64, 2))
-            experts = ExpertProducts(gpu, name, chosen, 8, 260, 2048)
+            experts = ExpertProducts(gpu, name, chosen, 8, *PRODUCT)
             by_bytes, by_tensor_cores = (experts.by(tile)[0] for tile in (TILES[-1], MATRIX_TILE))
             assert np.array_equal(by_bytes, by_tensor_cores), f"{name}: tensor cores differ for experts"
             figures[name] = max(figures[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
@@ -99,7 +102,7 @@ def latent_attention():
     """Heads that share what tensor cores read, at DeepSeek's size, against float64: the same bits by every kernel of a type."""
     gpu = Gpu(0)
     gpu.prepare([*ATTEND_LATENT.values(), merge_latents], Progress())
-    errors = {kind: error_of_latents(gpu, kind, 128, 512, 64, 2000) for kind, _ in ATTEND_LATENT}
+    errors = {kind: error_of_latents(gpu, kind, *LATENTS) for kind, _ in ATTEND_LATENT}
     gpu.close()
     assert max(errors.values()) < 1e-10, errors
     return {"error against float64": errors}
@@ -107,16 +110,16 @@ def latent_attention():
 
 def choosing():
     """The best tokens of a large vocabulary, normalisers and some logits, as numpy finds them."""
-    gpu, rng, n_vocab = Gpu(0), np.random.default_rng(3), 151_936
-    logits = np.round(rng.standard_normal((3, n_vocab)) * 300).astype(np.float32) / 100  # many are equal
-    logits[2, 77_777] = np.nan
+    gpu, rng = Gpu(0), np.random.default_rng(3)
+    logits = np.round(rng.standard_normal((3, N_VOCAB)) * 300).astype(np.float32) / 100  # many are equal
+    logits[2, N_VOCAB // 2] = np.nan
     gpu.prepare(KERNELS, Progress())
-    passed, right, rows = PassedLogits(gpu, logits)(n_vocab), ArrayPass(logits), np.arange(3, dtype=np.int32)
+    passed, right, rows = PassedLogits(gpu, logits)(N_VOCAB), ArrayPass(logits), np.arange(3, dtype=np.int32)
     for k in (1, 40, 256):
         for found, wanted in zip(passed.top_k(rows, k), right.top_k(rows, k), strict=True):
             assert np.array_equal(found, wanted, equal_nan=True), f"the {k} best"
     assert all(abs(passed.log_normalizer(row) - right.log_normalizer(row)) < 1e-9 for row in (0, 1))
-    ids = rng.integers(0, n_vocab, 300)
+    ids = rng.integers(0, N_VOCAB, 300)
     assert np.array_equal(passed.gather(1, ids), logits[1, ids])
     gpu.close()
 
@@ -151,7 +154,9 @@ def architectures():
             try:
                 model = load(file, n_slots=2, **how)
                 found = model.forward(Batch.chain(tokens)).rows().copy()
-                one_by_one = [model.forward(Batch.chain([token], slot=1, start=i)).rows() for i, token in enumerate(tokens)]
+                one_by_one = [
+                    model.forward(Batch.chain([token], slot=1, start=i)).rows().copy() for i, token in enumerate(tokens)
+                ]
                 if told := _differing(found, np.concatenate(one_by_one)):
                     wrong.append(f"{case}, at once and one by one: {told}; {_where_they_differ(model, tokens)}")
                 model.close()
@@ -356,15 +361,15 @@ def placement():
     return {"GPUs": [f"{gpu.name}: {gpu.description}, {gpu.n_bytes_free} of {gpu.n_bytes} bytes free" for gpu in gpus]}
 
 
-def engine_of(file, *others, **how):
+def engine_of(file, *others, backend="numba-cuda", **how):
     """An engine of a model in memory, and of others for its drafters, which are loaded as those from files would be."""
     from unittest.mock import patch
 
     from augury.loader import Loader
 
     files = {str(each.path): each for each in (file, *others)}
-    with patch.object(Loader, "open", lambda self, reference: files[str(reference)]):
-        return Engine.load(file.path, backend="numba-cuda", n_ctx=4096, **how)
+    with patch.object(Loader, "open", lambda self, reference, *_: files[str(reference)]):
+        return Engine.load(file.path, backend=backend, n_ctx=4096, **how)
 
 
 def recordings():

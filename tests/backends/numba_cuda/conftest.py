@@ -1,12 +1,16 @@
 """Here kernels run in the simulator: what they are written in is chosen when it is imported, so it is imported here first."""
 
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 os.environ[SIMULATOR] = "1"
+from augury.backends.numba_cuda import backend
+from augury.backends.numba_cuda.aot import Binary, Compiler
 from augury.backends.numba_cuda.kernels import dialect
 from augury.backends.numba_cuda.model import CudaModel
 
@@ -35,3 +39,17 @@ def _forgetful(monkeypatch):
         return made
 
     monkeypatch.setattr(CudaModel, "_pass", pass_of)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    from oracles.cuda_driver import Driver  # which imports every kernel
+
+    made = Driver()
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=SimpleNamespace(driver=made)))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=made))
+    monkeypatch.setattr(backend.probe, "is_simulated", lambda: False)
+    monkeypatch.setattr(
+        Compiler, "binaries", lambda self, kernels, progress: {each.name: Binary(each.name, b"") for each in kernels}
+    )
+    return made
