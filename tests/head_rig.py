@@ -130,12 +130,15 @@ class Told:
 def rounds(name, backend):
     """What each round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
 
-    The logits are those of the last token, by layers that predict further tokens.
+    What llama.cpp drafted is right, whose caches were of floats, or what the reference drafts with caches of halves: these
+    decide where two tokens are nearly as good. The logits are those of the last token, by layers that predict further tokens.
     """
     run = runs(name)[-1]
     if name not in NEXTN:
-        for found, right in zip(Rig(name, backend, loaded=HALVES).replayed(run), run.drafts.tolist(), strict=True):
-            yield found, right, 0.0
+        drafted = Rig(name, backend, loaded=HALVES).replayed(run)
+        for i, (found, of_floats) in enumerate(zip(drafted, run.drafts.tolist(), strict=True)):
+            of_halves = Rig(name, "reference", loaded=HALVES).replayed(run) if found != of_floats else ()
+            yield found, next(itertools.islice(of_halves, i, None), of_floats), 0.0
         return
     told = Told(name, backend, cache_type="f16").replayed(run)
     for (found, logits), right, right_logits in zip(told, run.drafts.tolist(), run.logits, strict=True):
