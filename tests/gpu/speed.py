@@ -36,7 +36,7 @@ from augury.engine.context import EngineContext
 from augury.interfaces import Progress
 from augury.plugins.memory.contiguous import Contiguous
 from gpu.checks import engine_of
-from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, SMALL, load, random_model, write
+from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, SMALL, load, random_head, random_model, write
 
 _GIB = 1 << 30
 _EMPTY = """.version 7.8
@@ -46,6 +46,7 @@ _EMPTY = """.version 7.8
 .visible .entry waiting() { griddepcontrol.launch_dependents; griddepcontrol.wait; ret; }
 """
 _N_EMPTY = 250
+ACCEPTED = (0.75, 0.7, 0.65)  # chances of a draft's tokens: of a head's that is good
 
 
 def versions():
@@ -291,6 +292,29 @@ def rounds():
     return figures
 
 
+def heads():
+    """Microseconds of drafts by a head as `augury learn` makes them, and of rounds, whose tokens chance accepts; and plain."""
+    file, figures = random_model(MIDDLE, Q4_K_M), {}
+    prompt = np.random.default_rng(1).integers(0, MIDDLE.n_vocab, 80).tolist()
+    with TemporaryDirectory() as folder:
+        head = random_head(file, Path(folder) / "head.gguf")
+        options = {"spec_type": "draft-eagle3", "draft_model": head.path, "spec_fixed": True, "spec_synth_rates": ACCEPTED}
+        with engine_of(file, head, **options) as engine:
+            for n in (0, 1, 2, 3, 5):
+                how = {"temperature": 0.0, "ignore_eos": True, "speculative": {"n_max": n}}
+                engine.generate(prompt, max_tokens=30, **how)  # which records graphs
+                begun = time.perf_counter()
+                stats = engine.generate(prompt, max_tokens=300, **how).stats
+                seconds, drafter = time.perf_counter() - begun, stats.drafters["draft-eagle3"]
+                figures[f"drafts of {n}"] = {
+                    "us per draft": round(1e6 * drafter.draft_s / max(1, drafter.calls)),
+                    "us per round": round(1e6 * seconds / stats.n_rounds),
+                    "tokens per round": round(stats.n_emitted / stats.n_rounds, 2),
+                    "tokens per s": round(stats.n_emitted / seconds),
+                }
+    return figures
+
+
 def llama_cpp():
     """What llama.cpp's CUDA build makes of the same 1.5 billion weights, where there is one, or its sources and a compiler.
 
@@ -390,5 +414,6 @@ PARTS = (
     kernels,
     drafts,
     rounds,
+    heads,
     llama_cpp,
 )

@@ -50,6 +50,7 @@ SPEED = {  # on that GPU, too
     "kernels": {"MIDDLE": LEAST},
     "drafts": {"SMALL": LEAST},
     "rounds": {"MIDDLE": LEAST},
+    "heads": {"MIDDLE": LEAST},
     "llama_cpp": {"MIDDLE": LEAST},
 }
 RUN = [{"avg_ts": 1.0, "n_prompt": 512, "n_gen": 0, "build_number": 1, "backends": "CUDA"}]  # what llama-bench tells
