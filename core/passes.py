@@ -88,6 +88,7 @@ class Pass(ABC):
 
 
 _NO_FEATURES: Mapping[str, np.ndarray] = MappingProxyType({})
+_FEW = 4  # ids of tokens that are looked for one by one, so that a row that is far away stays there
 
 
 class ArrayPass(Pass):
@@ -166,6 +167,8 @@ class NamedPass(Pass):
     >>> named = NamedPass(ArrayPass(np.float32([[1, 3, 2]])), np.int32([0, 4, 1]), 5)
     >>> named.argmax().tolist(), named.rows().tolist()
     ([4], [[1.0, 2.0, -inf, -inf, 3.0]])
+    >>> named.gather(0, np.int32([1, 2])).tolist()
+    [2.0, -inf]
     """
 
     def __init__(self, whole: Pass, tokens: np.ndarray, n_vocab: int) -> None:
@@ -184,8 +187,12 @@ class NamedPass(Pass):
         return self._named(places), logits
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        logits: np.ndarray = self.row(row)[ids]
-        return logits
+        if len(ids) > _FEW:
+            of_row: np.ndarray = self.row(row)[ids]
+            return of_row
+        places = [np.flatnonzero(self._tokens == token) for token in ids.tolist()]
+        logits = [self._whole.gather(row, place)[0] if len(place) else -np.inf for place in places]
+        return np.array(logits, np.float32)
 
     def log_normalizer(self, row: int) -> float:
         return self._whole.log_normalizer(row)

@@ -176,10 +176,17 @@ class Lowering:
             self._narrowed[linear] = vocabulary, narrow if narrow is not None and narrow.follow(vocabulary) else None
         return self._narrowed[linear][1]
 
-    def following(self, size: Size, parts: Parts) -> Program:
-        """A program for a pass over the best tokens after the rows of the last one, which are not asked for."""
-        places = (self.inputs, self.buffers["best"])
-        first = Launch(follow, (1, 1, 1), MAX_TOKENS, (*places, self.plan.embedding.n_vocab))
+    def following(self, size: Size, parts: Parts, names: Pointer | None, n_named: int) -> Program:
+        """A program for a pass over the best tokens after the rows of the last one, which are not asked for.
+
+        Args:
+            size: Of the passes.
+            parts: What they go through.
+            names: The tokens (n_named,) of logits; None: logits are those of all tokens.
+            n_named: How many they are, or 0.
+        """
+        given = {"best": self.buffers["best"], "names": names, "n_named": n_named, "n_vocab": self.plan.embedding.n_vocab}
+        first = Launch.of(follow, (1,), MAX_TOKENS, self.inputs, **given)
         return self._device.program([first, *self.steps(size, parts).steps])
 
     def steps(self, size: Size, parts: Parts) -> Tape:

@@ -46,6 +46,10 @@ class CudaModel(Model):
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
+        self._names: Pointer | None = None  # the tokens on the device
+        if tokens is not None:
+            self._names = device.allocate(tokens.nbytes, "scratch").at(0)
+            device.write(self._names, tokens.astype(np.int32))
         self._logits_of = partial(Logits, *places)
         self._chooser = RowReader(device, self._logits_of(self._n_logits))
         self._choosers = {self._n_logits: self._chooser}  # by the width of a row
@@ -55,17 +59,14 @@ class CudaModel(Model):
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
-        is_chained = self._sequences is None and tokens is None and not self._plan.hidden_of
+        is_chained = self._sequences is None and not self._plan.hidden_of
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
-        narrow = self._narrowed(batch)
-        tokens = self._tokens if narrow is None else narrow.tokens
-        passed = self._forward(batch, narrow=narrow)
-        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
+        return self._named(batch)
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
@@ -74,7 +75,14 @@ class CudaModel(Model):
             return passed if n_passes == 1 or self._tokens is not None else GatheredPass(self._chooser, passed.rows())
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
-        return self._forward(batch, n_passes)
+        return self._named(batch, n_passes)
+
+    def _named(self, batch: Batch, n_passes: int = 1) -> Pass:
+        """Compute one pass, or a chain of passes whose first one is not cut, and name the tokens of its logits."""
+        narrow = self._narrowed(batch)
+        tokens = self._tokens if narrow is None else narrow.tokens
+        passed = self._forward(batch, n_passes, narrow)
+        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
     def _narrowed(self, batch: Batch) -> NarrowOutput | None:
         """What computes the logits of a batch's vocabulary alone, where one pass computes them."""
@@ -84,7 +92,7 @@ class CudaModel(Model):
         return self._lowering.narrowed(batch.layers, batch.vocabulary)
 
     def _forward(self, batch: Batch, n_passes: int = 1, narrow: NarrowOutput | None = None) -> Pass:
-        """Compute one pass, or a chain of passes whose first one is not cut."""
+        """See `_named`."""
         self._require_open()
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
@@ -101,8 +109,7 @@ class CudaModel(Model):
         layers, is_narrow = batch.layers or (0, self.info.n_layers), narrow is not None
         parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow)
         if n <= self._n_most:
-            n_logits = self._n_logits if narrow is None else len(narrow.tokens)
-            return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, n_logits=n_logits)
+            return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, narrow=narrow)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self._n_logits), np.float32)
         before_s = 0.0
@@ -142,7 +149,7 @@ class CudaModel(Model):
         before_s: float = 0.0,
         *,
         n_passes: int = 1,
-        n_logits: int | None = None,
+        narrow: NarrowOutput | None = None,
     ) -> DevicePass:
         """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""
         positions = batch.positions[span]
@@ -155,22 +162,23 @@ class CudaModel(Model):
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()
         row_slots = np.tile(batch.slots[span][rows], n_passes)
-        if n_passes > 1:
-            self._go_on(len(rows), n_passes, int(positions.max()), parts)
-        width = self._n_logits if n_logits is None else n_logits
+        width = self._n_logits if narrow is None else len(narrow.tokens)
         if (chooser := self._choosers.get(width)) is None:
             chooser = self._choosers[width] = RowReader(self._device, self._logits_of(width))
+        if n_passes > 1:
+            names = self._names if narrow is None else narrow.names
+            self._go_on(chooser.logits, names, len(rows), n_passes, int(positions.max()), parts)
         begun = chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
         return DevicePass(chooser, self._fetched, row_slots, features, width, begun, before_s)
 
-    def _go_on(self, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
+    def _go_on(self, logits: Logits, names: Pointer | None, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain, and let the rows of all be in order."""
-        device, logits, best = self._device, self._chooser.logits, self._lowering.buffers["best"]
+        device, best = self._device, self._lowering.buffers["best"]
         n_bytes = 4 * n_rows * logits.n_vocab
         places = [logits.at.at(i * n_bytes) for i in range(n_passes + 1)]
-        program = self._program(size_of(n_rows, last + n_passes - 1), parts, is_following=True)
+        program = self._program(size_of(n_rows, last + n_passes - 1), parts, (names, 0 if names is None else logits.n_vocab))
         # every pass leaves its rows in the first place; so those of the first one wait in the last, which is one too many
         for i in range(1, n_passes):
             device.copy(Copy(places[0], places[i - 1 or n_passes], n_bytes))
@@ -222,13 +230,16 @@ class CudaModel(Model):
             self._states.run()
             self._device.wait()
 
-    def _program(self, size: Size, parts: Parts, *, is_following: bool = False) -> Program:
-        """The program of a size; those that were not used for longest are dropped."""
-        key = (size, parts, is_following)
+    def _program(self, size: Size, parts: Parts, named: tuple[Pointer | None, int] | None = None) -> Program:
+        """The program of a size; those that were not used for longest are dropped.
+
+        One for a further pass of a chain is `named`: it has the tokens of logits on the device, or None, and their number.
+        """
+        key = (size, parts, named is not None)
         program = self._programs.pop(key, None)
         if program is None:
-            if is_following:
-                program = self._lowering.following(size, parts)
+            if named is not None:
+                program = self._lowering.following(size, parts, *named)
             else:
                 program = self._lowering.program(size, parts, self._inputs, self._fetched)
             if len(self._programs) == _MOST_PROGRAMS:

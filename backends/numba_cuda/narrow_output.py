@@ -25,6 +25,7 @@ class NarrowOutput:
     Attributes:
         matrices: The two, each with the column of its products.
         tokens: (m,) int32, of each column.
+        names: The same on the device.
     """
 
     def __init__(self, device: Device, matrix: Matrix, n_first: int) -> None:
@@ -42,6 +43,7 @@ class NarrowOutput:
         others = evolve(others, words=device.allocate(4 * matrix.format.n_words(others.n), PURPOSE).at(0))
         first = evolve(matrix, n_rows=TILE_ROWS * n_first, n_given=matrix.n, cuts=matrix.n_cuts)
         self.matrices = [(first, 0), (others, first.n_rows)]
+        self.names = device.allocate(4 * (first.n_rows + n_rows), PURPOSE).at(0)
         self._tiles = np.arange(n_first, n_first + n_others)  # of each place among the others
         for place, tile in enumerate(self._tiles.tolist()):
             self._copy(tile, place)
@@ -69,13 +71,15 @@ class NarrowOutput:
         free = np.flatnonzero(~np.isin(self._tiles, others))[: len(new)]
         for place, tile in zip(free.tolist(), new.tolist(), strict=True):
             self._copy(tile, place)
-        self._tiles[free] = new
-        self._name()
+        if len(new):
+            self._tiles[free] = new
+            self._name()
         return True
 
     def _name(self) -> None:
         tiles = np.concatenate([np.arange(self._n_first), self._tiles])
         self.tokens = (TILE_ROWS * tiles[:, None] + np.arange(TILE_ROWS)).reshape(-1).astype(np.int32)
+        self._device.write(self.names, self.tokens)
 
     def _copy(self, tile: int, place: int) -> None:
         """Copy a tile of rows to a place among the others."""

@@ -52,14 +52,22 @@ def first_of_chunk(position, chunk):
     return np.int32(position // chunk * chunk) if chunk > 0 else np.int32(0)
 
 
-@kernel("jji")
-def follow(inputs, best, n_vocab):
+@kernel("jjjii")
+def follow(inputs, best, names, n_named, n_vocab):
     """Tell a pass that it is over the best token after each row of the last one: a thread for each row that there may be.
 
     In place of one that the embedding does not know, and of none, it is 0.
+
+    Args:
+        inputs: Of the last pass, then of the next one.
+        best: (rows,), the columns of the best logits; -1 for none.
+        names: The token of each column, if `n_named`, which says how many there are, is not 0: columns are tokens then.
+        n_vocab: Tokens that the embedding knows.
     """
     i = cuda.threadIdx.x
     n, t, token = inputs[N_ROWS], inputs[ROWS + i], best[i]
+    if n_named:
+        token = names[token] if 0 <= token < n_named else np.int32(-1)
     slot, position = inputs[SLOTS + t], inputs[POSITIONS + t] + 1
     cuda.syncthreads()  # where a thread writes, another one reads
     if i < n:

@@ -8,7 +8,7 @@ import pytest
 from head_rig import REGISTRY
 from oracles.cuda_products import random_matrix
 from oracles.models import tiny_file
-from oracles.passes import run_of
+from oracles.passes import joined, run_of
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import SimulatedDevice
@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.repack import repack
 from augury.backends.numba_cuda.weights import Matrix
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions
 
@@ -102,6 +102,17 @@ def test_logits_of_a_vocabulary_are_those_among_all_and_no_others_are_computed(n
         assert np.array_equal(values[0], -np.sort(-rows[0])[:5])
         assert np.array_equal(rows[0, ids[0]], values[0])
     assert np.array_equal(model.forward(batch).rows(), right)
+
+
+def test_a_chain_among_a_vocabulary_is_its_passes_one_by_one():
+    model = loaded()
+    batch = attrs.evolve(joined(run_of([5, 6, 7]), run_of([9], slot=1)), rows=np.int32([2, 3]))
+    for wanted in (np.arange(8, dtype=np.int32), FEW):
+        narrow = attrs.evolve(batch, vocabulary=wanted)
+        rows, found = Model.forward_chain(model, narrow, 3).rows(), model.forward_chain(narrow, 3)
+        assert (rows > -np.inf).sum() == 6 * TILE_ROWS * (2 + 16)
+        assert np.array_equal(found.rows(), rows)
+        assert np.array_equal(found.argmax(), rows.argmax(axis=1))
 
 
 def test_a_vocabulary_that_the_model_cannot_have_is_refused():
