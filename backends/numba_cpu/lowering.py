@@ -64,7 +64,7 @@ class Lowering:
         needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
         self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
         self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
-        self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
 
     def _emitter(self, block: Block) -> BlockEmitter:
         return BlockEmitter(block, self.options, self.plan.n_seen(block), self._sources)
@@ -101,34 +101,31 @@ class Lowering:
         widths = {each.embedding.n_embd for each in self.plan.nextn} - {n_embd}
         self._wide = {n_embd: self._spaces[1]} | {width: Workspace(width, buffers, arena, 0) for width in widths}
 
-    def programs(
+    def program(
         self,
+        n: int,
         layers: tuple[int, int] | None = None,
         features: tuple[str, ...] = (),
         *,
         takes_hidden: bool = False,
         is_read: bool = True,
-    ) -> tuple[Program, ...]:
-        """The tapes of a range of layers and the output, written when they are first asked for.
+    ) -> Program:
+        """The tape of a range of layers and the output, written when it is first asked for.
 
         Args:
+            n: Tokens of a pass. Those of up to `tape.PRIVATE_TOKENS` have a tape of their own.
             layers: Which; None: all.
             features: The features that they give.
             takes_hidden: Whether they begin with hidden states.
             is_read: Whether anybody reads logits, or features of the last layer or the output. If not, the tape ends when the
                 last layer has stored its caches and states.
-
-        Returns:
-            For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
         """
-        key, n_layers = (layers, features, takes_hidden, is_read), len(self.plan.layers)
-        if key not in self._programs and layers is not None and layers[1] > n_layers:
-            self._programs[key] = (self._nextn_program(layers, features, is_read=is_read),) * len(self._spaces)
+        space, layers = self._spaces[n > tape.PRIVATE_TOKENS], layers or (0, len(self.plan.layers))
+        key = (space.is_private, layers, features, takes_hidden, is_read)
+        if key not in self._programs and layers[1] > len(self.plan.layers):
+            self._programs[key] = self._nextn_program(layers, features, is_read=is_read)
         elif key not in self._programs:
-            self._programs[key] = tuple(
-                self._program(space, layers or (0, n_layers), features, takes_hidden=takes_hidden, is_read=is_read)
-                for space in self._spaces
-            )
+            self._programs[key] = self._program(space, layers, features, takes_hidden=takes_hidden, is_read=is_read)
         return self._programs[key]
 
     def moving(self, moves: np.ndarray) -> np.ndarray:

@@ -63,11 +63,11 @@ class NumbaCpuModel(Model):
         self._weights = Weights(file, plan, self._arena, self.isa)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
-        self._whole = lowering.programs()
+        self._whole = [lowering.program(n) for n in (1, MAX_TOKENS)]
         for layers, nextn in zip(plan.nextn_layers, plan.nextn, strict=True):  # which loads their weights
-            lowering.programs(layers, () if nextn.output.given is None else ("output",), takes_hidden=True)
+            lowering.program(1, layers, () if nextn.output.given is None else ("output",), takes_hidden=True)
         if plan.block is not None:
-            lowering.programs(takes_hidden=True, is_read=False)
+            lowering.program(1, takes_hidden=True, is_read=False)
         self._weights.close_file()
         self._narrow = NarrowOutputs(self.info.n_vocab)
         named = plan.output.tokens
@@ -126,11 +126,11 @@ class NumbaCpuModel(Model):
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, None if is_sorted else order)
         columns = (tokens, positions, slots, cells)
-        programs, narrow = self._programs(batch)
         hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
         if n <= MAX_TOKENS:
-            self._pass(columns, parents, rows, 0, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
+            program, narrow = self._program(batch, n)
+            self._pass(columns, parents, rows, 0, 0, program.at(0, hidden, features))
             if not is_sorted:
                 features = {name: values[places[:-1]] for name, values in features.items()}
             return self._result(self._logits[:n_rows], narrow, features)
@@ -140,8 +140,8 @@ class NumbaCpuModel(Model):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
-            program = programs[span.stop - span.start > PRIVATE_TOKENS].at(span.start, hidden, features)
-            self._pass(part, above, rows[here] - span.start, n_written, span.start, program)
+            program, narrow = self._program(batch, span.stop - span.start)
+            self._pass(part, above, rows[here] - span.start, n_written, span.start, program.at(span.start, hidden, features))
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows]
@@ -168,7 +168,7 @@ class NumbaCpuModel(Model):
             raise UnsupportedError(
                 f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
             )
-        state, works = self._team.state, self._programs(batch)[0][n > PRIVATE_TOKENS].works
+        state, works = self._team.state, self._program(batch, n)[0].works
         times = np.zeros(len(works) + 1, np.int64)
         state[offsets.TIMES // 8] = times.ctypes.data
         try:
@@ -208,21 +208,20 @@ class NumbaCpuModel(Model):
         self._logits = np.zeros((n_rows, self._lowering.logits_width), np.float32)
         self._logits_address = self._logits.ctypes.data
 
-    def _programs(self, batch: Batch) -> tuple[Sequence[Program], NarrowOutput | None]:
-        """What computes a pass, and how its logits are to be read where they are not those of all tokens."""
-        programs: Sequence[Program] = self._whole  # by the shortest way: of small models Python between passes is felt
+    def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
+        """What computes a pass of n tokens, and how its logits are to be read where they are not those of all tokens."""
+        program = self._whole[n > PRIVATE_TOKENS]  # by the shortest way: of small models Python between passes is felt
         is_read = len(batch.rows) > 0
         if batch.features and not is_read:  # those of the layers before are there when the last one has stored its caches
             end = self.info.n_layers if batch.layers is None else batch.layers[1]
             is_read = not {"output", f"layer.{end - 1}"}.isdisjoint(batch.features)
         if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
-            programs = self._lowering.programs(
-                batch.layers, batch.features, takes_hidden=batch.hidden is not None, is_read=is_read
-            )
+            how = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
+            program = self._lowering.program(n, batch.layers, batch.features, **how)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
-            return programs, None
-        narrow = self._narrow.of(programs, batch.vocabulary)
-        return narrow.programs, narrow
+            return program, None
+        narrow = self._narrow.of(program, batch.vocabulary)
+        return narrow.program, narrow
 
     def _pass(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,39 +24,39 @@ _ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of what treats
 
 @frozen(eq=False)
 class NarrowOutput:
-    """What computes the logits of a vocabulary.
+    """The tape that computes the logits of a vocabulary.
 
     Attributes:
-        programs: As the whole output's.
+        program: As the whole output's.
         tokens: (m,) int32, rising: those that have logits, which are all rows of the panels, in the order of these logits.
     """
 
-    programs: Sequence[Program]
+    program: Program
     tokens: np.ndarray
 
 
 class NarrowOutputs:
-    """The programs of vocabularies, of which each kind of pass keeps the last one."""
+    """The tapes of vocabularies, of which each kind of pass keeps the last one."""
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
-        self._kept: dict[int, tuple[np.ndarray, NarrowOutput]] = {}  # by the identity of programs, which are kept elsewhere
+        self._kept: dict[int, tuple[np.ndarray, NarrowOutput]] = {}  # by the identity of tapes, which are kept elsewhere
 
-    def of(self, programs: Sequence[Program], vocabulary: np.ndarray) -> NarrowOutput:
-        """Make programs of a vocabulary (m,) int32, or take those that were made of the same array.
+    def of(self, program: Program, vocabulary: np.ndarray) -> NarrowOutput:
+        """Make the tape of a vocabulary (m,) int32, or take the one that was made of the same array.
 
         Raises:
             OptionError: It holds no tokens, others than the model's, or they do not rise.
         """
-        kept = self._kept.get(id(programs))
+        kept = self._kept.get(id(program))
         if kept is not None and kept[0] is vocabulary:
             return kept[1]
         check_vocabulary(vocabulary, self._n_vocab)
         panels = vocabulary // step.PANEL_ROWS
         panels = panels[np.append(True, panels[1:] != panels[:-1])].astype(np.int64)
         tokens = (step.PANEL_ROWS * panels[:, None] + np.arange(step.PANEL_ROWS)).ravel().astype(np.int32)
-        made = NarrowOutput([_narrowed(each, panels) for each in programs], tokens[tokens < self._n_vocab])
-        self._kept[id(programs)] = vocabulary, made
+        made = NarrowOutput(_narrowed(program, panels), tokens[tokens < self._n_vocab])
+        self._kept[id(program)] = vocabulary, made
         return made
 
 

@@ -24,7 +24,7 @@ GIVEN = "given"
 """The buffer of what an output makes of x for features."""
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
-KERNELS = (step.add_norm, step.quantize, step.multiply)
+KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
 
 
 @frozen
@@ -178,7 +178,7 @@ class Tape:
         return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
 
     def take_hidden(self, to: Rows) -> None:
-        """Write that rows are what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
+        """Write that rows are what `Program.at` will say."""
         self._hidden = len(self._rows)
         self.copy(Rows(0, 0, to.width), to)
 

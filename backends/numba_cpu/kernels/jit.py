@@ -74,6 +74,7 @@ def helper(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True, error_model="numpy", forceinline=True, pipeline_class=HelperCompiler)(function)
 
 
+@cache
 def address(compiled: Any) -> int:
     """The machine address of a kernel, for `call`: `int32 f(void *result, void *error, int64...)`, numba's own convention."""
     signature = _signature(compiled)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends, step
+from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
@@ -156,7 +156,7 @@ class BeginStreamsEmitter(OperationEmitter):
     """Copies rows to x, or to the residual streams."""
 
     operation: BeginStreams
-    kernels = (recurrent_ends.place_rows, step.copy_rows)
+    kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         y, to = self.operation.y, tape.streams

@@ -9,12 +9,16 @@ import attrs
 import gguf
 import numpy as np
 import pytest
-from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file
+from oracles.drafts import NEXTN, draft_file, target_of
+from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file, tiny_model
 from oracles.passes import joined, run_of
 
-from augury.backends.numba_cpu import NumbaCpu, backend
+from augury import Engine
+from augury.backends.numba_cpu import NumbaCpu, backend, tape, weights
 from augury.backends.numba_cpu.kernels import team as offsets
+from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.reference import Reference
+from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import LlamaSizes, gguf_file
@@ -342,6 +346,34 @@ def test_no_kernel_is_loaded_while_decoding_not_even_for_the_first_accepted_bran
     ended = subprocess.run([sys.executable, script, *sys.path], capture_output=True, text=True, check=False, timeout=600)
 
     assert (ended.returncode, ended.stdout) == (0, "True True 0\n"), ended.stderr
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35"])
+def test_all_kernels_of_a_heads_prompts_and_rounds_are_loaded_with_it(name, monkeypatch):
+    loaded, used = set(), set()
+    prepare, record_of = weights.prepare, tape.record_of
+    monkeypatch.setattr(weights, "prepare", lambda kernels, told: loaded.update(kernels) or prepare(kernels, told))
+    monkeypatch.setattr(tape, "record_of", lambda kernel, **fields: used.add(kernel) or record_of(kernel, **fields))
+    head = {} if name in NEXTN else {"draft_model": draft_file(name)}
+    target = draft_file(name) if name in NEXTN else tiny_model(target_of(name))
+    with Engine.load(target, backend="numba-cpu", threads=1, n_ctx=512, spec_fixed=True, **head) as engine:
+        stats = engine.generate(list(range(1, 100)) * 3, max_tokens=20, temperature=0.0).stats
+    assert stats.n_drafted > 0
+    assert used <= loaded
+
+
+def test_only_the_tapes_of_passes_that_are_computed_are_written(monkeypatch):
+    model, sizes = load(tiny_file("llama-dense")), []
+    write = Lowering._program
+    monkeypatch.setattr(
+        Lowering,
+        "_program",
+        lambda self, space, *ends, **how: sizes.append(space.is_private) or write(self, space, *ends, **how),
+    )
+    for n in (3, 8, 1, 2, 3):
+        model.forward(Batch.chain(np.arange(n, dtype=np.int32), features=("layer.1",)))
+    model.close()
+    assert sizes == [False, True]
 
 
 def test_an_interrupted_pass_leaves_the_model_usable(models, monkeypatch):
