@@ -35,6 +35,7 @@ class Session(ABC):
     forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
     prediction: np.ndarray | None = None  # (p,) int32: a text that the answer is expected to resemble
     verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
+    is_synthetic: bool = False  # whether drafts are accepted by chance, so that the text is no text to learn from
 
     @abstractmethod
     def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:

@@ -115,7 +115,7 @@ class NgramCache(Drafter):
     def end(self) -> None:
         """Count what was generated among the past generations."""
         text, self._text = self._text, None
-        if text is not None:
+        if text is not None and not self.session.is_synthetic:
             self._past.learn(text, self._n_prompt)
 
     def _see(self, history: np.ndarray) -> None:

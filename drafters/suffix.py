@@ -155,7 +155,9 @@ class Suffix(Drafter):
         """Add the answer to the corpus, and the tokens before it by which it may be found; keep no view of the history."""
         self._seen = self._seen.copy()
         text, self._text = self._text, None
-        if text is not None and self._corpus is not None and self.options.corpus_learns:
+        if text is None or self._corpus is None:
+            return
+        if self.options.corpus_learns and not self.session.is_synthetic:
             self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:

@@ -104,6 +104,7 @@ class Sequence(DraftedSequence):
     def describe(self, session: Session) -> None:
         session.sampling, session.verify = self.sampler.params, self.speculation.verify
         session.forced, session.prediction = self.forced, self.request.prediction
+        session.is_synthetic = bool(self.speculation.synthetic)
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
         """Of the sampler `dry`: made once for those that most requests have."""

@@ -213,7 +213,8 @@ class Slots:
         self._shared = {}
         self.options = SuffixOptions(**{"factor": 1.0, "corpus": str(path)} | options)
         model = SimpleNamespace(n_vocab=n_vocab)
-        session = SimpleNamespace(model=model, tokenizer=None, shared=lambda key, make: self._shared.setdefault(key, make()))
+        shared = lambda key, make: self._shared.setdefault(key, make())
+        session = SimpleNamespace(model=model, tokenizer=None, is_synthetic=False, shared=shared)
         self.drafters = [Suffix(self.options, session) for _ in range(n_slots)]
 
     def answer(self, prompt, answer, slot=0, **options):

@@ -42,6 +42,16 @@ def test_chat_warns(augury, monkeypatch):
     assert MARK in augury("chat", "--ignore-eos")[2]
 
 
+@pytest.mark.parametrize("flags", ["suffix --spec-suffix-corpus", "ngram-cache --lookup-cache-dynamic"])
+def test_no_file_learns_a_text_that_is_not_the_models(augury, tmp_path, flags):
+    kept = tmp_path / "kept"
+    words = ("--spec-type", *flags.split(), kept)
+    assert augury("run", *PROMPT, *words)[0] == 0
+    assert not kept.exists()
+    assert augury("run", *PROMPT, *words, synthetic=())[0] == 0
+    assert kept.exists()
+
+
 def test_bench_marks_tables_and_finds_no_fault_with_the_texts(augury):
     code, out, err = augury("bench", *PROMPT, "--turns", "1")
     assert code == 0
