@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
-from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs
+from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
@@ -91,7 +91,6 @@ class Tape:
         made: Products that blocks side by side begin with; see `first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
-        choice: The arguments of attention for the last choice of positions.
         narrow: What computes the logits of some tokens alone, by the matrix of all.
     """
 
@@ -102,7 +101,6 @@ class Tape:
         self.made: dict[Hashable, Rows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
-        self.choice = ChoiceArgs()
         self.narrow: Mapping[Linear, NarrowOutput] = {}
         # rows that the next norm adds to x, as they are or normed, or swaps with it
         self._pending: tuple[Rows, Norm | None, bool] | None = None

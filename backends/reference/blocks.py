@@ -6,7 +6,7 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from augury.blocks import (
     Router,
     Temperature,
 )
-
-if TYPE_CHECKING:
-    from augury.lowering import Choose
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -131,7 +128,8 @@ def attention(
             is_chosen = np.isin(np.arange(position + 1) // size, [*blocks, (position + 1) // size])
             chosen = np.broadcast_to(is_chosen, (block.n_kv_heads, position + 1))
         elif indexer is not None:
-            chosen = chosen_positions(indexer, compared[1][token], compared_seen[0][0], first)
+            sizes = (indexer.size, indexer.n_chosen, indexer.n_local)
+            chosen = chosen_positions(*sizes, compared[1][token], compared_seen[0][0], first)
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
@@ -169,15 +167,18 @@ def _compared(
     return made
 
 
-def chosen_positions(indexer: BlockIndexer | Choose, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
-    """Whether each seen position takes part (G, T), with queries (G, D_i), and keys (T, D_i) from position `first` on."""
-    blocks = np.arange(first, first + len(keys)) // indexer.size
+def chosen_positions(size: int, n_chosen: int, n_local: int, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
+    """Whether each seen position takes part (G, T), with queries (G, D_i), and keys (T, D_i) from position `first` on.
+
+    Of blocks of `size` positions `n_chosen` are, the last `n_local` in any case; see `BlockIndexer`.
+    """
+    blocks = np.arange(first, first + len(keys)) // size
     chosen = np.empty((len(queries), len(keys)), bool)
     for group, query in enumerate(queries):
         scores = np.full(blocks[-1] + 1, -np.inf)
         np.maximum.at(scores, blocks, keys @ query)
-        scores[max(len(scores) - indexer.n_local, 0) :] = np.inf
-        chosen[group] = np.isin(blocks, np.argsort(-scores, kind="stable")[: indexer.n_chosen])
+        scores[max(len(scores) - n_local, 0) :] = np.inf
+        chosen[group] = np.isin(blocks, np.argsort(-scores, kind="stable")[:n_chosen])
     return chosen
 
 

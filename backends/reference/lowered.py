@@ -33,7 +33,7 @@ class LoweredBlock(LayerStates):
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
         build = block.lowered(n_embd)
-        self.x, self.before, self.embedded, self.last_choice = build.x, build.before, build.embedded, build.last_choice
+        self.x, self.before, self.embedded = build.x, build.before, build.embedded
         self.operations = build.operations
         advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
         advances |= {each.state: shift for each in self.operations if isinstance(each, LastTokens)}
@@ -78,7 +78,7 @@ class Run:
 
     def choice(self, value: Value) -> Choice:
         """The chosen positions, of this block or of the last layer that chose."""
-        return self.chosen[0] if value is self.block.last_choice else self.choices[value]
+        return self.choices[value] if value in self.choices else self.chosen[0]
 
     def get(self, value: Value) -> np.ndarray:
         """The rows of a value."""

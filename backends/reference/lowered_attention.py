@@ -12,7 +12,7 @@ from augury.backends.reference.formula import attend, rotate
 from augury.backends.reference.pooling import best_of, given_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
 from augury.blocks import Preparation
-from augury.lowering import Attend, Choose, ChooseBlocks, MultiplyHeads, Operation, Pool, PrepareHeads, PrepareLatents
+from augury.lowering import Attend, Choose, ChooseByHead, MultiplyHeads, Operation, Pool, PrepareHeads, PrepareLatents
 
 if TYPE_CHECKING:
     from augury.backends.reference.lowered import Run
@@ -87,16 +87,25 @@ def _attend(run: Run, each: Attend) -> None:
 
 
 def _choose(run: Run, each: Choose) -> None:
-    queries, made = run.get(each.queries), []
+    size, window, made = each.out.size, each.out.window, []
     for token, (slot, position, _, path) in enumerate(run.tokens()):
+        n_blocks, places = (position + 1) // size, np.arange(position + 1)
+        best = np.arange(n_blocks)
+        if each.queries is not None and each.keys is not None:
+            (keys,) = run.block.cache.seen_part(each.keys, slot, path[size - 1 :: size])
+            shares = None if each.weights is None else run.get(each.weights)[token]
+            best = best_of(run.get(each.queries)[token].reshape(-1, keys.shape[1]), shares, keys, each.n_chosen)
+        chosen = np.isin(places // size, [*best, n_blocks]) if window is None else places > position - window
+        made.append((chosen[None], (best + 1) * size - 1))
+    run.choose(each.out, made)
+
+
+def _choose_by_head(run: Run, each: ChooseByHead) -> None:
+    queries, made = run.get(each.queries), []
+    for token, (slot, _, _, path) in enumerate(run.tokens()):
         (keys,) = run.block.cache.seen_part(each.keys, slot, path)
-        heads = queries[token].reshape(-1, keys.shape[1])
-        if each.weights is None:
-            chosen = chosen_positions(each, heads, keys, 0)
-        else:
-            best = best_of(heads, run.get(each.weights)[token], keys, each.n_chosen)
-            chosen = np.isin(np.arange(position + 1), best)[None]
-        made.append((chosen, np.empty(0, np.int64)))
+        heads, sizes = queries[token].reshape(-1, keys.shape[1]), (each.out.size, each.n_chosen, each.n_local)
+        made.append((chosen_positions(*sizes, heads, keys, 0), np.empty(0, np.int64)))
     run.choose(each.out, made)
 
 
@@ -109,29 +118,13 @@ def _pool(run: Run, each: Pool) -> None:
         run.block.cache.store_part(each.pooled, slot, cell, row[None])
 
 
-def _choose_blocks(run: Run, each: ChooseBlocks) -> None:
-    made = []
-    for token, (slot, position, _, path) in enumerate(run.tokens()):
-        n_blocks, places = (position + 1) // each.size, np.arange(position + 1)
-        best = np.arange(n_blocks)
-        if each.queries is not None and each.keys is not None:
-            (keys,) = run.block.cache.seen_part(each.keys, slot, path[each.size - 1 :: each.size])
-            shares = None if each.weights is None else run.get(each.weights)[token]
-            best = best_of(run.get(each.queries)[token].reshape(-1, keys.shape[1]), shares, keys, each.n_chosen)
-        chosen = np.isin(places // each.size, [*best, n_blocks])
-        if each.window is not None:
-            chosen = places > position - each.window
-        made.append((chosen[None], (best + 1) * each.size - 1))
-    run.choose(each.out, made)
-
-
 ATTENTION: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     PrepareHeads: _prepare_heads,
     PrepareLatents: _prepare_latents,
     MultiplyHeads: _multiply_heads,
     Attend: _attend,
     Choose: _choose,
+    ChooseByHead: _choose_by_head,
     Pool: _pool,
-    ChooseBlocks: _choose_blocks,
 }
 """The functions of operations of attention."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.blocks.parts import Linear, Norm, Rope
+    from augury.lowering.attention import Choice
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
 
@@ -49,12 +50,12 @@ class Indexer(HasParts):
         """See `Block.cached`: keys."""
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1) -> Value:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
         """Write operations that choose; its caches are those of the block from place `cache` on."""
         q, k, weights = made
         steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
         q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
-        return build.choose(q, weights, cache, self.n_chosen, n_lists=n_lists)
+        return build.choose(q, weights, cache, self.n_chosen)
 
 
 @frozen
@@ -84,11 +85,12 @@ class BlockIndexer(HasParts):
         """See `Block.cached`: keys."""
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def choose(self, build: Builder, made: Sequence[Value], cache: int, n_lists: int) -> Value:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
         """See `Indexer.choose`."""
         steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
         q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
-        return build.choose(q, None, cache, self.n_chosen, size=self.size, n_local=self.n_local, n_lists=n_lists)
+        n_heads = self.q.n_out // self.k.n_out
+        return build.choose_by_head(q, n_heads, cache, self.n_chosen, self.n_local, self.size)
 
 
 @frozen
@@ -115,14 +117,11 @@ class PoolIndexer(HasParts):
         """See `Block.cached`: what tokens keep to be pooled, and pooled keys, by the last of their tokens."""
         return (("f32", 1, self.keys.n_kept), ("f32", 1, self.keys.width))
 
-    def choose(
-        self, build: Builder, made: Sequence[Value], cache: int, n_lists: int = 1, *, window: int | None = None
-    ) -> Value:
-        """See `Indexer.choose`; with a window lists have the last so many positions, and blocks' pooled rows."""
+    def choose(self, build: Builder, made: Sequence[Value], cache: int, *, window: int | None = None) -> Choice:
+        """See `Indexer.choose`; with a window the choice has the last so many positions, and blocks' pooled rows."""
         q, *others = made
         n_pooled = len(self.keys.linears)
         build.pool(others[:n_pooled], self.keys, cache, cache + 1)
         (q,) = build.prepare_heads([q], [self.keys.width], [Preparation(norm=self.q_norm, rope=self.rope)])
         weights = others[n_pooled] if self.weights is not None else None
-        chosen = (self.keys.size, q, weights, cache + 1, self.n_chosen)
-        return build.choose_blocks(*chosen, window=window, n_lists=n_lists)
+        return build.choose(q, weights, cache + 1, self.n_chosen, size=self.keys.size, window=window)

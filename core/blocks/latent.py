@@ -46,7 +46,7 @@ class LatentAttention(Block):
     turned_norm: Norm | None = None  # of R values, before they are turned
     window: int | None = None
     indexer: Indexer | PoolIndexer | None = None
-    reuses_choice: bool = False
+    reuses_choice: int = 0  # positions of the blocks that were chosen; 0: it does not
     sinks: Vector | None = None  # (H,) scores that take part in softmax without a value
     gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head
 
@@ -82,7 +82,7 @@ class LatentAttention(Block):
             made = build.multiply(n, *others, self.q_down, purpose="queries, latents")
             queries = build.multiply(build.normalize(made[-1], self.q_norm), *asking, purpose="queries")
         compared, (latents, *gates) = made[: len(of_indexer[1:])], made[len(of_indexer[1:]) : len(others)]
-        choice = build.last_choice if self.reuses_choice else None
+        choice = build.reuse_choice(self.reuses_choice) if self.reuses_choice else None
         if indexer is not None:
             choice = indexer.choose(build, (queries[1], *compared), 1)
         norms, rope, temperature = (self.kv_norm, self.turned_norm), self.rope, self.temperature

@@ -255,7 +255,7 @@ class ModelPlan:
                 chooses = n_ctx > indexer.reach
                 return fitting if chooses else evolve(fitting, indexer=None)
             if isinstance(fitting, LatentAttention) and fitting.reuses_choice and not chooses:
-                return evolve(fitting, reuses_choice=False)
+                return evolve(fitting, reuses_choice=0)
             return fitting
 
         layers, n = tuple(layer.with_blocks(fitted) for layer in self.every_layer), len(self.layers)

@@ -139,7 +139,7 @@ class Attention(Block):
         others = (*(() if indexer is None else indexer.linears), *(() if gate is None else (gate,)))
         made = build.multiply(n, *others, *linears, purpose="queries, keys, values")
         n_compared = len(others) - (gate is not None)
-        choice = None if indexer is None else indexer.choose(build, made[:n_compared], 2, self.n_kv_heads)
+        choice = None if indexer is None else indexer.choose(build, made[:n_compared], 2)
         queries, *kept = made[len(others) :]
         q, *_ = self.keep(build, kept, queries)
         y = build.attend(

@@ -2,8 +2,9 @@
 
 from augury.lowering.attention import (
     Attend,
+    Choice,
     Choose,
-    ChooseBlocks,
+    ChooseByHead,
     MultiplyHeads,
     Pool,
     PrepareHeads,
@@ -47,8 +48,9 @@ __all__ = [
     "Attend",
     "BeginStreams",
     "Builder",
+    "Choice",
     "Choose",
-    "ChooseBlocks",
+    "ChooseByHead",
     "ConnectionEmitter",
     "Constant",
     "Convolve",

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 
 
 @frozen(eq=False)
+class Choice(Value):
+    """Lists of positions that a token attends to, in a form of the backend's: one, or one for each KV head.
+
+    A list has all positions of a block or none. With a `window` it has the last so many positions instead, and the pooled rows
+    of the chosen blocks.
+    """
+
+    size: int = 1  # positions of a block
+    window: int | None = None
+    is_all: bool = False  # whether all blocks are chosen
+
+
+@frozen(eq=False)
 class PrepareHeads(Operation):
     """out[i] = x[i] with its heads prepared, perhaps in place; heads with a cache, perhaps of `source`, are kept."""
 
@@ -84,7 +97,7 @@ class Attend(Operation):
     """out = softmax(scale * q k^T) v by head, over the positions that a token sees; with a `choice`, over the chosen ones.
 
     Scores, windows, chunks and sinks are those of `Attention`. Query head h reads head h // (H / G) of the caches. Rows of
-    the cache `pooled` take part as well where the choice names them.
+    the cache `pooled` take part as well where the choice has a window.
     """
 
     queries: Value  # H * D
@@ -97,7 +110,7 @@ class Attend(Operation):
     softcap: float | None
     slopes: tuple[float, ...] | None
     sinks: Vector | None
-    choice: Value | None
+    choice: Choice | None
     pooled: int | None
     source: int | None  # a layer whose mixer keeps keys and values; None: the block does
     is_causal: bool
@@ -112,20 +125,32 @@ class Attend(Operation):
 
 @frozen(eq=False)
 class Choose(Operation):
-    """out = the `n_chosen` blocks of `size` positions with the highest scores, among the positions that a token sees.
+    """out = the `n_chosen` whole blocks of positions with the highest scores, and the positions after the last whole block.
 
-    With weights a position's score is the sum of w_h * max(q_h · k, 0) over heads. Otherwise every head's products are scores
-    for a list of its own. A block's score is its largest. The last `n_local` blocks are chosen before all others; of equal
-    ones the earlier is.
+    A block's score is the sum of w_h * max(q_h · key, 0) over heads, with the key of its last position; w is 1 / sqrt(D_i)
+    without weights; of equal ones the earlier is chosen. Without queries all blocks are.
     """
 
-    queries: Value  # H_i * D_i
+    queries: Value | None  # H_i * D_i
     weights: Value | None  # H_i
+    keys: int | None
+    n_chosen: int
+    out: Choice
+
+
+@frozen(eq=False)
+class ChooseByHead(Operation):
+    """out[h] = the `n_chosen` blocks of positions with the highest scores for query h, among the positions that a token sees.
+
+    A block's score is the largest q_h · key in it. The last `n_local` blocks are chosen before all others; of equal ones the
+    earlier is.
+    """
+
+    queries: Value  # G * D_i
     keys: int
     n_chosen: int
-    size: int
     n_local: int
-    out: Value  # lists of positions, in a form of the backend's: one, or one for each KV head
+    out: Choice
 
 
 @frozen(eq=False)
@@ -143,21 +168,3 @@ class Pool(Operation):
 
     def cached(self) -> dict[int, int]:
         return {self.to_pool: self.pooling.n_kept, self.pooled: self.pooling.width}
-
-
-@frozen(eq=False)
-class ChooseBlocks(Operation):
-    """out = the `n_chosen` whole blocks of `size` positions with the highest scores by pooled keys; all blocks without queries.
-
-    A block's score is the sum of w_h * max(q_h · key, 0) over heads, w is 1 / sqrt(D_i) without weights; of equal ones the
-    earlier is chosen. Lists have the positions of these blocks and those after the last whole block. With a `window`, they have
-    the last so many positions instead, and the blocks' pooled rows.
-    """
-
-    queries: Value | None  # H_i * D_i
-    weights: Value | None  # H_i
-    keys: int | None  # pooled ones
-    size: int
-    n_chosen: int
-    window: int | None
-    out: Value  # as that of `Choose`; those of KV heads are equal

@@ -22,8 +22,9 @@ from augury.blocks.parts import (
 )
 from augury.lowering.attention import (
     Attend,
+    Choice,
     Choose,
-    ChooseBlocks,
+    ChooseByHead,
     MultiplyHeads,
     Pool,
     PrepareHeads,
@@ -67,17 +68,17 @@ class Builder:
         x: The residual stream as the block sees it, (n, E).
         before: The residual stream as it was before the layer, (n, E). Only the first operations may read it.
         embedded: The embedding's output, (n, E), for blocks that say that they read it (`Block.reads_embedding`).
-        last_choice: The choice of the nearest layer before that makes one.
         operations: The added ones, in order.
     """
 
     def __init__(self, n_embd: int) -> None:
-        self.x, self.before, self.embedded, self.last_choice = Value(n_embd), Value(n_embd), Value(n_embd), Value(0)
+        self.x, self.before, self.embedded = Value(n_embd), Value(n_embd), Value(n_embd)
         self.operations: list[Operation] = []
+        self._reused: list[Choice] = []
 
     def flaws(self, states: Sequence[SequenceState], cached: Sequence[tuple[str, int, int]]) -> Iterator[str]:
         """The misfits between operations, and with the states and caches that the block declares, in words."""
-        made, kept, written = {self.x, self.before, self.embedded, self.last_choice}, {}, {}
+        made, kept, written = {self.x, self.before, self.embedded, *self._reused}, {}, {}
         norms = {each.out for each in self.operations if isinstance(each, Normalize) and each.x in (self.x, self.before)}
         for each in self.operations:
             name = type(each).__name__
@@ -328,7 +329,7 @@ class Builder:
         softcap: float | None = None,
         slopes: tuple[float, ...] | None = None,
         sinks: Vector | None = None,
-        choice: Value | None = None,
+        choice: Choice | None = None,
         pooled: int | None = None,
         source: int | None = None,
         is_causal: bool = True,
@@ -349,31 +350,31 @@ class Builder:
         n_chosen: int,
         *,
         size: int = 1,
-        n_local: int = 0,
-        n_lists: int = 1,
-    ) -> Value:
-        """The positions that score highest, block by block."""
-        out = Value(n_lists)
-        self.operations.append(Choose(queries, weights, keys, n_chosen, size, n_local, out))
+        window: int | None = None,
+    ) -> Choice:
+        """The whole blocks of `size` positions that score highest by the keys of their last ones; see `Choose` and `Choice`."""
+        out = Choice(1, size=size, window=window)
+        self.operations.append(Choose(queries, weights, keys, n_chosen, out))
         return out
+
+    def choose_all(self, size: int, window: int) -> Choice:
+        """The last positions, and the pooled rows of all whole blocks."""
+        out = Choice(1, size=size, window=window, is_all=True)
+        self.operations.append(Choose(None, None, None, 0, out))
+        return out
+
+    def choose_by_head(self, queries: Value, n_heads: int, keys: int, n_chosen: int, n_local: int, size: int) -> Choice:
+        """The blocks of `size` positions that score highest, for each head by itself; see `ChooseByHead`."""
+        out = Choice(n_heads, size=size)
+        self.operations.append(ChooseByHead(queries, keys, n_chosen, n_local, out))
+        return out
+
+    def reuse_choice(self, size: int = 1) -> Choice:
+        """The choice of the nearest layer before that makes one, of blocks of `size` positions."""
+        self._reused.append(Choice(1, size=size))
+        return self._reused[-1]
 
     def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:
         """Keep the products of a pooling's matrices, and pool them block by block."""
         values, *weights = made
         self.operations.append(Pool(values, weights[0] if weights else None, pooling, to_pool, pooled))
-
-    def choose_blocks(
-        self,
-        size: int,
-        queries: Value | None = None,
-        weights: Value | None = None,
-        keys: int | None = None,
-        n_chosen: int = 0,
-        *,
-        window: int | None = None,
-        n_lists: int = 1,
-    ) -> Value:
-        """The blocks that score highest by their pooled keys."""
-        out = Value(n_lists)
-        self.operations.append(ChooseBlocks(queries, weights, keys, size, n_chosen, window, out))
-        return out

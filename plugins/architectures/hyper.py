@@ -106,7 +106,7 @@ class HunyuanV4(HyperConnected):
         choice: Mapping[str, Any] = {}
         if keys.count("attention.indexer.top_k", 0, least=0):
             size = keys.count("attention.indexer.key_length")
-            choice = {"reuses_choice": True}
+            choice = {"reuses_choice": 1}
             if chooses(decoder, None)[layer]:
                 turned = attrs.evolve(rope, offset=size - decoder.n_rot)
                 choice = {"indexer": indexer(decoder, layer, turned, eps=decoder.eps)}
@@ -169,7 +169,7 @@ class Glm5Next(KimiK3):
         first = next(i for i, n in enumerate(decoder.n_kv_heads) if n)
         if chooses(decoder, [True] * decoder.n_layers, first)[layer]:
             return attrs.evolve(attention, indexer=cls.indexer(decoder, layer))
-        return attrs.evolve(attention, reuses_choice=True)
+        return attrs.evolve(attention, reuses_choice=decoder.keys.count("attention.indexer.kpool", least=2))
 
     @classmethod
     def indexer(cls, decoder: Decoder, layer: int) -> PoolIndexer:

@@ -73,7 +73,7 @@ class GlmDsa(DeepSeek2):
         is_nextn, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
         if has_indexer if is_nextn else chooses(decoder, default)[layer]:
             return {"indexer": indexer(decoder, layer, cls.rope(decoder))}
-        return {"reuses_choice": not is_nextn}
+        return {"reuses_choice": int(not is_nextn)}
 
 
 def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:

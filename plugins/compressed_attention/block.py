@@ -10,7 +10,7 @@ from augury.blocks import Block, Preparation
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Matrices, Norm, PoolIndexer, Pooling, Rope, Vector
-    from augury.lowering import Builder, Value
+    from augury.lowering import Builder, Choice, Value
 
 
 @frozen
@@ -78,8 +78,8 @@ class CompressedAttention(Block):
         (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
         build.add_product(build.multiply_heads(y, self.groups), self.o, "attention's output")
 
-    def _choice(self, build: Builder, size: int, compared: list[Value]) -> Value:
+    def _choice(self, build: Builder, size: int, compared: list[Value]) -> Choice:
         """The last tokens, and the blocks that take part."""
         if self.indexer is None:
-            return build.choose_blocks(size, window=self.window)
+            return build.choose_all(size, self.window)
         return self.indexer.choose(build, compared, 3, window=self.window)

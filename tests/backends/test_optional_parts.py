@@ -173,7 +173,7 @@ def with_layers(**changes):
 
 def pooled(indexer):
     """A plan whose second layer attends to what the first chose."""
-    first, second = attrs.evolve(LOW_RANK, indexer=indexer), attrs.evolve(LATENT, reuses_choice=True)
+    first, second = attrs.evolve(LOW_RANK, indexer=indexer), attrs.evolve(LATENT, reuses_choice=indexer.keys.size)
     return attrs.evolve(PLAN, layers=tuple(attrs.evolve(LAYER, mixer=mixer) for mixer in (first, second)))
 
 
@@ -241,7 +241,7 @@ VARIANTS = {
         mixer=attrs.evolve(WIDE, indexer=attrs.evolve(POOL_INDEXER, q=Linear("block q", E, G * 32)))
     ),
     "latent attention to what an indexer chooses": attrs.evolve(
-        PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=True)))
+        PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=1)))
     ),
     "latent attention to pooled blocks": pooled(POOL_INDEXER),
     "latent attention to blocks pooled by weights": pooled(

@@ -110,6 +110,11 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         return segments_at(get_i64(state + SEGMENTS)), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
 
     @helper
+    def list_of(layer, token, group):
+        """The row of the list of cells that a KV head of a token attends to."""
+        return token * layer.lists.n_lists + min(group, layer.lists.n_lists - 1)
+
+    @helper
     def attend_part(layer, positions, scratch, place, group, row0, row1, chunk0, chunk1, parts):
         """Attend with rows row0..row1 of a KV head to chunks chunk0..chunk1.
 
@@ -139,7 +144,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
             if is_unpacked:
                 at = CHUNK * chunk
                 unpack_chunk(
-                    layer, scratch, keys, values, start * n_groups + group, at, max(low - at, 0), min(high + 1 - at, CHUNK)
+                    layer, scratch, keys, values, list_of(layer, start, group), at, max(low - at, 0), min(high + 1 - at, CHUNK)
                 )
             elif chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
                 tile, n_tiles = -1, n_tiles - 1

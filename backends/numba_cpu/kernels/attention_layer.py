@@ -28,7 +28,8 @@ N_OWN_PARTS = MAX_ROWS + BLOCK_ROWS
 class Lists:
     """The cells that tokens attend to where these are chosen, see `choice.py`; addresses."""
 
-    chosen: int  # (n, lists, ld_chosen) int64
+    chosen: int  # (n, n_lists, ld_chosen) int64
+    n_lists: int  # of a token: one, or one for each KV head
     ld_chosen: int
     runs: Any = pointer_to(Segment)  # every token by itself
     ends: int  # (n,) int64, how many cells a token attends to, less one

@@ -1,7 +1,7 @@
-"""Which cells tokens attend to: those that an indexer gives the highest scores, see `augury.blocks.Indexer`.
+"""Which cells tokens attend to: those of blocks of positions that an indexer gives the highest scores.
 
-What it compares lies cell by cell, see `cache_type.py`. Scores are by position. A token's cells are left in the order of
-positions, so that what it attends to is a chain of its own, whatever else is in the pass.
+What it compares lies cell by cell, see `cache_type.py`. A token's cells are left in the order of positions, so that what it
+attends to is a chain of its own, whatever else is in the pass.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_chunk import gather, tile_kernel
 from augury.backends.numba_cpu.kernels.attention_layer import Lists
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES
-from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, zero_f32
+from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, sum_lanes, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import (
@@ -36,19 +35,23 @@ f32 = np.float32
 
 @struct
 class Choice:
-    """What scores positions, and chooses."""
+    """What scores blocks, and chooses."""
 
-    queries: Any = nested(StridedRows)  # (n, n_heads * size) float32
-    weights: Any = nested(StridedRows)  # (n, n_heads) float32
+    queries: Any = nested(StridedRows)  # (n, n_heads * width) float32
+    weights: Any = nested(StridedRows)  # (n, n_heads) float32; address 0: `factor` stands for them
+    factor: float
     n_heads: int
-    size: int
+    width: int  # of a key
     keys: int  # address
+    key_bytes: int  # from one to the next
     n_rows: int  # of a slot
-    scores: int  # (n, lists, ld_scores) float32, address
+    scores: int  # (n, n_lists, ld_scores) float32, address: of blocks; with `n_local` of positions
     ld_scores: int
-    n_chosen: int
-    block: int  # positions of a block
-    n_local: int  # how many of the last blocks are chosen anyway
+    size: int  # positions of a block
+    n_chosen: int  # blocks; 0: all
+    n_local: int  # how many of the last blocks, which need not be whole, are chosen anyway; 0: of whole blocks, and the rest
+    window: int  # 0: lists have the positions of chosen blocks; else so many of the last ones, and the blocks' pooled rows
+    first_row: int  # the pooled row of cell 0, as lists have it
     lists: Any = nested(Lists)
 
 
@@ -57,7 +60,6 @@ class Choose(Record):
     """Operands of kernels that score, and of `choose`."""
 
     choice: Any = pointer_to(Choice)
-    n_lists: int  # of a token
 
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
@@ -69,6 +71,19 @@ _ALWAYS = f32(3e38)
 def scratch_bytes(n_blocks: int) -> int:
     """Bytes that a thread needs for itself, for tokens that see so many blocks."""
     return max(_SUMS + SCORE_BYTES, 8 * N_COUNTS + 4 * n_blocks) + 64
+
+
+@helper
+def cell_of(place, positions, node, position):
+    """The cell of a position that a token of the run at `place` sees; `positions` are the run's."""
+    parents, mark = place.parents, get_i64(positions)
+    if parents == 0 or position < mark:
+        return position
+    at = get_i64(positions + 8 * node)
+    while at > position:
+        node = get_i64(parents + 8 * node)
+        at -= 1
+    return mark + node
 
 
 @helper
@@ -85,14 +100,14 @@ def _put(out, scores, is_tree, mark, token, position, parents, start, base, end)
 def score_kernel(kind: str, *, is_by_head: bool) -> Any:
     """Make the kernel that scores the positions that each token sees, where these are more than are chosen.
 
-    With `is_by_head`, each head's products are scores for themselves; else they are summed as `Indexer` says.
+    With `is_by_head`, each head's products are scores for themselves; else they are summed with weights.
     """
-    n_bytes, score_tile = BYTES[kind], tile_kernel(kind, is_by_cell=True)
+    score_tile = tile_kernel(kind, is_by_cell=True)
 
     @helper
     def score_chunk(table, scratch, keys, place, token, position, mark, chunk):
         """The scores of a chunk of positions."""
-        n_heads, size, t = table.n_heads, table.size, place.first + token
+        n_heads, width, t = table.n_heads, table.width, place.first + token
         parents, start = place.parents, CHUNK * chunk
         base, cell0, cell1 = start, 0, min(position + 1 - start, CHUNK)
         is_tree = parents != 0 and start + CHUNK > mark
@@ -101,7 +116,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
                 base = mark // STEP * STEP
             cell0, cell1 = min(start, mark) - base, mark + token + 1 - base
         cell0 = cell0 // STEP * STEP
-        sums, step = scratch + _SUMS, n_bytes * (size // LANES)
+        sums, step = scratch + _SUMS, table.key_bytes
         for p in range(cell0, cell1, 16):
             simd.store_f32(sums + 4 * p, zero_f32())
         q = table.queries.address + 4 * t * table.queries.stride
@@ -112,10 +127,10 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
             if n_rows == 5:
                 n_rows = 4
             for r in range(n_rows):
-                put_i64(scratch + 8 * r, q + 4 * (head + r) * size)
+                put_i64(scratch + 8 * r, q + 4 * (head + r) * width)
             for p in range(cell0, cell1, STEP):
                 score_tile(
-                    n_rows, keys + step * (base + p), scratch, size, simd.splat_f32(f32(1)), scratch + _TILE + 4 * p, 0, 0
+                    n_rows, keys + step * (base + p), scratch, width, simd.splat_f32(f32(1)), scratch + _TILE + 4 * p, 0, 0
                 )
             for r in range(n_rows if is_by_head else 0):
                 to, row = out + 4 * (t * n_heads + head + r) * lds, scratch + _TILE + r * SCORE_BYTES
@@ -135,18 +150,46 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
         for segment in range(get_i64(state + N_SEGMENTS)):
             place = segments_at(get_i64(state + SEGMENTS))[segment]
             positions = get_i64(state + POSITIONS) + 8 * place.first
-            kept = n_bytes * (table.size // LANES) * place.slot * table.n_rows
+            keys = table.keys + table.key_bytes * place.slot * table.n_rows
             for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
-                if position >= table.n_chosen * table.block:
+                if position >= table.n_chosen * table.size:
                     n_items = position // CHUNK + 1
                 while item < first + n_items:
-                    keys = table.keys + kept
                     score_chunk(table, scratch, keys, place, token, position, get_i64(positions), item - first)
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
 
     return kernel(score, f"score_compared_{kind}" + "_by_head" * is_by_head, record=Choose)
+
+
+@kernel(record=Choose)
+def score_blocks(record, state, thread, n_threads):
+    """Score the whole blocks that each token sees by the float32 keys of their last positions, where not all are chosen."""
+    table, item = record.choice, 0
+    n_heads, width, size, shares = table.n_heads, table.width, table.size, table.weights.address
+    for segment in range(get_i64(state + N_SEGMENTS)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        positions = get_i64(state + POSITIONS) + 8 * place.first
+        keys = table.keys + table.key_bytes * place.slot * table.n_rows
+        for node in range(place.n):
+            t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
+            if n_blocks <= table.n_chosen:
+                continue
+            q, to = table.queries.address + 4 * t * table.queries.stride, table.scores + 4 * t * table.ld_scores
+            for block in range(n_blocks):
+                item += 1
+                if item % n_threads != thread:
+                    continue
+                key, score = keys + table.key_bytes * cell_of(place, positions, node, (block + 1) * size - 1), f32(0)
+                for head in range(n_heads):
+                    sums, factor = zero_f32(), f32(table.factor)
+                    for i in range(0, width, 16):
+                        sums = fma(simd.load_f32(key + 4 * i), simd.load_f32(q + 4 * (head * width + i)), sums)
+                    if shares != 0:
+                        factor = simd.get_f32(shares + 4 * (t * table.weights.stride + head))
+                    score += factor * max(sum_lanes(sums), f32(0))
+                simd.put_f32(to + 4 * block, score)
 
 
 @helper
@@ -180,9 +223,8 @@ def least_chosen(scores, n, n_chosen, counts):
 
 
 @helper
-def _best_of_blocks(scores, n, size, n_local, out):
+def _best_of_blocks(scores, n, size, n_blocks, n_local, out):
     """The largest score of each block of positions; of the last ones, what no score is."""
-    n_blocks = (n + size - 1) // size
     for block in range(n_blocks):
         best = simd.get_f32(scores + 4 * block * size)
         for p in range(block * size + 1, min((block + 1) * size, n)):
@@ -190,59 +232,64 @@ def _best_of_blocks(scores, n, size, n_local, out):
         if block >= n_blocks - n_local:
             best = _ALWAYS
         simd.put_f32(out + 4 * block, best)
-    return n_blocks
 
 
 @helper
-def _list(table, scratch, cells, scores, position):
-    """The positions that are chosen; returns how many."""
-    n_most, size, at = table.n_chosen, table.block, 0
-    if position < n_most * size:
-        for p in range(position + 1):
-            put_i64(cells + 8 * p, p)
-        return position + 1
-    n = position + 1
-    if size > 1:
-        best = scratch + 8 * N_COUNTS
-        n, scores = _best_of_blocks(scores, n, size, table.n_local, best), best
-    threshold, left = least_chosen(scores, n, n_most, scratch)
-    for block in range(n):
-        order = order_of(scores + 4 * block)
-        if order > threshold or (order == threshold and left > 0):
-            if order == threshold:
+def _list(table, scratch, scores, place, positions, node, cells):
+    """The cells that a token attends to; returns how many."""
+    n, size, window, at = get_i64(positions + 8 * node) + 1, table.size, table.window, 0
+    n_blocks, n_chosen, n_local, least, left = n // size, table.n_chosen, table.n_local, 0, 0
+    if n_local != 0:
+        n_blocks = (n + size - 1) // size
+    is_all = n_chosen == 0 or n_blocks <= n_chosen
+    if not is_all:
+        if n_local != 0:
+            best = scratch + 8 * N_COUNTS
+            _best_of_blocks(scores, n, size, n_blocks, n_local, best)
+            scores = best
+        least, left = least_chosen(scores, n_blocks, n_chosen, scratch)
+    for p in range(max(n - window, 0), n if window != 0 else 0):
+        put_i64(cells + 8 * at, cell_of(place, positions, node, p))
+        at += 1
+    for block in range(n_blocks):
+        if not is_all:
+            order = order_of(scores + 4 * block)
+            if order < least or (order == least and left == 0):
+                continue
+            if order == least:
                 left -= 1
-            for p in range(block * size, min((block + 1) * size, position + 1)):
-                put_i64(cells + 8 * at, p)
-                at += 1
+        end = (block + 1) * size
+        if window != 0:
+            put_i64(cells + 8 * at, table.first_row + cell_of(place, positions, node, end - 1))
+            at += 1
+            continue
+        for p in range(end - size, min(end, n)):
+            put_i64(cells + 8 * at, cell_of(place, positions, node, p))
+            at += 1
+    for p in range(n_blocks * size, n if window == 0 else 0):
+        put_i64(cells + 8 * at, cell_of(place, positions, node, p))
+        at += 1
     return at
 
 
 @kernel(record=Choose)
 def choose(record, state, thread, n_threads):
-    """The cells that each token attends to, of `lists` lists by token."""
-    table, n_lists, scratch = record.choice, record.n_lists, scratch_of(state, thread)
-    n_all = get_i64(state + N_TOKENS)
+    """List the cells that each token attends to."""
+    table, scratch, n_all = record.choice, scratch_of(state, thread), get_i64(state + N_TOKENS)
+    n_lists = table.lists.n_lists
     for segment in range(get_i64(state + N_SEGMENTS)):
         place = segments_at(get_i64(state + SEGMENTS))[segment]
-        start, positions = place.first, get_i64(state + POSITIONS) + 8 * place.first
+        positions = get_i64(state + POSITIONS) + 8 * place.first
         for node in range(place.n):
-            t, n_chosen = start + node, 0
+            t, n = place.first + node, 0
             if t * n_threads // n_all != thread:
                 continue
             for row in range(t * n_lists, (t + 1) * n_lists):
-                position = get_i64(positions + 8 * node)
-                cells = table.lists.chosen + 8 * row * table.lists.ld_chosen
-                scores = table.scores + 4 * row * table.ld_scores
-                n_chosen = _list(table, scratch, cells, scores, position)
-                parents, token, at = place.parents, node, n_chosen - 1
-                while parents != 0 and token >= 0:
-                    if at >= 0 and get_i64(cells + 8 * at) == position:
-                        put_i64(cells + 8 * at, get_i64(positions) + token)
-                        at -= 1
-                    token, position = get_i64(parents + 8 * token), position - 1
+                cells, scores = table.lists.chosen + 8 * row * table.lists.ld_chosen, table.scores + 4 * row * table.ld_scores
+                n = _list(table, scratch, scores, place, positions, node, cells)
             run = table.lists.runs[t]
             run.first = t
             run.n = 1
             run.slot = place.slot
             run.parents = 0
-            put_i64(table.lists.ends + 8 * t, n_chosen - 1)
+            put_i64(table.lists.ends + 8 * t, n - 1)

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places
+from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places, n_listed
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.errors import UnsupportedError
@@ -91,9 +91,8 @@ class AttendEmitter(OperationEmitter):
         self._kernel = attend_kernel(*kinds, is_latent=values is None, is_sparse=operation.choice is not None)
         if operation.pooled is not None:
             scope.cache(operation.pooled).follow(keys)
-        self._n_cells = (
-            scope.options.n_ctx if operation.choice is None else scope.n_listed.get(operation.choice, scope.options.n_ctx)
-        )
+        n_ctx = scope.options.n_ctx
+        self._n_cells = n_ctx if operation.choice is None else n_listed(operation.choice, n_ctx)
         self._adjusts_scores = operation.softcap is not None or operation.slopes is not None
 
     @property
@@ -101,7 +100,8 @@ class AttendEmitter(OperationEmitter):
         return (self._kernel, *[adjust_scores] * self._adjusts_scores)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        lists = {} if self.operation.choice is None else list_buffers(self._n_cells, 1)
+        choice, n_ctx = self.operation.choice, self.scope.options.n_ctx
+        lists = {} if choice is None else list_buffers(choice, n_ctx)
         return {
             **lists,
             "parts of attention": attention_layer.parts_bytes(self._value_dim, self._n_cells, n_threads),
@@ -114,7 +114,8 @@ class AttendEmitter(OperationEmitter):
     def place(self, placed: Placed) -> None:
         operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
         values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
-        lists = NO_LISTS if operation.choice is None else list_places(self._n_cells, buffers)
+        choice, n_ctx = operation.choice, self.scope.options.n_ctx
+        lists = NO_LISTS if choice is None else list_places(choice, n_ctx, buffers)
         layer = attention_layer.AttentionLayer(
             q=placed.at(operation.queries),
             out=placed.at(operation.out).address,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import field, frozen
+from attrs import frozen
 
 from augury.backends.numba_cpu.tape import Rows
 
@@ -56,13 +56,11 @@ class Scope:
         options: How the model is loaded.
         caches: The block's caches of positions.
         sources: The caches of the mixers of all layers before.
-        n_listed: How many cells lists of a choice have room for.
     """
 
     options: ModelOptions
     caches: Sequence[Cache]
     sources: Sequence[Sequence[Cache]]
-    n_listed: dict[Value, int] = field(factory=dict)
 
     def cache(self, place: int, source: int | None = None) -> Cache:
         """A cache of the block, or of the mixer of a layer."""

@@ -17,7 +17,7 @@ from augury.lowering import (
     Attend,
     BeginStreams,
     Choose,
-    ChooseBlocks,
+    ChooseByHead,
     Convolve,
     FeedExperts,
     Gate,
@@ -46,7 +46,7 @@ HIDDEN = "hidden states"
 INPUTS = "layer inputs"
 """The buffer of rows that the embedding makes for all layers, in whole panels."""
 
-_PLACELESS = Route | Choose | ChooseBlocks  # their values lie in buffers of their own
+_PLACELESS = Route | Choose | ChooseByHead  # their values lie in buffers of their own
 _HEADS = PrepareHeads | PrepareLatents | MultiplyHeads | Attend
 _APART = Gate | ReadHidden | ReadInput | _HEADS | LookUp
 _WRITTEN_OVER: dict[type[Operation], str] = {

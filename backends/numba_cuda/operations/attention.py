@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmi
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.blocks import GateKind, Preparation, Rope, Temperature
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, ChooseBlocks, PrepareHeads
+from augury.lowering import Attend, Choice, PrepareHeads
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.cache import Cache
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.weights import Weights
 
+CHOSEN = "chosen blocks"
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
 
@@ -94,8 +95,8 @@ class AttendEmitter(OperationEmitter):
         self._head_dim, self._value_dim = (each.width // operation.n_heads for each in (operation.queries, operation.out))
         for dim in (self._head_dim, self._value_dim):
             check_dim("heads", dim)
-        blocks = None if operation.choice is None else self.layout.maker(operation.choice)
-        self._blocks = blocks if isinstance(blocks, ChooseBlocks) and blocks.window is not None else None  # of pooled rows
+        choice = operation.choice
+        self._blocks = None if choice is None or choice.window is None else choice  # of pooled rows
         if (self._blocks is None) != (operation.pooled is None):
             raise UnsupportedError("pooled rows are attended to beside a window, by a choice of blocks; use backend reference")
 
@@ -115,7 +116,7 @@ class AttendEmitter(OperationEmitter):
     def emit(self, tape: Tape) -> None:
         attend, keys, values, blocks, n_splits = self.operation, self._keys, self._values, self._blocks, tape.size.n_splits
         n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
-        rows, choice = self.layout.rows(attend.queries, tape), ChoiceArgs() if attend.choice is None else tape.choice
+        rows, choice = self.layout.rows(attend.queries, tape), choice_args(tape, attend.choice, self.scope.options.n_ctx)
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
         arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
         arguments |= {"head_dim": self._head_dim, "value_dim": self._value_dim, "n_splits": n_splits + n_pooled}
@@ -150,6 +151,19 @@ class AttendEmitter(OperationEmitter):
             arguments |= {"gates": gates.at, "gate_stride": gates.width, "is_softplus": operation.kind is GateKind.SOFTPLUS}
             arguments["gate_size"] = operation.out.width // operation.gates.width
         return {"merge": MergeArgs(**arguments), "to": self.layout.operand(operation.out, tape).target}
+
+
+def n_blocks(choice: Choice, n_ctx: int) -> int:
+    """Of how many blocks a list says whether they are chosen: the last need not be whole."""
+    return n_ctx // choice.size + 1
+
+
+def choice_args(tape: Tape, choice: Choice | None, n_ctx: int) -> Any:
+    """What kernels are told of the positions that they attend to."""
+    if choice is None or choice.is_all:
+        return ChoiceArgs()
+    n = n_blocks(choice, n_ctx)
+    return ChoiceArgs(tape.buffers[CHOSEN], choice.size, choice.width * n, n if choice.width > 1 else 0)
 
 
 def _planes(cache: Cache) -> Any:

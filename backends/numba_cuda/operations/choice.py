@@ -1,6 +1,6 @@
 """The choice of positions for attention, by the highest scores of keys, and rows pooled of blocks of positions.
 
-A choice lies in a buffer that all layers share, so that layers after the one that chooses may read it (`Tape.choice`).
+A choice lies in a buffer that all layers share, so that layers after the one that chooses may read it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs
+from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.pooling import keep_to_pool, pool_rows
-from augury.backends.numba_cuda.operations.attention import Heads, check_dim, prepare
+from augury.backends.numba_cuda.operations.attention import CHOSEN, Heads, check_dim, n_blocks, prepare
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import splits_of, tokens_of
 from augury.blocks import Preparation
 from augury.errors import UnsupportedError
-from augury.lowering import Choose, ChooseBlocks, Pool
+from augury.lowering import Choose, ChooseByHead, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,61 +30,49 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS"]
 
-_SCORES, _CHOSEN, _COUNTERS, _POOLED = "scores of blocks", "chosen blocks", "tokens' counters", "pooled rows"
+_SCORES, _COUNTERS, _POOLED = "scores of blocks", "tokens' counters", "pooled rows"
 
 
 class ChooseEmitter(OperationEmitter):
-    """Scores positions, or blocks of them, and writes down which are chosen; nothing where all blocks are."""
+    """Scores blocks of positions, and writes down which are chosen; nothing where all are."""
 
-    operation: Choose | ChooseBlocks
+    operation: Choose | ChooseByHead
 
-    def __init__(self, operation: Choose | ChooseBlocks, scope: Scope) -> None:
+    def __init__(self, operation: Choose | ChooseByHead, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._n_blocks, self._n_lists = scope.options.n_ctx // operation.size + 1, 1
-        if operation.queries is None or operation.keys is None:
-            return
-        self._keys = scope.cache(operation.keys)
-        self._n_heads = operation.queries.width // self._keys.dim
-        self._is_by_head = isinstance(operation, Choose) and operation.weights is None
-        if self._is_by_head:
-            self._n_lists = self._n_heads
-        if isinstance(operation, Choose) and self._is_by_head and not operation.n_local:
+        if isinstance(operation, ChooseByHead) and not operation.n_local:
             raise UnsupportedError(
                 "an indexer that does not always choose the last block is not computed here; use backend reference"
             )
-        if isinstance(operation, Choose) and not self._is_by_head and (operation.size, operation.n_local) != (1, 0):
-            raise UnsupportedError(
-                "an indexer that chooses blocks by weighed heads is not computed here; use backend reference"
-            )
 
     def buffers(self) -> Mapping[str, int]:
-        n_bytes = 4 * tokens_of(splits_of(self.scope.options.n_ctx)) * self._n_lists * self._n_blocks
-        return {_SCORES: n_bytes, _CHOSEN: n_bytes, _COUNTERS: 4 * MAX_TOKENS}
+        n_ctx, choice = self.scope.options.n_ctx, self.operation.out
+        n_bytes = 4 * tokens_of(splits_of(n_ctx)) * choice.width * n_blocks(choice, n_ctx)
+        return {_SCORES: n_bytes, CHOSEN: n_bytes, _COUNTERS: 4 * MAX_TOKENS}
 
     def emit(self, tape: Tape) -> None:
-        operation, layout, n_blocks, n_tokens = self.operation, self.layout, self._n_blocks, tape.size.n_tokens
-        tape.choice = ChoiceArgs()
-        if operation.queries is None:
+        operation, layout, n_tokens, n_ctx = self.operation, self.layout, tape.size.n_tokens, self.scope.options.n_ctx
+        if operation.queries is None or operation.keys is None:
             return
-        rows, keys = layout.rows(operation.queries, tape), self._keys
+        rows, keys = layout.rows(operation.queries, tape), self.scope.cache(operation.keys)
+        size, n_all = operation.out.size, n_blocks(operation.out, n_ctx)
         arguments: Arguments = {"stride": rows.width, "keys": CacheArgs(keys.codes, keys.halves), "dim": keys.dim}
-        arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[_CHOSEN], "n_chosen": operation.n_chosen}
-        arguments |= {"size": operation.size, "length": self.scope.options.n_ctx, "n_blocks": n_blocks}
-        if isinstance(operation, Choose) and self._is_by_head:
-            lists: Arguments = {"q": rows.at, "n_local": operation.n_local, "n_groups": self._n_lists}
-            tape.launch(CHOOSE_BLOCKS[keys.kept_as], (self._n_lists, n_tokens), THREADS, **lists, **arguments)
-        else:
-            n_most = min(n_blocks, tape.size.n_splits * SPLIT // operation.size)
-            scored: Arguments = {"rows": rows.at, "n_heads": self._n_heads, "counters": tape.buffers[_COUNTERS]}
-            scored |= {"shares": 0, "share": 1 / math.sqrt(keys.dim)}
-            if operation.weights is not None:
-                (name, start), (other, column) = (layout.row(each) for each in (operation.queries, operation.weights))
-                if name != other or column <= start:
-                    raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
-                scored |= {"shares": column - start, "share": layout.scale(operation.weights)}
-            tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
-        group_stride = n_blocks if self._n_lists > 1 else 0
-        tape.choice = ChoiceArgs(tape.buffers[_CHOSEN], operation.size, self._n_lists * n_blocks, group_stride)
+        arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[CHOSEN], "n_chosen": operation.n_chosen}
+        arguments |= {"size": size, "length": n_ctx, "n_blocks": n_all}
+        if isinstance(operation, ChooseByHead):
+            n_lists = operation.out.width
+            lists: Arguments = {"q": rows.at, "n_local": operation.n_local, "n_groups": n_lists}
+            tape.launch(CHOOSE_BLOCKS[keys.kept_as], (n_lists, n_tokens), THREADS, **lists, **arguments)
+            return
+        n_most, n_heads = min(n_all, tape.size.n_splits * SPLIT // size), operation.queries.width // keys.dim
+        scored: Arguments = {"rows": rows.at, "n_heads": n_heads, "counters": tape.buffers[_COUNTERS]}
+        scored |= {"shares": 0, "share": 1 / math.sqrt(keys.dim)}
+        if operation.weights is not None:
+            (name, start), (other, column) = (layout.row(each) for each in (operation.queries, operation.weights))
+            if name != other or column <= start:
+                raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
+            scored |= {"shares": column - start, "share": layout.scale(operation.weights)}
+        tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
 
 
 class PoolEmitter(OperationEmitter):
@@ -123,6 +111,6 @@ class PoolEmitter(OperationEmitter):
 
 OPERATIONS: Emitters = {
     Choose: ChooseEmitter,
-    ChooseBlocks: ChooseEmitter,
+    ChooseByHead: ChooseEmitter,
     Pool: PoolEmitter,
 }

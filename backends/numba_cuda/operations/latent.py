@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, M
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT, LatentArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.operations.attention import FOREVER, parts_bytes, shares_of, sharpened, turned
+from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.products import WARPS
@@ -104,7 +104,7 @@ class AttendLatentsEmitter(OperationEmitter):
         arguments |= {"counters": tape.buffers["counters"], "scale": attend.scale}
         arguments |= sharpened(weights, prepare.temperature, n_ctx)
         read: Arguments = {"cache": CacheArgs(cache.codes, cache.halves), "turn": turned(weights, prepare.rope, n_ctx)}
-        read |= {"to": to.target if is_merged else TargetArgs()} | ({} if attend.choice is None else {"choice": tape.choice})
+        read |= {"to": to.target if is_merged else TargetArgs()} | {"choice": choice_args(tape, attend.choice, n_ctx)}
         kernel, n_blocks = ATTEND_LATENT[cache.kept_as, n_rows], -(-n_heads // (HEADS * n_rows))
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             common["first_token"] = first

@@ -28,7 +28,7 @@ from augury.lowering import (
     Attend,
     BeginStreams,
     Choose,
-    ChooseBlocks,
+    ChooseByHead,
     Convolve,
     Decay,
     FeedExperts,
@@ -53,7 +53,7 @@ EMBEDDED, HIDDEN, INPUTS = "embedded", "hidden states", "layer inputs"
 
 _PRODUCTS = Multiply | MultiplyActivated
 _SUMS = FeedExperts | FeedExpertsAndAdd
-_CHOICES = Choose | ChooseBlocks
+_CHOICES = Choose | ChooseByHead
 
 
 class Layout:
@@ -124,7 +124,7 @@ class Layout:
         return maker.linears[maker.out.index(weights)].scale
 
     def _is_weight(self, value: Value) -> bool:
-        return all(isinstance(each, _CHOICES) and each.weights is value for each in self._readers(value))
+        return all(isinstance(each, Choose) and each.weights is value for each in self._readers(value))
 
     def first_products(self) -> tuple[Multiply, str] | None:
         """The products of a norm of x that a block begins with, and their buffer, if nothing else lies there."""
@@ -292,7 +292,7 @@ class Layout:
     def _groups(self) -> Iterator[list[Value]]:
         """Values that lie in one row, in the order in which they are made, but what betas are made of last."""
         last = {each.b.root for each in self._operations if isinstance(each, Decay) and each.b is not None}
-        choices = [each for each in self._operations if isinstance(each, _CHOICES) and each.queries and each.weights]
+        choices = [each for each in self._operations if isinstance(each, Choose) and each.queries and each.weights]
         pairs = [*self._next.items(), *([self._canonical(value) for value in each.read] for each in choices)]
         after = {self._makers[b] for a, b in pairs if self._makers[a] is not self._makers[b]}
         joined = list[set[Value]]()

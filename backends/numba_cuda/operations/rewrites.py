@@ -31,7 +31,7 @@ from augury.lowering import (
     Activate,
     Attend,
     Choose,
-    ChooseBlocks,
+    ChooseByHead,
     Constant,
     Convolve,
     ConvolveBlock,
@@ -75,7 +75,7 @@ class JoinNormalized(Operation):
 GIVEN = ReadInput | ReadHidden | ReadEmbedded
 """Operations whose rows lie where the block finds them."""
 
-_SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Pool | Choose | ChooseBlocks
+_SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Pool | Choose | ChooseByHead
 
 
 class NormalizeParts(Fused):
@@ -163,7 +163,7 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
             case Multiply() | MultiplyActivated():
                 is_fed = value.root in rowed and (not isinstance(maker, Convolve) or value.root in scaled)
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
-            case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseBlocks():
+            case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseByHead():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 return "rows" if is_norm or isinstance(maker, Gate | Recur | LookUp | GIVEN) else None
             case PrepareHeads() | Pool():

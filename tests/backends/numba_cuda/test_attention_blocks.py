@@ -122,21 +122,21 @@ def attended(build, q, choice=None, pooled=None):
     return build.attend(q, 0, None, H, D, 0.2, choice=choice, pooled=pooled)
 
 
-def weighed(build, n, q, row, *, size=1, n_local=0, is_first=False):
+def weighed(build, n, q, row, *, is_first=False):
     build.prepare_heads([row], [D], [EQUAL], [0])
     weights, compared = build.multiply(n, attrs.evolve(linear("gate"), scale=0.5), linear("q"), purpose="products")
-    return attended(build, q, build.choose(compared if is_first else q, weights, 0, 3, size=size, n_local=n_local))
+    return attended(build, q, build.choose(compared if is_first else q, weights, 0, 3))
 
 
 def unweighed(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    return attended(build, q, build.choose(q, None, 0, 3, size=2, n_lists=H))
+    return attended(build, q, build.choose_by_head(q, H, 0, 3, 0, size=2))
 
 
 def pooled(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
     build.pool(build.multiply(n, linear("row"), purpose="values"), Pooling(4, linear("row")), 1, 2)
-    return attended(build, q, build.choose_blocks(4), 2)
+    return attended(build, q, build.choose(q, None, 2, 3, size=4), 2)
 
 
 def latent(build, n, q, row):
@@ -153,7 +153,6 @@ def test_weights_of_a_choice_may_come_from_another_product():
     ("told", "block"),
     {
         "weights of queries that do not lie after these": Listing(partial(weighed, is_first=True)),
-        "an indexer that chooses blocks by weighed heads": Listing(partial(weighed, size=2, n_local=1)),
         "an indexer that does not always choose the last block": Listing(unweighed),
         "pooled rows are attended to beside a window": Listing(pooled, n_caches=3),
         "latents that are mixed and not multiplied by heads' matrices": Listing(latent),

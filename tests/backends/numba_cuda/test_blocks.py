@@ -75,7 +75,7 @@ def test_how_many_launches_norms_take():
 
 def without_indexers(layer):
     """A layer that attends to all that it sees, where it may attend to less."""
-    nothing = {"indexer": None, "reuses_choice": False}
+    nothing = {"indexer": None, "reuses_choice": 0}
     fields = [each.name for each in attrs.fields(type(layer.mixer)) if each.name in nothing]
     return attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, **{name: nothing[name] for name in fields}))
 

@@ -466,7 +466,7 @@ def test_indexers_are_left_out_of_contexts_where_they_would_choose_everything():
 
     small, large = plan.for_context(10), plan.for_context(11)
 
-    assert [(mixer.indexer, mixer.reuses_choice) for mixer in small.mixers] == [(None, False)] * 2
+    assert [(mixer.indexer, mixer.reuses_choice) for mixer in small.mixers] == [(None, 0)] * 2
     assert large.mixers == plan.mixers
 
 
