@@ -17,6 +17,7 @@ from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_ROWS,
     MATRIX_THREADS,
+    MATRIX_TILE,
     MATRIX_TILES,
     MULTIPLY_MATRIX,
 )
@@ -34,11 +35,11 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
     """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""
     if matrix.format.is_float or n_tokens <= FEW_TOKENS:
         return next((each for each in TILES if each >= n_tokens), TILES[-1])
-    tiles, n_blocks = MATRIX_TILES[matrix.format.name], -(-matrix.n_rows // MATRIX_ROWS)
     if is_output:  # few tokens have logits, as a rule
-        return tiles[0]
-    fitting = [tile for tile in tiles if tile < 2 * n_tokens and n_blocks * -(-n_tokens // tile) >= _BLOCKS_ENOUGH]
-    return max(fitting, default=tiles[0])
+        return MATRIX_TILE
+    n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
+    fitting = (tile for tile in MATRIX_TILES if tile < 2 * n_tokens and n_blocks * -(-n_tokens // tile) >= _BLOCKS_ENOUGH)
+    return max(fitting, default=MATRIX_TILE)
 
 
 def launch_of(

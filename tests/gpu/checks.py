@@ -84,7 +84,7 @@ def products():
         assert all(np.array_equal(each, found[-1]) for each in found[len(TILES) :]), f"{name}: tiles of cut rows differ"
         figures[name] = float(np.abs(found[0] - few.right).max() / np.abs(few.right).max())
         if not fmt.is_float:
-            for tile in MATRIX_TILES[name]:
+            for tile in MATRIX_TILES:
                 assert np.array_equal(many.by(tile)[:FEW_TOKENS], found[0]), f"{name}: tensor cores differ"
                 by_tensor_cores = many.by(tile, n_cuts=4)[:FEW_TOKENS]
                 assert np.array_equal(by_tensor_cores, found[-1]), f"{name}: tensor cores differ where rows are cut"

@@ -167,7 +167,7 @@ def products():
         n = n_units(n_rows, n_cols)
         n_bytes = 4 * fmt.n_words(n)
         copies = [gpu.allocate(n_bytes, name).at(0) for _ in range(max(4, (256 << 20) // n_bytes))]
-        for tile in (*TILES, *MATRIX_TILES.get(name, ())):
+        for tile in (*TILES, *(() if fmt.is_float else MATRIX_TILES)):
             gpu.write(at, np.array([tile, tile], np.int32))
             if tile in TILES:
                 kernel, n_blocks, n_threads = MULTIPLY[name, tile], n_rows // 16, 128

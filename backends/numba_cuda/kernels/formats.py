@@ -328,17 +328,9 @@ def weights_of(fmt):
     return weights
 
 
-def fragment_of(fmt):
-    """The lane function (array, units, unit, i) → words i and i + 4 of a unit's eight: what a lane holds for tensor cores.
-
-    The offset is taken off already: it pays where many tokens are multiplied with them.
-    """
-    unpack, high_words, n_main, offset = fmt.unpack, _high_words(fmt), fmt.n_main, fmt.offset
-    offsets, signs = np.uint32(offset * 0x01010101), np.uint32(0x80808080)
-
-    @lane
-    def less_offset(word):
-        return ((word | signs) - offsets) ^ signs  # byte by byte: none borrows from the next
+def fragment_words_of(fmt):
+    """The lane function (array, units, unit, i) → four words of a unit, of which `fragment_of` makes a lane's fragment."""
+    high_words, n_main = _high_words(fmt), fmt.n_main
 
     @lane
     def main_words(w, n, u, i):
@@ -348,9 +340,28 @@ def fragment_of(fmt):
         return one, w[index_of(4 * (n + u) + i)] if n_main == 8 else one
 
     @lane
-    def fragment(w, n, u, i):
-        first, second = main_words(w, n, u, i)
-        low, high = high_words(w, n, u)
+    def words(w, n, u, i):
+        return main_words(w, n, u, i), high_words(w, n, u)
+
+    return words
+
+
+def fragment_of(fmt):
+    """The lane function (words, i) → words i and i + 4 of a unit's eight: what a lane holds for tensor cores.
+
+    The offset is taken off already: it pays where many tokens are multiplied with them.
+    """
+    unpack, offset = fmt.unpack, fmt.offset
+    offsets, signs = np.uint32(offset * 0x01010101), np.uint32(0x80808080)
+
+    @lane
+    def less_offset(word):
+        return ((word | signs) - offsets) ^ signs  # byte by byte: none borrows from the next
+
+    @lane
+    def fragment(words, i):
+        first, second = words[0]
+        low, high = words[1]
         first, second = unpack(first, second, low, high, i)
         return (less_offset(first), less_offset(second)) if offset else (first, second)
 

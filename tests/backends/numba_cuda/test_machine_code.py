@@ -12,7 +12,7 @@ import pytest
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 HERE = Path(__file__).parent
-N_KERNELS = 267
+N_KERNELS = 272
 
 
 def compiled(tmp_path):
