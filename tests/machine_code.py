@@ -26,9 +26,9 @@ MOST_REGISTERS = {
     "gated": 208,
     "multiply": 112,
     "route": 255,
-    "attend_pooled": 96,
+    "f16_f16": 128,
     "attend_latent": 128,
-    "attend": 88,
+    "attend": 184,
     "gate": 112,
     "recur": 240,
     "choose": 80,
@@ -37,7 +37,11 @@ MOST_REGISTERS = {
     "norm_": 120,
 }
 OTHERS_REGISTERS = 64
-MOST_SHARED = {"matrix": 34 << 10, "attend_latent": 36 << 10}  # bytes; from 9.0 on the system's own 1024 are among them
+MOST_SHARED = {
+    "matrix": 34 << 10,
+    "attend_latent": 36 << 10,
+    "attend": 37 << 10,
+}  # bytes; from 9.0 on the system's own 1024 are among them
 OTHERS_SHARED = 9 << 10
 WITH_DOUBLES = {"sums_of_chunks"}
 PATTERNS = {
@@ -97,12 +101,14 @@ def _problems_of_launches(name, found):
 
 
 def _problems_of_attention(name, found):
-    if not found["wide_loads"] and not name.startswith("attend_latent_q"):  # codes of eight values are eight bytes at most
-        yield f"{name} has no loads of 16 bytes, expected some of keys"
+    if not found["wide_loads"] and "f16" in name:  # codes of eight values are eight bytes at most
+        yield f"{name} has no loads of 16 bytes, expected some of halves"
     if name.startswith("attend_latent"):
         n_wanted = 32 * int(name.rpartition("_")[2]) if "f16" in name else 48
-        if found["products_of_halves"] != n_wanted:
-            yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
+    else:  # of keys by the first type, which of pooled rows is that of values, too
+        n_wanted = (64 if re.match("attend_(pooled_)?f16", name) else 24) + 48
+    if found["products_of_halves"] != n_wanted:
+        yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
 
 
 def report(kernels, capabilities):

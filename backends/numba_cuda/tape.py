@@ -12,13 +12,13 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
-from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
+from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm

@@ -9,10 +9,10 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.attention import ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
+from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.heads import TurnArgs
 from augury.backends.numba_cuda.kernels.latent import merge_latents
-from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
-from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, LatentArgs
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED, LatentArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.reference.cache_type import TYPES
 
@@ -61,7 +61,7 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         given = {"how": LatentArgs(**places, **sizes, **common, has_factors=1, scale=2 / dim), "to": to}
         given |= {"turn": TurnArgs(at["turns"], n_turned // 2), "cache": CacheArgs(at["words"], at["halves"])}
         grid, choice = (n_splits, -(-n_heads // (HEADS * n))), ChoiceArgs(at["chosen"], 1, n_ctx)
-        device.launch(Launch.of(kernel, grid, LATENT_THREADS, at["inputs"], choice=choice, **given))
+        device.launch(Launch.of(kernel, grid, ATTEND_THREADS, at["inputs"], choice=choice, **given))
         found += [] if n > 1 else [told_of("out", np.float32), told_of("bytes", np.int8)]
         given = {"parts": at["parts"], "sinks": at["sinks"], "size": n_latent, "n_merged": 1, "to": to._replace(width=width)}
         device.launch(Launch.of(merge_latents, (width // 32, n_heads), 32, at["inputs"], **common, **given))

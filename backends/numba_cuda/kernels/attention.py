@@ -2,6 +2,11 @@
 
 A split is 256 positions, counted from 0. Within it scores become weights relative to its own largest score; splits are then
 merged, see `splits`. A split of which a token sees nothing takes no part.
+
+A block takes one split, and the heads that share what is kept of it, of a tile of neighbouring tokens: it reads keys and
+values once for up to 16 rows, which tensor cores multiply them with (`fragments`). A row of an instruction depends on no other
+row. It may depend on values whose weight is 0, since these may say how an instruction rounds. So 16 positions of which some
+tokens of a tile do not see all are mixed for each token by itself: what it does not see is 0 then, and other rows stay.
 """
 
 from __future__ import annotations
@@ -9,35 +14,49 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import capped
-from augury.backends.numba_cuda.kernels.cells import DOT, EIGHT, CacheArgs
+from augury.backends.numba_cuda.kernels.cells import EIGHT, CacheArgs
 from augury.backends.numba_cuda.kernels.dialect import (
-    SIMULATED,
     WARP,
     add,
+    bits_of,
     cuda,
-    exp,
+    float_of,
     fma,
     is_last_block,
     kernel,
     lane,
     larger,
     mul,
+    prefetch,
+    quad_max,
     quotient,
     record,
     remainder,
-    warp_max,
+    together,
 )
-from augury.backends.numba_cuda.kernels.heads import MAX_DIM
+from augury.backends.numba_cuda.kernels.fragments import (
+    ATTEND_THREADS,
+    ATTEND_WARPS,
+    HEADS,
+    N_HELD,
+    OF_WARP,
+    STEP,
+    TILES,
+    VALUES,
+    clear,
+    fragments_of,
+    query_of,
+    rest_of,
+    two_halves,
+    weights_of,
+    words_of,
+)
 from augury.backends.numba_cuda.kernels.inputs import BRANCHES, N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
-from augury.backends.numba_cuda.kernels.norm import sum_of_block
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
-from augury.backends.numba_cuda.kernels.splits import MergeArgs, merge_heads, n_joined
+from augury.backends.numba_cuda.kernels.splits import SPLIT, MergeArgs, merge_head, n_joined, put_heads
 
-SPLIT = 256  # positions
-ATTEND_THREADS = 32 if SIMULATED else 128
-_WARPS = ATTEND_THREADS // WARP
-_STAGED = max(8 * ATTEND_THREADS, MAX_DIM)  # values of groups of threads
-_AHEAD = 4  # positions whose values a thread asks for before it mixes them
+_N_SUMS = 4 * VALUES // 8  # of a lane: of 16 rows and the dimensions that a warp mixes
+_WORDS = WARP + 1  # of a sum of all lanes that is staged: one more than lanes, so that fewer of them meet in a bank
 _NONE = float("-inf")
 ChoiceArgs = record("ChoiceArgs", j="chosen", i="block_size stride group_stride")
 """What tokens see: `chosen` (tokens, stride), of each group of heads `group_stride` further on, or of all the same.
@@ -48,8 +67,8 @@ AttendArgs = record(
     "AttendArgs",
     f="rows slopes parts",
     w="counters",
-    i="stride n_heads n_kv_heads head_dim value_dim length window chunk sees_block n_splits has_slopes pool first_token"
-    " first_split",
+    i="stride n_heads n_kv_heads n_of_group head_dim value_dim length window chunk sees_block n_splits has_slopes pool"
+    " n_of_tile first_token first_split",
     r="scale cap",
 )
 """What attends, and to how much.
@@ -59,7 +78,8 @@ lies between. `parts` (tokens from `first_token` on, n_heads, n_splits, value_di
 on, and `counters` one for each token and what is merged of it. A token sees `window` positions (0: all; and all pooled rows),
 and none before the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass,
 too. Of pooled rows one stands for `pool` positions; what is said of positions is true of them instead. Scores s become
-cap * tanh(s / cap), unless cap is 0.
+cap * tanh(s / cap), unless cap is 0. `n_of_group` heads attend to the same. A tile of tokens ends at multiples of `n_of_tile`,
+a power of 2.
 """
 
 
@@ -81,182 +101,289 @@ def is_chosen(choice, at, position):
     return choice.block_size == 0 or choice.chosen[at + quotient(position, choice.block_size)] != 0
 
 
-def _scores(dot, place):
-    @lane
-    def scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, seen, thread, scores):
-        """The scores of a thread's positions of a split, and the largest of them."""
-        most, (split, first, last) = np.float32(_NONE), seen
-        for i in range(thread, SPLIT, ATTEND_THREADS):
-            position = split * SPLIT + i
-            scores[i] = np.float32(_NONE)
-            is_seen = first <= position <= last
-            if is_seen and is_chosen(choice, chosen_at, position):
-                cell = base + cell_of(inputs, t, place(position, how.pool))
-                score = mul(dot(how.rows, start, keys, cell, how.head_dim), np.float32(how.scale))
-                scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, how.cap))
-                most = larger(most, scores[i])
-        return most
-
-    return scores_of
+@lane
+def _seen(inputs, how, t, position):
+    """The first and the last position that token t sees, or one like it at another position."""
+    first = max(first_seen(position, how.window), first_of_chunk(position, how.chunk))
+    return np.int32(first), np.int32(inputs[BRANCHES + t] - 1) if how.sees_block else position
 
 
 @lane
-def _weights_of(scores, most, thread):
-    """Make weights of a thread's scores; returns their sum."""
-    most = np.float32(most)
-    total = np.float32(0)
-    for i in range(thread, SPLIT, ATTEND_THREADS):
-        weight = np.float32(0) if scores[i] == np.float32(_NONE) else exp(scores[i] - most)
-        scores[i] = weight
-        total = add(total, weight)
-    return total
+def _seen_blocks(inputs, how, t, position):
+    """The first and the last block of positions, whose pooled rows a token sees."""
+    return np.int32(0), np.int32(quotient(position + 1, how.pool) - 1)
 
 
-def _of_several(read_eight, eight, place, n):
-    """Two lane functions: one reads eight values of n positions, the other adds them to sums, times their weights."""
-    if n == 1:
-
-        @lane
-        def read(inputs, t, values, base, dim, i, position, step, pool):
-            return read_eight(values, base + cell_of(inputs, t, place(position, pool)), dim, i)
-
-        @lane
-        def add_to(sums, held, i, weights, at, step):
-            a, b, c, d, e, f, g, h = eight(held, i)
-            weight = weights[at]
-            sums[0], sums[1], sums[2] = fma(weight, a, sums[0]), fma(weight, b, sums[1]), fma(weight, c, sums[2])
-            sums[3], sums[4], sums[5] = fma(weight, d, sums[3]), fma(weight, e, sums[4]), fma(weight, f, sums[5])
-            sums[6], sums[7] = fma(weight, g, sums[6]), fma(weight, h, sums[7])
-
-        return read, add_to
-    m = n // 2
-    read_half, add_half = _of_several(read_eight, eight, place, m)
-
-    @lane
-    def read_both(inputs, t, values, base, dim, i, position, step, pool):
-        first = read_half(inputs, t, values, base, dim, i, position, step, pool)
-        return first, read_half(inputs, t, values, base, dim, i, position + m * step, step, pool)
-
-    @lane
-    def add_both(sums, held, i, weights, at, step):
-        add_half(sums, held[0], i, weights, at, step)
-        add_half(sums, held[1], i, weights, at + m * step, step)
-
-    return read_both, add_both
+@lane
+def _are_alike(inputs, t, other):
+    """Whether two tokens find all positions in the same cells: those of their numbers, of the same slot."""
+    is_straight = inputs[BRANCHES + t] > inputs[POSITIONS + t] and inputs[BRANCHES + other] > inputs[POSITIONS + other]
+    return is_straight and inputs[SLOTS + t] == inputs[SLOTS + other]
 
 
-def _mix(read_eight, eight, place):
-    read, add_to = _of_several(read_eight, eight, place, 1)
-    read_several, add_several = _of_several(read_eight, eight, place, _AHEAD)
+@lane
+def _tile(inputs, how, t):
+    """The end of the tile that begins with token t, t if none does, and the lowest and highest position of its tokens."""
+    low = high = inputs[POSITIONS + t]
+    end = t
+    if t & (how.n_of_tile - 1) == 0 or not _are_alike(inputs, t - 1, t):
+        end = np.int32(t + 1)
+        while end & (how.n_of_tile - 1) and end < inputs[N_TOKENS] and _are_alike(inputs, t, end):
+            low, high = min(low, inputs[POSITIONS + end]), max(high, inputs[POSITIONS + end])
+            end = np.int32(end + 1)
+    return end, low, high
 
-    @lane
-    def mix(inputs, t, weights, values, base, dim, i, seen, pool, group, n_groups, sums):
-        """Make `sums` eight values, from the i-th on, of the mix of a group's positions: every n-th, of n groups."""
-        split, first, last = seen
-        for j in range(8):
-            sums[j] = np.float32(0)
-        start = split * SPLIT
-        begin = max(first, start)
-        position, end = begin + group - remainder(begin, n_groups), min(last + 1, start + SPLIT)
-        if position < begin:
-            position += n_groups
-        while position + (_AHEAD - 1) * n_groups < end:
-            held = read_several(inputs, t, values, base, dim, i, position, n_groups, pool)
-            add_several(sums, held, i, weights, position - start, n_groups)
-            position += _AHEAD * n_groups
-        while position < end:  # of a range that steps by a variable, numba divides to know its length
-            held = read(inputs, t, values, base, dim, i, position, n_groups, pool)
-            add_to(sums, held, i, weights, position - start, n_groups)
-            position += n_groups
 
-    return mix
+@lane
+def _clamped(position, begin, end):
+    return min(max(position, begin), end)
+
+
+@lane
+def _see_alike(begin, end, ranges):
+    """Whether all tokens see the same ones of the positions between."""
+    low_first, high_first, low_last, high_last = ranges
+    has_one_first = _clamped(low_first, begin, end) == _clamped(high_first, begin, end)
+    return has_one_first and _clamped(low_last + 1, begin, end) == _clamped(high_last + 1, begin, end)
+
+
+@lane
+def _cap(sums, n, cap):
+    if cap != 0:
+        for j in range(n):
+            sums[j] = capped(sums[j], cap)
+
+
+@lane
+def _score(sums, at, cells, column, position, seen, slope):
+    """Make scores of a row's sums that a lane has, of what is not seen -inf; returns the largest."""
+    most, (first, last) = np.float32(_NONE), seen
+    for tile in range(TILES):
+        for i in range(2):
+            to, there = at + 4 * tile + i, position + 8 * tile + i
+            is_seen = first <= there <= last
+            score = np.float32(_NONE)
+            if is_seen and cells[column + 8 * tile + i] >= 0:
+                score = fma(-np.float32(slope), np.float32(last - there), sums[to])
+            sums[to] = score
+            most = larger(most, score)
+    return most
+
+
+@lane
+def _prefetch(cache, cell, dim):
+    """Let the halves of a cell come to the nearer memory."""
+    for i in range(0, dim, 64):
+        prefetch(cache.words, (cell * dim + i) >> 1)
 
 
 def _attend(type_k, type_v, *, is_pooled=False):
-    place = _end if is_pooled else _own
-    scores_of, mix = _scores(DOT[type_k], place), _mix(*EIGHT[type_v], place)
-    name = f"attend_{'pooled' if is_pooled else type_k}_{type_v}"
+    place, seen = (_end, _seen_blocks) if is_pooled else (_own, _seen)
+    read_keys, add_scores, _, _ = fragments_of(type_k, 1)
+    _, _, read_values, add_values = fragments_of(type_v, 1)
+    weigh_rows, stage_weights = weights_of(1)
+    n_words, is_prefetched = words_of(1), type_v == "f16"
+    key_steps, value_steps = 4 if type_k == "f16" else 1, 2 if type_v == "f16" else 1  # that a lane reads at once
+    n_held = max(N_HELD * steps + rest_of(kind) for steps, kind in ((key_steps, type_k), (value_steps, type_v)))
+    n_staged, n_of_warps, n_scores = ATTEND_WARPS * _N_SUMS * _WORDS, ATTEND_WARPS * HEADS, 4 * TILES
+    name, most_registers = f"attend_{'pooled' if is_pooled else type_k}_{type_v}", 128 if type_v == "f16" else None
 
-    @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name)
+    @lane
+    def stage_queries(how, starts, chunk, thread, staged):
+        """Stage fragments of queries, of the dimensions that are read at once from `chunk` on."""
+        for word in range(thread, HEADS * STEP // 2 * key_steps, ATTEND_THREADS):
+            row, i = query_of(word, 1)
+            i, a, b = chunk + i, np.float32(0), np.float32(0)
+            if starts[row] >= 0 and i < how.head_dim:
+                at = starts[row] + i
+                a, b = mul(how.rows[at], np.float32(how.scale)), mul(how.rows[at + 1], np.float32(how.scale))
+            staged[word], staged[n_words + word] = two_halves(a, b)
+
+    @together
+    def add_steps(cache, cells, step, end, dim, first, i, staged, held, mixed):
+        """Add to the mix what a few steps of 16 positions give."""
+        for j in range(value_steps):
+            if step + j < end:
+                read_values(cache, cells, 16 * (step + j) + 2 * (i % 4), (0, SPLIT), dim, first, held, N_HELD * j)
+        for j in range(value_steps):
+            if step + j < end:
+                add_values(staged, step + j, i, held, N_HELD * j, mixed, (True, True))
+
+    @together
+    def add_apart(cache, cells, step, start, dim, first, i, n_of_token, firsts, lasts, staged, held, mixed):
+        """Add to the mix of each token what it sees of 16 positions."""
+        row = 0
+        while row + n_of_token <= HEADS:
+            begin, end = max(16 * step, firsts[row] - start), min(16 * step + 16, lasts[row] + 1 - start)
+            if begin < end:
+                read_values(cache, cells, 16 * step + 2 * (i % 4), (begin, end), dim, first, held, 0)
+                rows = (row <= i // 4 < row + n_of_token, row <= i // 4 + 8 < row + n_of_token)
+                add_values(staged, step, i, held, 0, mixed, rows)
+            row += n_of_token
+
+    @lane
+    def stage_mix(mixed, warp, i, staged):
+        for j in range(_N_SUMS):
+            staged[(warp * _N_SUMS + j) * _WORDS + i] = bits_of(mixed[j])
+
+    @lane
+    def store_mix(staged, n_groups, n_shares, places, parts, dim, thread):
+        """Store the mix of all rows, once the shares of positions that warps have had are added up."""
+        for group in range(n_groups):
+            for at in range(thread, HEADS * VALUES, ATTEND_THREADS):
+                row, i = at // VALUES, at % VALUES
+                if places[row] >= 0 and VALUES * group + i < dim:
+                    j = 4 * (i % 8) + 2 * (row // 8) + i // 8 % 2
+                    word = np.uint32((group * _N_SUMS + j) * _WORDS + 4 * (row % 8) + i // 16)
+                    value = float_of(staged[word])
+                    for share in range(1, n_shares):
+                        value = add(value, float_of(staged[word + share * n_groups * _N_SUMS * _WORDS]))
+                    parts[places[row] + VALUES * group + i] = value
+
+    @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name, most_registers=most_registers)
     def attend(inputs, how, keys, values, choice, merge, to):
-        """What one split gives one head of one token: (value_dim,) mixed, the largest score, and the sum of the weights.
+        """What one split gives some heads of a tile of tokens: (value_dim,) mixed, the largest score, the sum of the weights.
 
-        The last block of a head, or of as many as have whole units, merges what all splits gave: of pooled rows also those of
-        the tokens' own rows, which come before them.
+        The last block of these heads, or of as many as have whole units, merges what all splits gave: of pooled rows also those
+        of the tokens' own rows, which come before them.
 
         Args:
             inputs: Of the pass.
             how: See `AttendArgs`.
             keys, values: Caches (slots, n_kv_heads, length, …).
-            choice: What tokens see.
+            choice: What tokens see; where all do not see the same, a tile is one token.
             merge: See `MergeArgs`.
             to: With a width of 0 nothing is merged.
         """
-        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
+        split, t = cuda.blockIdx.x, np.int32(how.first_token + cuda.blockIdx.z)
         if t >= inputs[N_TOKENS]:
             return
-        position = last = last_own = inputs[POSITIONS + t]
-        if how.sees_block and not is_pooled:
-            last = last_own = np.int32(inputs[BRANCHES + t] - 1)
-        first = first_own = max(first_seen(position, how.window), first_of_chunk(position, how.chunk))
-        if is_pooled:
-            first, last = np.int32(0), quotient(position + 1, how.pool) - 1
-        is_seen = split * SPLIT <= last and (split + 1) * SPLIT > first
-        if not is_seen and (last >= 0 or split > 0):  # where no pooled row is seen, one block comes to merge the others
+        end, low, high = _tile(inputs, how, t)
+        if end == t:
             return
-        scores = cuda.shared.array(SPLIT, np.float32)
-        parts_of_warps = cuda.shared.array(_WARPS, np.float32)
-        most_of_warps = cuda.shared.array(_WARPS, np.float32)
-        staged = cuda.shared.array(_STAGED, np.float32)
-        mixed = cuda.local.array(8, np.float32)
-        thread, parts, n_heads, value_dim, n_splits = cuda.threadIdx.x, how.parts, how.n_heads, how.value_dim, how.n_splits
-        group = quotient(head, quotient(n_heads, how.n_kv_heads))
-        base = (inputs[SLOTS + t] * how.n_kv_heads + group) * how.length
-        chosen_at, start = t * choice.stride + group * choice.group_stride, t * how.stride + head * how.head_dim
-        slope = how.slopes[head] if how.has_slopes else np.float32(0)
-        seen = (split, first, last)
-        most = warp_max(scores_of(inputs, t, how, start, keys, base, choice, chosen_at, slope, seen, thread, scores))
-        if thread % WARP == 0:
-            most_of_warps[thread // WARP] = most
+        (low_first, low_last), (high_first, high_last) = seen(inputs, how, t, low), seen(inputs, how, t, high)
+        start, ranges = np.int32(split * SPLIT), (low_first, high_first, low_last, high_last)
+        is_seen = start <= high_last and start + SPLIT > low_first
+        if not is_seen and (high_last >= 0 or split > 0):  # where no pooled row is seen, one block comes to merge the others
+            return
+        staged = cuda.shared.array(n_staged, np.uint32)
+        cells = cuda.shared.array(SPLIT, np.int32)
+        most_of_warps = cuda.shared.array(n_of_warps, np.float32)
+        totals_of_warps = cuda.shared.array(n_of_warps, np.float32)
+        starts = cuda.shared.array(HEADS, np.int32)
+        firsts = cuda.shared.array(HEADS, np.int32)
+        lasts = cuda.shared.array(HEADS, np.int32)
+        places = cuda.shared.array(HEADS, np.int32)
+        slopes = cuda.shared.array(HEADS, np.float32)
+        scores = cuda.local.array(n_scores, np.float32)
+        mixed = cuda.local.array(_N_SUMS, np.float32)
+        held = cuda.local.array(n_held, np.uint32)
+        thread, parts, n_heads, value_dim, part = cuda.threadIdx.x, how.parts, how.n_heads, how.value_dim, how.value_dim + 2
+        thread = np.uint32(thread)  # of an int numba asks whether it counts from an array's end
+        warp, i, n_splits = thread // WARP, thread % WARP, how.n_splits
+        n_of_group, group, n_blocks = how.n_of_group, cuda.blockIdx.y, (how.n_of_group + HEADS - 1) // HEADS
+        if n_blocks > 1:
+            group = quotient(group, n_blocks)
+        first_head = np.int32(group * n_of_group + HEADS * (cuda.blockIdx.y - group * n_blocks))
+        n_of_token = np.int32(min(HEADS, (group + 1) * n_of_group - first_head))
+        if thread < HEADS:
+            starts[thread], firsts[thread], lasts[thread], places[thread], slopes[thread] = -1, 0, -1, -1, np.float32(0)
+            token, head = t + quotient(thread, n_of_token), first_head + remainder(thread, n_of_token)
+            if token < end:
+                first, last = seen(inputs, how, token, inputs[POSITIONS + token])
+                starts[thread], firsts[thread], lasts[thread] = token * how.stride + head * how.head_dim, first, last
+                if start <= last and start + SPLIT > first:
+                    places[thread] = (((token - how.first_token) * n_heads + head) * n_splits + how.first_split + split) * part
+                if how.has_slopes:
+                    slopes[thread] = how.slopes[head]
+        position, cell = start + thread, np.int32(-1)
+        is_seen = low_first <= position <= high_last
+        if is_seen and is_chosen(choice, t * choice.stride + group * choice.group_stride, position):
+            cell = place(position, how.pool)
+            if end == t + 1:
+                cell = cell_of(inputs, t, cell)
+            cell = np.int32((inputs[SLOTS + t] * how.n_kv_heads + group) * how.length + cell)
+            if is_prefetched:
+                _prefetch(values, cell, value_dim)
+        cells[thread] = cell
+        column = OF_WARP * warp
+        has_seen = start + column <= high_last and start + column + OF_WARP > low_first
+        clear(scores, n_scores)
         cuda.syncthreads()
-        for warp in range(_WARPS):
-            most = larger(most, most_of_warps[warp])
-        total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
-        n_eights = value_dim >> 3
-        n_groups = max(1, quotient(ATTEND_THREADS, n_eights))
-        at_part = (((t - how.first_token) * n_heads + head) * n_splits + how.first_split + split) * (value_dim + 2)
-        for at in range(thread, n_groups * n_eights, ATTEND_THREADS):
-            group, j = quotient(at, n_eights), remainder(at, n_eights)
-            mix(inputs, t, scores, values, base, value_dim, 8 * j, seen, how.pool, group, n_groups, mixed)
-            for i in range(8):
-                staged[group * value_dim + i * n_eights + j] = mixed[i]
+        for chunk in range(0, how.head_dim, STEP * key_steps):
+            for step in range(key_steps):
+                read_keys(keys, cells, column + i // 4, how.head_dim, chunk + STEP * step + 8 * (i % 4), held, N_HELD * step)
+            if chunk > 0:
+                cuda.syncthreads()  # all have multiplied by what is staged
+            stage_queries(how, starts, chunk, thread, staged)
+            cuda.syncthreads()
+            for step in range(key_steps):
+                if has_seen and chunk + STEP * step < how.head_dim:
+                    add_scores(staged, step, i, held, N_HELD * step, scores)
+        _cap(scores, n_scores, how.cap)
+        # 1, 2, 4 or 8 groups of 64 dimensions, and as many warps for each as there are
+        n_doublings = int(value_dim > VALUES) + int(value_dim > 2 * VALUES) + int(value_dim > 4 * VALUES)
+        n_groups, n_shares, n_steps = 1 << n_doublings, ATTEND_WARPS >> n_doublings, 2 << n_doublings
+        share = warp >> n_doublings
+        first = np.int32(VALUES * (warp & n_groups - 1) + 8 * (i // 4))
+        step = np.int32(max(share * n_steps, (low_first - start) // 16))
+        end_step = np.int32(min((share + 1) * n_steps, (high_last - start) // 16 + 1))
+        column += 2 * (i % 4)
+        for half in range(2):
+            row = i // 4 + 8 * half
+            seen_by_row = (firsts[row], lasts[row])
+            most = quad_max(_score(scores, 2 * half, cells, column, start + column, seen_by_row, slopes[row]))
+            if i % 4 == 0:
+                most_of_warps[warp * HEADS + row] = most
+        cuda.syncthreads()  # all have multiplied by what is staged, too
+        weigh_rows(warp, i, scores, most_of_warps, totals_of_warps)
+        stage_weights(scores, warp, i, staged)
         cuda.syncthreads()
-        for i in range(thread, value_dim, ATTEND_THREADS):
-            at = i % 8 * n_eights + i // 8
-            value = staged[at]
-            for group in range(1, n_groups):
-                value = add(value, staged[group * value_dim + at])
-            parts[at_part + i] = value
-        if thread == 0:
-            parts[at_part + value_dim] = most
-            parts[at_part + value_dim + 1] = total
+        if thread < HEADS and places[thread] >= 0:
+            most, total = most_of_warps[thread], totals_of_warps[thread]
+            for other in range(1, ATTEND_WARPS):
+                most = larger(most, most_of_warps[other * HEADS + thread])
+                total = add(total, totals_of_warps[other * HEADS + thread])
+            parts[places[thread] + value_dim] = most
+            parts[places[thread] + value_dim + 1] = total
+        clear(mixed, _N_SUMS)
+        while step < end_step:
+            if _see_alike(start + 16 * step, start + 16 * min(end_step, step + value_steps), ranges):
+                add_steps(values, cells, step, end_step, value_dim, first, i, staged, held, mixed)
+            else:
+                for each in range(step, min(end_step, step + value_steps)):
+                    add_apart(values, cells, each, start, value_dim, first, i, n_of_token, firsts, lasts, staged, held, mixed)
+            step = np.int32(step + value_steps)
+        cuda.syncthreads()  # all have multiplied by what is staged
+        stage_mix(mixed, warp, i, staged)
+        cuda.syncthreads()
+        store_mix(staged, n_groups, n_shares, places, parts, value_dim, thread)
         if to.width == 0:
             return
-        n_alike, n_seen = n_joined(value_dim), quotient(last + SPLIT, SPLIT) - first // SPLIT
-        first_head = head // n_alike * n_alike
-        n, counter = min(n_alike, n_heads - first_head), t * quotient(n_heads + n_alike - 1, n_alike) + head // n_alike
-        if not is_last_block(how.counters, counter, n * max(1, n_seen)):
+        n_alike, n_seen = n_joined(n_of_group * value_dim), high_last // SPLIT - low_first // SPLIT + 1
+        first_group = group // n_alike * n_alike
+        n = min(n_alike, how.n_kv_heads - first_group)
+        if not is_last_block(how.counters, t * how.n_kv_heads + first_group, n * n_blocks * max(1, n_seen)):
             return
-        own, other_first, other_end = (first_own // SPLIT, last_own // SPLIT + 1), 0, 0
-        if is_pooled:
-            other_first, other_end = how.first_split, how.first_split + n_seen
-        row, other = (t - how.first_token) * n_heads + first_head, (other_first, other_end)
-        merge_heads(inputs, t, row, first_head, n, own, other, parts, value_dim, n_splits, merge, to)
+        first_head, n, step = first_group * n_of_group, n * n_of_group, n_splits * part
+        for at in range(warp, (end - t) * n, ATTEND_WARPS):
+            token, head = t + quotient(at, n), first_head + remainder(at, n)
+            first, last = _seen(inputs, how, token, inputs[POSITIONS + token])
+            first_split, n_others = first // SPLIT, np.int32(0)
+            if is_pooled:
+                n_others = seen(inputs, how, token, inputs[POSITIONS + token])[1] // SPLIT + 1
+            splits = (first_split, last // SPLIT + 1 - first_split, how.first_split, n_others)
+            sink = merge.sinks[head] if merge.has_sinks else np.float32(_NONE)
+            merge_head(parts, ((token - how.first_token) * n_heads + head) * step, splits, value_dim, sink)
+        cuda.syncthreads()
+        for token in range(t, end):
+            at = ((token - how.first_token) * n_heads + first_head) * step
+            put_heads(inputs, token, first_head, n, parts, at, value_dim, step, merge, to)
 
     return attend
 
 
-ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v in EIGHT}
+ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in EIGHT for type_v in EIGHT}
 """Kernels by the types of caches."""
-ATTEND_POOLED = {kind: _attend(kind, kind, is_pooled=True) for kind in DOT}
+ATTEND_POOLED = {kind: _attend(kind, kind, is_pooled=True) for kind in EIGHT}
 """Kernels by the type of a cache whose rows are keys and values both, and stand for blocks of positions."""

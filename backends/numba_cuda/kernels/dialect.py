@@ -37,6 +37,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     log1p,
     mul,
     nearest,
+    prefetch,
     prmt,
     quotient,
     remainder,

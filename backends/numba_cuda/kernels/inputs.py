@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane, quotient
 
 MAX_TOKENS = 64  # of a pass
 FEW_TOKENS = 16 if SIMULATED else 4  # of a pass whose products are byte dot products; of more tensor cores compute them
@@ -49,7 +49,7 @@ def first_seen(position, window):
 @lane
 def first_of_chunk(position, chunk):
     """The first position that a token sees of chunks that do not see each other; without chunks 0."""
-    return np.int32(position // chunk * chunk) if chunk > 0 else np.int32(0)
+    return np.int32(quotient(position, chunk) * chunk) if chunk > 0 else np.int32(0)
 
 
 @kernel("jjjii")

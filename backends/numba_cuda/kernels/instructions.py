@@ -150,6 +150,10 @@ if SIMULATED:
     stream16 = load16  # the same of what is read once
 
     @njit
+    def prefetch(pointer, i):
+        """Let the 128 bytes that word i is among come to the nearer memory (L2), where they are soon read from."""
+
+    @njit
     def arrive(counters, i, n):
         """Count one more of n at a place, and return how many were there before; the last of them sets its counter to 0 again.
 
@@ -199,6 +203,14 @@ else:
 
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+
+    def _prefetch(builder, values):
+        pointer, index = values
+        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
+        builder.asm(ir.FunctionType(ir.VoidType(), [_I64]), "prefetch.global.L2 [$0];", "l", [where], True)
+        return ir.Constant(_I32, 0)
+
+    prefetch = _emitted(int32, _prefetch, types.CPointer(uint32), types.int64)
 
     def _arrive(builder, values):
         counters, i, n = values

@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import sigmoid
-from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.cells import StoreArgs, store_cell
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, mul, quotient, remainder
 from augury.backends.numba_cuda.kernels.heads import TurnArgs, norm_head, turned_value
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, first_seen
 from augury.backends.numba_cuda.kernels.norm import NOTHING, NormArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_of
-from augury.backends.numba_cuda.kernels.splits import merged
+from augury.backends.numba_cuda.kernels.splits import SPLIT, merged
 
 MAX_ROW = 640  # values that are kept of a position
 _NONE = float("-inf")
@@ -79,7 +78,7 @@ def prepare_latents(
 
 @kernel("jff" + 8 * "i", TargetArgs)
 def merge_latents(inputs, parts, sinks, n_heads, n_splits, window, size, n, has_sinks, first_token, n_merged, to):
-    """Merge the `size` values of each head that splits gave `n_merged` tokens, head by head; see `merge_heads`."""
+    """Merge the `size` values of each head that splits gave `n_merged` tokens, head by head; see `merged`."""
     thread = cuda.threadIdx.x
     head, t = quotient(cuda.blockIdx.y, n_merged), remainder(cuda.blockIdx.y, n_merged)
     at, t = (t * n_heads + head) * n_splits * (size + 2), first_token + t
@@ -93,7 +92,7 @@ def merge_latents(inputs, parts, sinks, n_heads, n_splits, window, size, n, has_
     if i < size:
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = merged(parts, at + first * (size + 2), last // SPLIT + 1 - first, 0, 0, size, i, sink)
+        value = merged(parts, at + first * (size + 2), last // SPLIT + 1 - first, size, i, sink)
     put(value, thread % WARP, to, row * to.width + i, row * (to.width // WARP) + unit)
 
 

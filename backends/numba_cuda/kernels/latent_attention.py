@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT, ChoiceArgs, is_chosen
+from augury.backends.numba_cuda.kernels.attention import ChoiceArgs, is_chosen
 from augury.backends.numba_cuda.kernels.cells import EIGHT, CacheArgs
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
@@ -24,30 +24,35 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     mul,
     quad_max,
-    quad_sum,
     quotient,
+    record,
     together,
 )
-from augury.backends.numba_cuda.kernels.heads import TurnArgs
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
-from augury.backends.numba_cuda.kernels.latent_fragments import (
+from augury.backends.numba_cuda.kernels.fragments import (
+    ATTEND_THREADS,
+    ATTEND_WARPS,
     HEADS,
-    LATENT_WARPS,
     N_HELD,
     OF_WARP,
     STAGED,
     STEP,
     TILES,
     VALUES,
-    LatentArgs,
+    clear,
+    for_each,
     fragments_of,
+    query_of,
     rest_of,
-    stage_of,
     two_halves,
+    weights_of,
     words_of,
 )
+from augury.backends.numba_cuda.kernels.heads import TurnArgs, turned_value
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put
+from augury.backends.numba_cuda.kernels.splits import SPLIT
 
+MAX_LATENT = VALUES * ATTEND_WARPS
 MOST_MERGED = 8  # splits that a block merges: to read what more gave 16 heads would take longer than a launch of many blocks
 _NONE = float("-inf")
 
@@ -62,24 +67,6 @@ def _most(sums, at, cells, column):
             sums[at + 4 * tile + i] = score
             most = larger(most, score)
     return most
-
-
-@lane
-def _weigh(tile, sums, at, most):
-    """Make weights of the scores of a tile."""
-    for j in range(at + 4 * tile, at + 4 * tile + 2):
-        score = sums[j]
-        weight = exp(add(score, -np.float32(most)))
-        sums[j] = np.float32(0) if score == np.float32(_NONE) else weight
-
-
-@lane
-def _total(sums, at):
-    """The sum of a row's weights that a lane has."""
-    total = np.float32(0)
-    for tile in range(TILES):
-        total = add(add(total, sums[at + 4 * tile]), sums[at + 4 * tile + 1])
-    return total
 
 
 @lane
@@ -105,28 +92,61 @@ def _merged(parts, at, step, n, shares, first, total):
     return div(value, total)
 
 
-def _for_each(n, function):
-    """The function that calls another one with 0 to n - 1: written out, so that what these number stays in registers."""
-    last = n - 1
-    before = _for_each(last, function) if last else None
+LatentArgs = record(
+    "LatentArgs",
+    f="absorbed heads factors parts sinks",
+    w="counters",
+    i="stride n_heads head_dim n_latent dim has_factors length window n_splits n first_token has_sinks",
+    r="scale",
+)
+"""What attends to latents.
 
-    @together
-    def all_of(*args):
-        if before is not None:
-            before(*args)
-        function(last, *args)
+`absorbed` (n_heads * n, n_latent) is the first part of queries, head by head, of n tokens that there is room for. `heads`
+(tokens, stride) each begin with heads of `head_dim` values, of which the last ones are turned. `factors` (positions,) are what
+queries are multiplied with. `parts` (tokens from `first_token` on, n_heads, n_splits, n_latent + 2) are what splits give,
+`counters` one for each token and the heads of a block. `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. A
+token sees `window` positions; 0: all. A position has `dim` values in the cache.
+"""
 
-    return all_of
+
+@lane
+def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
+    """Value i of a head's query, times its factor: first what was absorbed, then what is turned."""
+    if i < how.n_latent:
+        return mul(how.absorbed[at_absorbed + i], factor)
+    if i >= how.dim:
+        return np.float32(0)
+    return mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
 
 
-_weigh_tiles = _for_each(TILES, _weigh)
+def _stage_of(n_rows):
+    """The lane function that stages queries of n_rows times 16 heads."""
+    n_words = words_of(n_rows)
+
+    @lane
+    def stage_queries(how, turn, at_turns, t, first_head, factor, chunk, thread, staged):
+        """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then what is left."""
+        n_turned = how.dim - how.n_latent
+        n_there = n_rows * HEADS // 2 * min(STAGED, (how.dim - chunk + STEP - 1) // STEP * STEP)
+        for word in range(thread, n_there, ATTEND_THREADS):
+            row, i = query_of(word, n_rows)
+            head, i = first_head + row, chunk + i
+            a, b = np.float32(0), np.float32(0)
+            if head < how.n_heads:
+                at, turned = (head * how.n + t) * how.n_latent, t * how.stride + (head + 1) * how.head_dim - n_turned
+                a = _query(how, turn, at, turned, at_turns, i, factor)
+                b = _query(how, turn, at, turned, at_turns, i + 1, factor)
+            staged[word], staged[n_words + word] = two_halves(a, b)
+
+    return stage_queries
 
 
 def _attend(kind, n_rows):
     read_keys, add_scores, read_values, add_values = fragments_of(kind, n_rows)
-    stage_queries, n_words, n_held = stage_of(n_rows), words_of(n_rows), N_HELD + rest_of(kind)
+    stage_queries = _stage_of(n_rows)
+    (weigh_rows, stage_weights), n_words, n_held = weights_of(n_rows), words_of(n_rows), N_HELD + rest_of(kind)
     n_sums, n_values, n_heads_of_block = 4 * TILES * n_rows, 32 * n_rows, HEADS * n_rows
-    n_staged, n_of_warps, n_shares = 2 * n_words, LATENT_WARPS * n_heads_of_block, HEADS * MOST_MERGED
+    n_staged, n_of_warps, n_shares = 2 * n_words, ATTEND_WARPS * n_heads_of_block, HEADS * MOST_MERGED
 
     @together
     def most_of_row(row, warp, i, sums, cells, most_of_warps):
@@ -135,29 +155,7 @@ def _attend(kind, n_rows):
         if i % 4 == 0:
             most_of_warps[warp * n_heads_of_block + 8 * row + i // 4] = most
 
-    @together
-    def weigh_row(row, warp, i, sums, most_of_warps, totals_of_warps):
-        """Make weights of such scores, and write their sum."""
-        most = most_of_warps[8 * row + i // 4]
-        for other in range(1, LATENT_WARPS):
-            most = larger(most, most_of_warps[other * n_heads_of_block + 8 * row + i // 4])
-        at = 4 * (row // 2 * TILES) + 2 * (row % 2)
-        _weigh_tiles(sums, at, most)
-        total = quad_sum(_total(sums, at))
-        if i % 4 == 0:
-            totals_of_warps[warp * n_heads_of_block + 8 * row + i // 4] = total
-
-    most_of_rows, weigh_rows = _for_each(2 * n_rows, most_of_row), _for_each(2 * n_rows, weigh_row)
-
-    @lane
-    def stage_weights(sums, warp, i, staged):
-        """Stage fragments of weights: what a lane has of scores is what it has of them."""
-        for tile in range(TILES):
-            for row in range(2 * n_rows):
-                at = 4 * (row // 2 * TILES + tile) + 2 * (row % 2)
-                step, part = TILES // 2 * warp + tile // 2, row % 2 + 2 * (tile % 2)
-                word = ((step * n_rows + row // 2) * 4 + part) * WARP + i
-                staged[word], staged[n_words + word] = two_halves(sums[at], sums[at + 1])
+    most_of_rows = for_each(2 * n_rows, most_of_row)
 
     @lane
     def store(parts, to, head_stride, sums, first_head, n_heads, first, n_latent, i):
@@ -171,11 +169,6 @@ def _attend(kind, n_rows):
                             dim = first + 8 * (2 * (i % 4) + other) + tile
                             if dim < n_latent:
                                 parts[to + head * head_stride + dim] = sums[4 * (8 * row + tile) + 2 * half + other]
-
-    @lane
-    def clear(sums, n):
-        for j in range(n):
-            sums[j] = np.float32(0)
 
     name = f"attend_latent_{kind}_{n_rows}"
 
@@ -221,8 +214,8 @@ def _attend(kind, n_rows):
             cuda.syncthreads()
             if has_seen:
                 for step in range((min(STAGED, dim - chunk) + STEP - 1) // STEP):
-                    read_keys(cache, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held)
-                    add_scores(staged, step, i, held, sums)
+                    read_keys(cache, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held, 0)
+                    add_scores(staged, step, i, held, 0, sums)
         most_of_rows(warp, i, sums, cells, most_of_warps)
         cuda.syncthreads()  # all have read what is staged, too
         weigh_rows(warp, i, sums, most_of_warps, totals_of_warps)
@@ -232,7 +225,7 @@ def _attend(kind, n_rows):
         at_part = (((t - how.first_token) * n_heads + first_head) * n_splits + split) * (n_latent + 2)
         if thread < n_heads_of_block and first_head + thread < n_heads:
             most, total = most_of_warps[thread], totals_of_warps[thread]
-            for other in range(1, LATENT_WARPS):
+            for other in range(1, ATTEND_WARPS):
                 most = larger(most, most_of_warps[other * n_heads_of_block + thread])
                 total = add(total, totals_of_warps[other * n_heads_of_block + thread])
             parts[at_part + thread * head_stride + n_latent] = most
@@ -241,8 +234,8 @@ def _attend(kind, n_rows):
         if VALUES * warp < n_latent:
             clear(values, n_values)
             for step in range(max(0, first - start) // 16, min(SPLIT, last + 1 - start + 15) // 16):
-                read_values(cache, cells, 16 * step + 2 * (i % 4), dim, VALUES * warp + 8 * (i // 4), held)
-                add_values(staged, step, i, held, values)
+                read_values(cache, cells, 16 * step + 2 * (i % 4), (0, SPLIT), dim, VALUES * warp + 8 * (i // 4), held, 0)
+                add_values(staged, step, i, held, 0, values, (True, True))
             store(parts, at_part, head_stride, values, first_head, n_heads, VALUES * warp, n_latent, i)
         if n_rows > 1:  # which are for many splits
             return
@@ -258,7 +251,7 @@ def _attend(kind, n_rows):
             totals_of_warps[thread] = _share(parts, at, part, n_seen, sink, shares, thread * MOST_MERGED)
         cuda.syncthreads()
         n_units = to.width // WARP
-        for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, LATENT_WARPS):
+        for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, ATTEND_WARPS):
             head = quotient(unit, n_units)
             j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * how.n + t
             if j < n_latent:

@@ -7,6 +7,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
+    add,
     cuda,
     div,
     exp,
@@ -18,10 +19,15 @@ from augury.backends.numba_cuda.kernels.dialect import (
     record,
     remainder,
     together,
+    warp_max,
+    warp_sum,
 )
 from augury.backends.numba_cuda.kernels.quantise import put, unit_of
 
 _NONE = float("-inf")
+SPLIT = 256  # positions
+_AT_ONCE = 4  # splits, and values of each, that a thread reads before it mixes them
+_N_HELD = _AT_ONCE * (_AT_ONCE + 1)
 MergeArgs = record("MergeArgs", f="sinks gates", i="has_sinks gate_stride gate_size is_softplus")
 """What is done beside merging.
 
@@ -37,21 +43,13 @@ def n_joined(dim):
 
 
 @lane
-def merged(parts, start, n, other, n_others, dim, i, sink):
-    """Value i of a head, from n splits of which the first one's values begin at a place, then from others.
-
-    They are so many splits further on. A sink of -inf is none.
-    """
-    step, most, at = dim + 2, np.float32(sink), start
-    for split in range(n + n_others):  # places are added up: to multiply for each would take more registers
-        if split == n:
-            at = start + other * step
-        most = larger(most, parts[at + dim])
-        at += step
+def merged(parts, start, n, dim, i, sink):
+    """Value i of a head, from n splits of which the first one's values begin at a place. A sink of -inf is none."""
+    step, most, at = dim + 2, np.float32(sink), start + dim
+    for _ in range(n):  # places are added up: to multiply for each would take more registers
+        most, at = larger(most, parts[at]), at + step
     total, value, at = exp(np.float32(sink) - most), np.float32(0), start
-    for split in range(n + n_others):
-        if split == n:
-            at = start + other * step
+    for _ in range(n):
         share = exp(parts[at + dim] - most)
         total = fma(parts[at + dim + 1], share, total)
         value = fma(parts[at + i], share, value)
@@ -59,30 +57,91 @@ def merged(parts, start, n, other, n_others, dim, i, sink):
     return div(value, total)
 
 
+@lane
+def _place(start, i, splits, step):
+    """Where the values of the i-th split of a head begin: one of n from the first on, or of others from another one on."""
+    first, n, first_other, _ = splits
+    return start + (first + i if i < n else first_other + i - n) * step
+
+
+@lane
+def _largest(parts, start, splits, dim, i):
+    """The largest score of every 32nd split, from the i-th on."""
+    most = np.float32(_NONE)
+    for split in range(i, splits[1] + splits[3], WARP):
+        most = larger(most, parts[_place(start, split, splits, dim + 2) + dim])
+    return most
+
+
+@lane
+def _sum_of_weights(parts, start, splits, dim, i, most):
+    """The sum of the weights of every 32nd split, from the i-th on."""
+    total = np.float32(0)
+    for split in range(i, splits[1] + splits[3], WARP):
+        at = _place(start, split, splits, dim + 2) + dim
+        total = fma(parts[at + 1], exp(parts[at] - np.float32(most)), total)
+    return total
+
+
+@lane
+def _mix(parts, start, splits, dim, first, most, held, mixed):
+    """Make `mixed` four values of a head, every 32nd from the `first` on, of all splits, of which four are read at once."""
+    n_all = splits[1] + splits[3]
+    for i in range(_AT_ONCE):
+        mixed[i] = np.float32(0)
+    for split in range(0, n_all, _AT_ONCE):
+        for j in range(_AT_ONCE):
+            at = _place(start, min(split + j, n_all - 1), splits, dim + 2)
+            for i in range(_AT_ONCE):
+                held[_AT_ONCE * j + i] = parts[at + min(first + WARP * i, dim - 1)]
+            held[_AT_ONCE * _AT_ONCE + j] = parts[at + dim]
+        for j in range(_AT_ONCE):
+            share = exp(held[_AT_ONCE * _AT_ONCE + j] - np.float32(most)) if split + j < n_all else np.float32(0)
+            for i in range(_AT_ONCE):
+                mixed[i] = fma(held[_AT_ONCE * j + i], share, mixed[i])
+
+
+@lane
+def _store(parts, start, dim, first, total, mixed):
+    for i in range(_AT_ONCE):
+        if first + WARP * i < dim:
+            parts[start + first + WARP * i] = div(mixed[i], np.float32(total))
+
+
 @together
-def merge_heads(inputs, t, row, first_head, n, own, other, parts, dim, n_splits, how, to):
-    """Merge what two ranges of splits, from the first up to an end, gave n heads of token t: rows (tokens, width).
+def merge_head(parts, start, splits, dim, sink):
+    """Let the first values of a head, which begin at a place, become the mix of some splits; a warp does.
+
+    Args:
+        splits: The first of them, and how many; the first of others that come after them, and how many.
+        sink: A score with nothing to mix; -inf: none.
+    """
+    i = cuda.threadIdx.x % WARP
+    held = cuda.local.array(_N_HELD, np.float32)
+    mixed = cuda.local.array(_AT_ONCE, np.float32)
+    most = larger(warp_max(_largest(parts, start, splits, dim, i)), sink)
+    total = add(warp_sum(_sum_of_weights(parts, start, splits, dim, i, most)), exp(sink - most))
+    for first in range(i, dim, WARP * _AT_ONCE):
+        _mix(parts, start, splits, dim, first, most, held, mixed)
+        _store(parts, start, dim, first, total, mixed)
+
+
+@together
+def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
+    """Store n merged heads of token t in rows (tokens, width); a warp takes every so many units, as the block has warps.
 
     Args:
         inputs: Of the pass.
-        row: Of the first head among those of `parts`, see `attend`.
         first_head: Its first value begins a unit.
+        start: Where in `parts` its values begin, and `step` further on those of the next head.
         how: See `MergeArgs`.
     """
-    (first, end), (other_first, other_end) = own, other
-    i, size, step = cuda.threadIdx.x % WARP, n * dim, n_splits * (dim + 2)
-    first_unit, n_warps = cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP
-    at = row * step + first * (dim + 2)
-    for j in range(WARP * first_unit + i, size, WARP * n_warps):
-        head, number = quotient(j, dim), remainder(j, dim)
-        sink = how.sinks[first_head + head] if how.has_sinks else np.float32(_NONE)
-        n_others, start = other_end - other_first, at + head * step
-        parts[start + number] = merged(parts, start, end - first, other_first - first, n_others, dim, number, sink)
-    for unit in range(first_unit, (size + WARP - 1) // WARP, n_warps):  # of one loop the compiler would make three, at once
+    i, size = cuda.threadIdx.x % WARP, n * dim
+    for unit in range(cuda.threadIdx.x // WARP, (size + WARP - 1) // WARP, cuda.blockDim.x // WARP):
         value, j = np.float32(0), WARP * unit + i
         column = first_head * dim + j
         if j < size:
-            value = parts[at + quotient(j, dim) * step + remainder(j, dim)]
+            value = parts[start + quotient(j, dim) * step + remainder(j, dim)]
             if how.gate_size:
                 gate = how.gates[t * how.gate_stride + quotient(column, how.gate_size)]
                 value = mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, AttendArgs, ChoiceArgs
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
@@ -119,6 +120,7 @@ class AttendEmitter(OperationEmitter):
         rows, choice = self.layout.rows(attend.queries, tape), choice_args(tape, attend.choice, self.scope.options.n_ctx)
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
         arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
+        arguments["n_of_group"] = n_of_group = attend.n_heads // keys.n_heads
         arguments |= {"head_dim": self._head_dim, "value_dim": self._value_dim, "n_splits": n_splits + n_pooled}
         arguments |= {"window": min(window or 0, FOREVER), "chunk": min(attend.chunk or 0, FOREVER)}
         arguments |= {"parts": tape.buffers["parts of attention"], "counters": tape.buffers["counters"]}
@@ -138,8 +140,10 @@ class AttendEmitter(OperationEmitter):
         read |= self._merged(tape)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             for kernel, n_blocks, how, more in launches:
-                grid = (n_blocks, attend.n_heads, n)
-                tape.launch(kernel, grid, ATTEND_THREADS, how=how._replace(first_token=first), **more)
+                n_of_tile = 1 if more["choice"].block_size else tokens_of_tile(n_of_group, n)
+                grid = (n_blocks, keys.n_heads * -(-n_of_group // HEADS), n)
+                how_many = how._replace(first_token=first, n_of_tile=n_of_tile)
+                tape.launch(kernel, grid, ATTEND_THREADS, how=how_many, **more)
 
     def _merged(self, tape: Tape) -> Arguments:
         """The arguments of the launch that merges what splits give."""
@@ -170,6 +174,11 @@ def _planes(cache: Cache) -> Any:
     return CacheArgs(cache.codes, cache.halves)
 
 
+def tokens_of_tile(n_of_group: int, n_tokens: int) -> int:
+    """How many neighbouring tokens a block attends for, so many heads of each: a power of 2, not more than `n_tokens`."""
+    return 1 << (max(1, min(HEADS // n_of_group, n_tokens)).bit_length() - 1)
+
+
 def check_dim(what: str, dim: int) -> None:
     """Refuse heads, or rows, of a size that kernels do not compute."""
     if dim % 8 or dim > MAX_DIM:
@@ -183,8 +192,8 @@ def parts_bytes(n_splits: int, n_bytes: int) -> int:
 
 
 def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
-    """Which tokens attend at once, since there is room for what splits give them: the first, and how many."""
-    n = max(1, MOST_PARTS // n_bytes)
+    """Which tokens attend at once, since there is room for what splits give them: the first, and how many, a power of 2."""
+    n = 1 << (max(1, MOST_PARTS // n_bytes).bit_length() - 1)
     for first in range(0, n_tokens, n):
         yield first, min(n, n_tokens - first)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.pooling import keep_to_pool, pool_rows
+from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.operations.attention import CHOSEN, Heads, check_dim, n_blocks, prepare
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows

@@ -12,10 +12,10 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.cells import CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP, Kernel
+from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
-from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
-from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT, LatentArgs
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MAX_LATENT, MOST_MERGED, LatentArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
@@ -109,7 +109,7 @@ class AttendLatentsEmitter(OperationEmitter):
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             common["first_token"] = first
             how = LatentArgs(**arguments, **common)
-            tape.launch(kernel, (n_splits, n_blocks, n), LATENT_THREADS, how=how, **read)
+            tape.launch(kernel, (n_splits, n_blocks, n), ATTEND_THREADS, how=how, **read)
             if not is_merged:
                 _emit_rows(tape, merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
 

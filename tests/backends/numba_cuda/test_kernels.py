@@ -8,13 +8,15 @@ from oracles.cuda_products import in_order
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, AttendArgs, ChoiceArgs
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import TYPES, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
+from augury.backends.numba_cuda.operations.attention import tokens_of_tile
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -102,11 +104,12 @@ def test_attention_over_several_splits(name):
     places = {name: at[name] for name in ("rows", "slopes", "parts", "counters")}
     sizes = {"stride": N_HEADS * key_dim, "n_heads": N_HEADS, "n_kv_heads": N_KV_HEADS, "head_dim": key_dim, "length": N_CTX}
     sizes |= {"value_dim": value_dim, "window": window, "chunk": chunk, "n_splits": n_splits, "has_slopes": "slopes" in how}
+    sizes |= {"n_of_group": N_HEADS // N_KV_HEADS, "n_of_tile": tokens_of_tile(N_HEADS // N_KV_HEADS, n)}
     given = {"how": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap), "keys": CacheArgs(at["keys"], at["key_halves"])}
     given |= {"values": CacheArgs(at["values"], at["value_halves"])}
     given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in how, gates.shape[1], gate_size)}
     given |= {"to": TargetArgs(at["out"], at["factors"], at["bytes"], at["sums"], width, 1, 1)}
-    launch = Launch.of(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, at["inputs"], **given)
+    launch = Launch.of(ATTEND[type_k, type_v], (n_splits, N_KV_HEADS, n), ATTEND_THREADS, at["inputs"], **given)
     memory.device.launch(launch)
     found = memory.read("out", (n, width))
     memory.device.is_reversed = True
@@ -133,6 +136,40 @@ def test_attention_over_several_splits(name):
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
+@pytest.mark.parametrize(("n_of_group", "window"), [(5, 0), (1, 7)])
+def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, window):
+    dim, n_kv_heads, n_splits = 16, 2, 2
+    positions, n_heads = np.arange(252, 260), n_of_group * n_kv_heads
+    n, width = len(positions), n_heads * dim
+    caches = [kept(RNG.standard_normal((1, n_kv_heads, N_CTX, dim)), "f16")[0][0] for _ in range(2)]
+    caches[1][0, 0, 257, 3], caches[1][0, 1, 254, 0] = np.float16(np.inf), np.float16(np.nan)
+    memory = Memory(
+        inputs=told(positions, [0] * n),
+        rows=RNG.standard_normal((n, width)).astype(np.float32),
+        keys=caches[0],
+        values=caches[1],
+        parts=np.full(n * n_heads * n_splits * (dim + 2), np.nan, np.float32),
+        counters=np.zeros(n * n_heads, np.uint32),
+        out=np.zeros((n, width), np.float32),
+    )
+    at, found = memory.at, []
+    how = AttendArgs(
+        at["rows"], parts=at["parts"], counters=at["counters"], stride=width, n_heads=n_heads, n_kv_heads=n_kv_heads
+    )
+    how = how._replace(n_of_group=n_of_group, head_dim=dim, value_dim=dim, length=N_CTX, window=window, n_splits=n_splits)
+    given = {"keys": CacheArgs(at["keys"], at["keys"]), "values": CacheArgs(at["values"], at["values"])}
+    given["to"] = TargetArgs(at["out"], width=width, as_floats=1)
+    for n_of_tile in (tokens_of_tile(n_of_group, n), 1):
+        of = how._replace(n_of_tile=n_of_tile, pool=1, scale=0.25)
+        grid = (n_splits, n_kv_heads, n)
+        memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], how=of, **given))
+        found.append(memory.read("out", (n, width)))
+    assert np.array_equal(found[0], found[1], equal_nan=True)
+    is_finite = np.isfinite(found[0].reshape(n, n_kv_heads, n_of_group, dim)).all(axis=2)
+    assert np.array_equal(is_finite[:, 0, 3], positions < 257), "what comes later is seen"
+    assert np.array_equal(is_finite[:, 1, 0], positions < 254)
+
+
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_heads_that_share_what_they_read_attend_each_for_itself(kind):
@@ -154,7 +191,9 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
     memory = Memory(**arrays, parts=parts, counters=counters, sinks=sinks, out=np.zeros((n, dim), np.float32))
     at, run = memory.at, memory.device.launch
     how = AttendArgs(at["q"], parts=at["parts"], counters=at["counters"], stride=dim, n_heads=1, n_kv_heads=1, head_dim=dim)
-    how = how._replace(value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, scale=0.25)
+    how = how._replace(
+        value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, n_of_group=1, n_of_tile=1, scale=0.25
+    )
     merge = {"merge": MergeArgs(at["sinks"], has_sinks=1), "to": TargetArgs(at["out"], width=dim, as_floats=1)}
     merge |= {"choice": ChoiceArgs(at["chosen"], 1, N_CTX // pool)}
     for kernel, name, of, grid, more in (

@@ -13,47 +13,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.cells import EIGHT
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
+    exp,
     float_of_half,
     half_of_float,
     lane,
+    larger,
     mma_halves,
-    mul,
     prmt,
-    record,
+    quad_sum,
     together,
 )
-from augury.backends.numba_cuda.kernels.heads import turned_value
+from augury.backends.numba_cuda.kernels.splits import SPLIT
 
 HEADS = 16  # rows of an instruction
-LATENT_WARPS = 8
-LATENT_THREADS = WARP * LATENT_WARPS
-OF_WARP = SPLIT // LATENT_WARPS  # positions
+ATTEND_WARPS = 8
+ATTEND_THREADS = WARP * ATTEND_WARPS
+OF_WARP = SPLIT // ATTEND_WARPS  # positions
 TILES = OF_WARP // 8  # of positions, of a warp
 STEP = 32  # dimensions that one load of a lane's is of, beside those of its three neighbours
 STAGED = 256  # dimensions of queries that are staged at once, or positions' weights
 VALUES = 64  # dimensions that a warp mixes
+_NONE = float("-inf")
 N_HELD = 4 * max(TILES, 4)  # words of nearest halves that a lane holds of rows: of a position of each tile, or of four
-MAX_LATENT = VALUES * LATENT_WARPS
-LatentArgs = record(
-    "LatentArgs",
-    f="absorbed heads factors parts sinks",
-    w="counters",
-    i="stride n_heads head_dim n_latent dim has_factors length window n_splits n first_token has_sinks",
-    r="scale",
-)
-"""What attends to latents.
-
-`absorbed` (n_heads * n, n_latent) is the first part of queries, head by head, of n tokens that there is room for. `heads`
-(tokens, stride) each begin with heads of `head_dim` values, of which the last ones are turned. `factors` (positions,) are what
-queries are multiplied with. `parts` (tokens from `first_token` on, n_heads, n_splits, n_latent + 2) are what splits give,
-`counters` one for each token and the heads of a block. `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. A
-token sees `window` positions; 0: all. A position has `dim` values in the cache.
-"""
 
 
 @lane
@@ -67,37 +52,12 @@ def two_halves(a, b):
 
 
 @lane
-def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
-    """Value i of a head's query, times its factor: first what was absorbed, then what is turned."""
-    if i < how.n_latent:
-        return mul(how.absorbed[at_absorbed + i], factor)
-    if i >= how.dim:
-        return np.float32(0)
-    return mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
-
-
-def stage_of(n_rows):
-    """The lane function that stages queries of n_rows times 16 heads."""
-    n_words = words_of(n_rows)
-
-    @lane
-    def stage_queries(how, turn, at_turns, t, first_head, factor, chunk, thread, staged):
-        """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then what is left."""
-        n_turned = how.dim - how.n_latent
-        n_there = n_rows * HEADS // 2 * min(STAGED, (how.dim - chunk + STEP - 1) // STEP * STEP)
-        for word in range(thread, n_there, LATENT_THREADS):
-            place, part = word % WARP, word // WARP % 4
-            row, step = word // (4 * WARP) % n_rows, word // (4 * WARP * n_rows)
-            head = first_head + HEADS * row + place // 4 + 8 * (part % 2)
-            i = chunk + STEP * (step // 2) + 8 * (place % 4) + 4 * (step % 2) + 2 * (part // 2)
-            a, b = np.float32(0), np.float32(0)
-            if head < how.n_heads:
-                at, turned = (head * how.n + t) * how.n_latent, t * how.stride + (head + 1) * how.head_dim - n_turned
-                a = _query(how, turn, at, turned, at_turns, i, factor)
-                b = _query(how, turn, at, turned, at_turns, i + 1, factor)
-            staged[word], staged[n_words + word] = two_halves(a, b)
-
-    return stage_queries
+def query_of(word, n_rows):
+    """Of which row a staged word of queries is, and the first of its two dimensions."""
+    place, part = word % WARP, word // WARP % 4
+    row, step = word // (4 * WARP) % n_rows, word // (4 * WARP * n_rows)
+    i = STEP * (step // 2) + 8 * (place % 4) + 4 * (step % 2) + 2 * (part // 2)
+    return HEADS * row + place // 4 + 8 * (part % 2), i
 
 
 def _read(kind):
@@ -130,21 +90,32 @@ def _add(sums, at, a, b, c, d, p, q):
     )
 
 
+@together
+def _add_to_rows(sums, at, a, b, c, d, p, q, rows):
+    """Add to the sums of a lane's first row, of its second, or of both: the others stay, to the bit, as they are."""
+    e, f, g, h = mma_halves(a, b, c, d, p, q, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
+    is_first, is_second = rows
+    if is_first:
+        sums[at], sums[at + 1] = e, f
+    if is_second:
+        sums[at + 2], sums[at + 3] = g, h
+
+
 def fragments_of(kind, n_rows):
     """Functions that read keys, add scores, read values, and add to their mix, of n_rows times 16 heads."""
     rest_of_held, n_words, read = rest_of(kind), words_of(n_rows), _read(kind)
 
     @together
-    def add_scores(staged, step, i, held, sums):
-        """Add to scores what 32 dimensions give."""
+    def add_scores(staged, step, i, held, first, sums):
+        """Add to scores what 32 dimensions give, whose words are held from the `first` on."""
         for half in range(2):
             for row in range(n_rows):
-                at = ((2 * step + half) * n_rows + row) * 4 * WARP + i
+                at = np.uint32(((2 * step + half) * n_rows + row) * 4 * WARP + i)
                 a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
                 at += n_words
                 e, f, g, h = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
                 for tile in range(TILES):
-                    p, q = held[4 * tile + 2 * half], held[4 * tile + 2 * half + 1]
+                    p, q = held[first + 4 * tile + 2 * half], held[first + 4 * tile + 2 * half + 1]
                     to = 4 * (row * TILES + tile)
                     _add(sums, to, a, b, c, d, p, q)
                     _add(sums, to, e, f, g, h, p, q)
@@ -160,34 +131,36 @@ def fragments_of(kind, n_rows):
         return prmt(held[at], held[at + 4], chosen), prmt(held[at + 8], held[at + 12], chosen)
 
     @together
-    def add_values(staged, step, i, held, sums):
-        """Add to the mix of 64 dimensions what 16 positions give, of which a lane holds four."""
+    def add_values(staged, step, i, held, first, sums, rows):
+        """Add to the mix of 64 dimensions of `rows` what 16 positions give, of which a lane holds four."""
         for row in range(n_rows):
-            at = (step * n_rows + row) * 4 * WARP + i
+            at = np.uint32((step * n_rows + row) * 4 * WARP + i)
             a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
             for tile in range(8):
-                p, q = neighbours(held, 0, tile)
-                _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
+                p, q = neighbours(held, first, tile)
+                _add_to_rows(sums, 4 * (8 * row + tile), a, b, c, d, p, q, rows)
                 if rest_of_held:
                     p, q = neighbours(held, rest_of_held, tile)
-                    _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
+                    _add_to_rows(sums, 4 * (8 * row + tile), a, b, c, d, p, q, rows)
             at += n_words
             a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
             for tile in range(8):
-                p, q = neighbours(held, 0, tile)
-                _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
+                p, q = neighbours(held, first, tile)
+                _add_to_rows(sums, 4 * (8 * row + tile), a, b, c, d, p, q, rows)
 
     @lane
-    def read_keys(cache, cells, column, dim, i, held):
-        """Read 8 dimensions of a position of each tile of the warp."""
+    def read_keys(cache, cells, column, dim, i, held, first):
+        """Read 8 dimensions of a position of each tile of the warp: some others in place of what is not seen or not there."""
         for tile in range(TILES):
-            read(cache, cells[column + 8 * tile], dim, i, held, 4 * tile, rest_of_held)
+            read(cache, max(cells[column + 8 * tile], 0), dim, i if i < dim else 0, held, first + 4 * tile, rest_of_held)
 
     @lane
-    def read_values(cache, cells, column, dim, i, held):
-        """Read 8 dimensions of four positions."""
+    def read_values(cache, cells, column, seen, dim, i, held, first):
+        """Read 8 dimensions of four positions, of which those of columns that are not seen are 0."""
+        begin, end = seen
         for j in range(4):
-            read(cache, cells[column + j % 2 + 8 * (j // 2)], dim, i, held, 4 * j, rest_of_held)
+            at = np.uint32(column) + j % 2 + 8 * (j // 2)
+            read(cache, cells[at] if begin <= at < end else np.int32(-1), dim, i, held, first + 4 * j, rest_of_held)
 
     return read_keys, add_scores, read_values, add_values
 
@@ -200,3 +173,74 @@ def rest_of(kind):
 def words_of(n_rows):
     """How many words are staged of nearest halves; as many of what is left come after them."""
     return n_rows * HEADS * STAGED // 2
+
+
+@lane
+def _weigh(tile, sums, at, most):
+    """Make weights of the scores of a tile."""
+    for j in range(at + 4 * tile, at + 4 * tile + 2):
+        score = sums[j]
+        weight = exp(add(score, -np.float32(most)))
+        sums[j] = np.float32(0) if score == np.float32(_NONE) else weight
+
+
+@lane
+def _total(sums, at):
+    """The sum of a row's weights that a lane has."""
+    total = np.float32(0)
+    for tile in range(TILES):
+        total = add(add(total, sums[at + 4 * tile]), sums[at + 4 * tile + 1])
+    return total
+
+
+def for_each(n, function):
+    """The function that calls another one with 0 to n - 1: written out, so that what these number stays in registers."""
+    last = n - 1
+    before = for_each(last, function) if last else None
+
+    @together
+    def all_of(*args):
+        if before is not None:
+            before(*args)
+        function(last, *args)
+
+    return all_of
+
+
+_weigh_tiles = for_each(TILES, _weigh)
+
+
+def weights_of(n_rows):
+    """Functions that make weights of a warp's scores of n_rows times 16 heads, and that stage their fragments."""
+    n_words, n_heads_of_block = words_of(n_rows), HEADS * n_rows
+
+    @together
+    def weigh_row(row, warp, i, sums, most_of_warps, totals_of_warps):
+        """Make weights of such scores, and write their sum."""
+        most = most_of_warps[8 * row + i // 4]
+        for other in range(1, ATTEND_WARPS):
+            most = larger(most, most_of_warps[other * n_heads_of_block + 8 * row + i // 4])
+        at = 4 * (row // 2 * TILES) + 2 * (row % 2)
+        _weigh_tiles(sums, at, most)
+        total = quad_sum(_total(sums, at))
+        if i % 4 == 0:
+            totals_of_warps[warp * n_heads_of_block + 8 * row + i // 4] = total
+
+    @lane
+    def stage_weights(sums, warp, i, staged):
+        """Stage fragments of weights: what a lane has of scores is what it has of them."""
+        for tile in range(TILES):
+            for row in range(2 * n_rows):
+                at = 4 * (row // 2 * TILES + tile) + 2 * (row % 2)
+                step, part = TILES // 2 * warp + tile // 2, row % 2 + 2 * (tile % 2)
+                word = ((step * n_rows + row // 2) * 4 + part) * WARP + i
+                staged[word], staged[n_words + word] = two_halves(sums[at], sums[at + 1])
+
+    return for_each(2 * n_rows, weigh_row), stage_weights
+
+
+@lane
+def clear(sums, n):
+    """Let n sums be 0."""
+    for j in range(n):
+        sums[j] = np.float32(0)
