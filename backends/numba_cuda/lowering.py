@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.residual import Streams
-from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.batch import check_vocabulary
 from augury.blocks import Block, Linear, ModelPlan, Norm, Output
@@ -215,7 +215,7 @@ class Lowering:
         if "output" in parts.features:
             at, given = self.buffers["output"], ends.block.given
             if given is None:
-                tape.norm_seen(ends.block.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
+                tape.norm_seen(ends.block.norm, Rows(at, tape.x.width).operand)
             else:
                 tape.multiply(tape.norm(ends.block.norm, (given,)), ((given, 0),), Rows(at, given.n_out))
         ends.output.emit(tape)

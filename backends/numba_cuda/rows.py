@@ -29,6 +29,12 @@ class Rows:
     at: Pointer
     width: int
 
+    @property
+    def operand(self) -> Operand:
+        """These as what norms and products write and read, of floats alone."""
+        at = self.at
+        return Operand(at, at, at, at, at, self.width, as_floats=True)
+
 
 @frozen(eq=False)
 class Operand:
@@ -38,6 +44,7 @@ class Operand:
     quantised: Pointer
     factors: Pointer
     sums: Pointer
+    halves: Pointer
     width: int  # in whole units
     as_floats: bool = False
     as_bytes: bool = False
@@ -45,18 +52,19 @@ class Operand:
     @property
     def target(self) -> Any:
         """What kernels are told that write it."""
-        places = (self.floats, self.factors, self.quantised, self.sums)
+        places = (self.floats, self.factors, self.sums, self.quantised, self.halves)
         return TargetArgs(*places, self.width, self.as_floats, self.as_bytes)
 
     def source(self, *, is_float: bool) -> Any:
         """What kernels are told that multiply it with weights that are floats, or with others."""
-        return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums)
+        return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums, self.halves)
 
     def after(self, n: int) -> Operand:
         """What comes after n whole rows."""
-        size = n * self.width
-        quantised, factors, sums = self.quantised.at(size), self.factors.at(4 * size // UNIT), self.sums.at(8 * size // UNIT)
-        return evolve(self, floats=self.floats.at(4 * size), quantised=quantised, factors=factors, sums=sums)
+        size, n_units = n * self.width, n * self.width // UNIT
+        factors, sums, halves = self.factors.at(4 * n_units), self.sums.at(4 * n_units), self.halves.at(8 * n_units)
+        floats, quantised = self.floats.at(4 * size), self.quantised.at(size)
+        return evolve(self, floats=floats, quantised=quantised, factors=factors, sums=sums, halves=halves)
 
     def before(self, norm: Norm | None) -> Operand:
         """What is to be written where a norm comes in between, if one does."""

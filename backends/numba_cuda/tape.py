@@ -32,7 +32,7 @@ _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs 
 _FIRST_SPLITS = 2
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too, see docs/cuda.md
-_OPERAND = ("floats", "bytes", "factors", "sums")
+_OPERAND = ("floats", "bytes", "factors", "sums", "halves")
 
 
 @frozen
@@ -110,7 +110,7 @@ class Tape:
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
         """Bytes of what an operand of a name takes; a row is `width` values."""
         width = UNIT * units_of(width)
-        rows = (4 * width, width, 4 * width // UNIT, 8 * width // UNIT)
+        rows = (4 * width, width, *(n * width // UNIT for n in (4, 4, 8)))
         return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Any) -> None:
@@ -120,9 +120,9 @@ class Tape:
     def operand(self, name: str, width: int, parts: Sequence[Linear | Matrices]) -> Operand:
         """Where rows go to that are multiplied with some matrices, and as what."""
         kinds = {self.weights.is_float(part) for part in parts}
-        floats, quantised, factors, sums = (self.buffers[f"{name} as {kind}"] for kind in _OPERAND)
+        floats, quantised, factors, sums, halves = (self.buffers[f"{name} as {kind}"] for kind in _OPERAND)
         width = UNIT * units_of(width)
-        return Operand(floats, quantised, factors, sums, width, as_floats=True in kinds, as_bytes=False in kinds)
+        return Operand(floats, quantised, factors, sums, halves, width, as_floats=True in kinds, as_bytes=False in kinds)
 
     def norm(
         self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, as_floats: bool = False, is_output: bool = False
@@ -246,7 +246,7 @@ class Tape:
 
         Where they go each has `n_out` values, what is beyond `size` 0: unless given the whole row.
         """
-        place = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)
+        place = to or x.operand
         arguments: Arguments = {"size": size, "n_out": n_out or (size if to is None else to.width), "to": place.target}
         if pending is not None:
             y, y_norm, is_traded = pending

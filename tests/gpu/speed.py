@@ -173,7 +173,7 @@ def products():
                 kernel, n_blocks, n_threads = MULTIPLY[name, tile], n_rows // 16, 128
             else:
                 kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
-            given = {"x": SourceArgs(x, x, x), "y": y, "stride": n_rows, "mode": STORE}
+            given = {"x": SourceArgs(x, x, x, x), "y": y, "stride": n_rows, "mode": STORE}
             given |= {} if tile in TILES else {"n_apart": MAX_TOKENS}
             ws = [MatrixArgs(w, None, n_rows, n_cols // 32, n_cols // 256, n, 1, 0, 1.0) for w in copies]
             steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in ws]

@@ -42,7 +42,11 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         "counters": np.zeros(n_heads, np.uint32),
     }
     arrays |= {"sinks": np.float32(sinks), "out": np.zeros(shape, np.float32), "bytes": np.zeros(shape, np.int8)}
-    arrays |= {"scales": np.zeros(shape, np.float32), "sums": np.zeros(shape, np.int32)}
+    arrays |= {
+        "scales": np.zeros(shape, np.float32),
+        "sums": np.zeros(shape, np.float32),
+        "halves_of_out": np.zeros(shape, np.int32),
+    }
     at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
@@ -57,7 +61,7 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         places = {name: at[name] for name in ("absorbed", "heads", "factors", "parts", "sinks", "counters")}
         sizes = {"stride": n_heads * head_dim, "head_dim": head_dim, "n_latent": n_latent, "dim": dim, "length": n_ctx}
         common = {"n_heads": n_heads, "n_splits": n_splits, "window": window, "n": 1, "has_sinks": 1}
-        to = TargetArgs(at["out"], at["scales"], at["bytes"], at["sums"], width if n == 1 else 0, 1, 1)
+        to = TargetArgs(at["out"], at["scales"], at["sums"], at["bytes"], at["halves_of_out"], width if n == 1 else 0, 1, 1)
         given = {"how": LatentArgs(**places, **sizes, **common, has_factors=1, scale=2 / dim), "to": to}
         given |= {"turn": TurnArgs(at["turns"], n_turned // 2), "cache": CacheArgs(at["words"], at["halves"])}
         grid, choice = (n_splits, -(-n_heads // (HEADS * n))), ChoiceArgs(at["chosen"], 1, n_ctx)

@@ -62,12 +62,12 @@ class Product:
         most = np.zeros((MAX_TOKENS, n_cols), np.float32)
         arrays = {"w": repack(TensorType[name], data.reshape(-1), n_rows, n_cols), "bias": bias, "x": x}
         arrays |= {"weight": np.ones(n_cols, np.float32), "y": np.zeros((MAX_TOKENS, n_rows), np.float32)}
-        arrays |= dict.fromkeys(("floats", "bytes", "factors", "sums"), most)
+        arrays |= dict.fromkeys(("floats", "bytes", "factors", "sums", "halves"), most)
         arrays["inputs"] = np.array([n_tokens, n_tokens, *[0] * (SIZE - 2)], np.int32)
         self.at = {key: device.allocate(array.nbytes, key).at(0) for key, array in arrays.items()}
         for key, array in arrays.items():
             device.write(self.at[key], array)
-        places = (self.at[name] for name in ("floats", "factors", "bytes", "sums"))
+        places = (self.at[name] for name in ("floats", "factors", "sums", "bytes", "halves"))
         given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1), "x": self.at["x"]}
         given |= {"stride": n_cols, "size": n_cols, "n_out": n_cols}
         device.launch(Launch.of(norm_rows, (n_tokens,), THREADS, self.at["inputs"], **given))
@@ -84,7 +84,7 @@ class Product:
             kernel, n_blocks, n_threads = MULTIPLY[self.fmt.name, tile], -(-self.n_rows // 4), WARP * n_cuts
         at, sizes = self.at, (self.n_rows, self.n_cols // 32, -(-self.n_cols // 256), n_units(self.n_rows, self.n_cols), n_cuts)
         given = {"w": MatrixArgs(at["w"], at["bias"], *sizes, HAS_BIAS, 0.5), "y": at["y"], "stride": self.n_rows, "mode": mode}
-        given |= {"x": SourceArgs(at["floats" if self.fmt.is_float else "bytes"], at["factors"], at["sums"])}
+        given |= {"x": SourceArgs(at["floats" if self.fmt.is_float else "bytes"], at["factors"], at["sums"], at["halves"])}
         given |= {"n_apart": MAX_TOKENS} if tile > TILES[-1] else {}
         grid = (n_blocks, -(-self.n_tokens // tile))
         self.device.launch(Launch.of(kernel, grid, n_threads, self.at["inputs"], **given))
@@ -125,7 +125,7 @@ class ExpertProducts:
         arrays |= dict.fromkeys(("logits", "values"), np.zeros((n, 3 * n_experts), np.float32))
         arrays |= {"weights": np.zeros((n, self.k + 1), np.float32)}
         arrays |= dict.fromkeys(
-            ("floats", "bytes", "factors", "sums"), np.zeros((self.n_most + MATRIX_TILE, n_cols), np.float32)
+            ("floats", "bytes", "factors", "sums", "halves"), np.zeros((self.n_most + MATRIX_TILE, n_cols), np.float32)
         )
         self.y = np.zeros((self.n_most, n_rows), np.float32)
         self.at = {key: device.allocate(each.nbytes, key).at(0) for key, each in (arrays | {"y": self.y}).items()}
@@ -142,7 +142,7 @@ class ExpertProducts:
         how = RouteArgs(*(at[name] for name in names), self.n_most, self.n_experts, self.n_experts, k, SOFTMAX)
         how = how._replace(has_table=1, n_groups=1, n_groups_used=1, n_alike=1, tile=tile, scale=1.0)
         device.launch(Launch.of(route, (1,), THREADS, at["inputs"], how=how))
-        x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums")), width, as_bytes=True)
+        x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums", "halves")), width, as_bytes=True)
         given = {"n_most": self.n_most, "k": k, "n_apart": tiles.n_apart, "routes": at["routes"], "to": x.target, "x": at["x"]}
         device.launch(Launch.of(gather_rows, (width // 32, n * k), WARP, at["inputs"], **given))
         device.write(at["y"], self.y)

@@ -133,9 +133,14 @@ if SIMULATED:
         """The sum of such floats, by a tree."""
         return meet(value, lambda values: _tree(values, (1, 2)))
 
-    def half_warp_sum(value):
-        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of."""
-        return meet(value, lambda values: [int(each) for half in (values[:16], values[16:]) for each in [sum(half)] * 16])
+    def half_warp_sums(value):
+        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of, and that of all."""
+
+        def sums(values):
+            halves = [int(sum(values[:16])), int(sum(values[16:]))]
+            return [(half, sum(halves)) for half in halves for _ in range(16)]
+
+        return meet(value, sums)
 
     def slice_sums(sums, n):
         """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
@@ -229,11 +234,11 @@ else:
         cuda.syncwarp()
 
     @lane
-    def half_warp_sum(value):
-        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of."""
+    def half_warp_sums(value):
+        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of, and that of all."""
         for step in (1, 2, 4, 8):
             value = int32(value + cuda.shfl_xor_sync(_ALL, value, step))
-        return value
+        return value, int32(value + cuda.shfl_xor_sync(_ALL, value, 16))
 
     @lane
     def slice_sums(sums, n):

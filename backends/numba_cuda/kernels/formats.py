@@ -20,6 +20,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     index_of,
     lane,
     load8,
+    mul,
     prmt,
     stream16,
 )
@@ -37,7 +38,8 @@ class Format:
         unpack: Lane function (two words of weights, two of high bits, i) → words i and i + 4 of a unit's eight, of signed bytes
             in order; of floats None. See `weights_of`.
         number_words: Lane function (array, units, unit) → two words that have what `numbers` tells.
-        numbers: Lane function (these words, unit) → factor, two scales, least, two scales of it.
+        numbers: Lane function (these words, unit) → factor, two scales, least, two scales of it. Of a unit with one scale
+            that is part of the factor, and so with its minimum; these products are exact.
         offset: What is taken off the bytes.
         has_least: Whether there are minima.
         has_shared_factor: Whether eight units of a row have one factor, and minimum.
@@ -215,8 +217,8 @@ def _factor_and_least(words_before):
     return {"number_words": words, "numbers": numbers}
 
 
-def _scales_and_factor(words_before):
-    """Two signed scales of every unit, a factor of eight."""
+def _scales_and_factor(words_before, *, is_pair=True):
+    """Two signed scales of every unit, or one, stored twice; a factor of eight."""
 
     @lane
     def words(w, n, u):
@@ -225,7 +227,10 @@ def _scales_and_factor(words_before):
     @lane
     def numbers(words, u):
         scales, factor = _half_of(words[0], u), float_of_half(_half_of(words[1], u))
-        return factor, signed_byte(scales), signed_byte(scales >> np.uint32(8)), np.float32(0), np.int32(0), np.int32(0)
+        first, second = signed_byte(scales), signed_byte(scales >> np.uint32(8))
+        if not is_pair:
+            factor, first, second = mul(factor, np.float32(first)), np.int32(1), np.int32(1)
+        return factor, first, second, np.float32(0), np.int32(0), np.int32(0)
 
     return {"number_words": words, "numbers": numbers, "has_shared_factor": True}
 
@@ -245,8 +250,9 @@ def _scales_factor_and_least(words_before, is_pair):
             first, second = np.int32(scales & 15), np.int32(scales >> np.uint32(4) & 15)
             third, fourth = np.int32(scales >> np.uint32(8) & 15), np.int32(scales >> np.uint32(12))
         else:
-            first, third = np.int32(scales & 0xFF), np.int32(scales >> np.uint32(8))
-            second, fourth = first, third
+            factor = mul(factor, np.float32(np.int32(scales & 0xFF)))
+            least = mul(least, np.float32(np.int32(scales >> np.uint32(8))))
+            first = second = third = fourth = np.int32(1)
         return factor, first, second, -least, third, fourth
 
     return {"number_words": words, "numbers": numbers, "has_shared_factor": True, "has_least": True}
@@ -269,7 +275,7 @@ FORMATS = {
         Format("Q5_K", 4, 1, 1, _five_bits, **_scales_factor_and_least(5, is_pair=False)),
         Format("Q6_K", 4, 2, 1, _six_bits, **_scales_and_factor(6), offset=32, has_two_scales=True),
         Format("IQ4_NL", 4, unpack=_codebook(IQ4_VALUES), **_factor_alone(4, is_power=False)),
-        Format("IQ4_XS", 4, 0, 1, unpack=_codebook(IQ4_VALUES), **_scales_and_factor(4)),
+        Format("IQ4_XS", 4, 0, 1, unpack=_codebook(IQ4_VALUES), **_scales_and_factor(4, is_pair=False)),
         Format("MXFP4", 4, unpack=_codebook(MXFP4_VALUES), **_factor_alone(4, is_power=True)),
     )
 }

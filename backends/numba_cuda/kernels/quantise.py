@@ -1,4 +1,4 @@
-"""What products multiply with: 32 values of a token as signed bytes, a factor, and a sum of each half.
+"""What products multiply with: 32 values of a token as signed bytes, a factor, the sum, and the sum of each half's bytes.
 
 The bytes of a unit are eight words of four, which lie in the order 0, 4, 1, 5, 2, 6, 3, 7: the two that a lane gives to tensor
 cores are neighbours. In a pass of few tokens the units of a token are neighbours; in one of more, the units of all tokens that
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sum, lane, mul, nearest, record, together, warp_max
+from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sums, lane, mul, nearest, record, together, warp_max
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
 
-TargetArgs = record("TargetArgs", f="floats factors", b="quantised", j="sums", i="width as_floats as_bytes")
+TargetArgs = record("TargetArgs", f="floats factors sums", b="quantised", j="halves", i="width as_floats as_bytes")
 """Where rows go that products read, `width` values each: as floats, as units of bytes with factors and sums, or both."""
 _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the inverse of their factor would overflow
 
@@ -45,11 +45,12 @@ def quantise(value, i, to, unit):
     byte, factor = _rounded(value, warp_max(abs(value)))
     word = i // 4
     to.quantised[32 * unit + 8 * (word % 4) + 4 * (word // 4) + i % 4] = byte
-    total = half_warp_sum(byte)
+    of_half, of_all = half_warp_sums(byte)
     if i % 16 == 0:
-        to.sums[2 * unit + i // 16] = total
+        to.halves[2 * unit + i // 16] = of_half
     if i == 0:
         to.factors[unit] = factor
+        to.sums[unit] = mul(factor, np.float32(of_all))
 
 
 @together

@@ -36,8 +36,8 @@ MatrixArgs = record("MatrixArgs", w="words", f="bias", i="n_rows n_units n_steps
 Rows of W have `n_units` units in `n_steps` tiles, and `n_cuts` cuts; all of them have `n` units, in whole tiles. A product is
 scale * W x + bias, if `has_bias`. Of several matrices there is a bias and a scale of each row, if these have scales.
 """
-SourceArgs = record("SourceArgs", w="values factors halves")
-"""Units of all tokens, see `quantise`: bytes, factors, and sums of halves; for weights that are floats, floats."""
+SourceArgs = record("SourceArgs", w="values factors sums halves")
+"""Units of all tokens, see `quantise`: bytes, factors, sums, and sums of halves' bytes; for weights that are floats, floats."""
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
 
@@ -50,17 +50,15 @@ def add_unit_of(fmt, offset):
     has_least, has_two_scales = fmt.has_least, fmt.has_two_scales
 
     @lane
-    def add_unit(total, low, high, x_low, x_high, x_factor, numbers):
+    def add_unit(total, low, high, x_low, x_high, x_factor, x_sum, numbers):
         factor, scale, other_scale, least, least_scale, other_least_scale = numbers
-        if has_two_scales:
-            whole = scale * (low - offset * x_low) + other_scale * (high - offset * x_high)
-            whole_least = least_scale * x_low + other_least_scale * x_high
-        else:
-            whole = scale * (low + high - offset * (x_low + x_high))
-            whole_least = least_scale * (x_low + x_high)
-        total = fma(np.float32(np.int32(whole)), mul(factor, x_factor), total)
-        if has_least:
-            total = fma(np.float32(np.int32(whole_least)), mul(least, x_factor), total)
+        low, high = low - offset * x_low, high - offset * x_high
+        whole = np.int32(scale * low + other_scale * high if has_two_scales else low + high)
+        total = fma(np.float32(whole), mul(factor, x_factor), total)
+        if has_least and has_two_scales:
+            total = fma(np.float32(np.int32(least_scale * x_low + other_least_scale * x_high)), mul(least, x_factor), total)
+        elif has_least:
+            total = fma(least, x_sum, total)
         return total
 
     return add_unit
@@ -93,8 +91,8 @@ def _quantised_unit(fmt, n_tokens):
             p, q, r, v = load16(x.values, 8 * place + 4)
             low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
             x_low, x_high = load8(x.halves, 2 * place)
-            x_factor = float_of(x.factors[place])
-            sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, of_unit)
+            x_factor, x_sum = float_of(x.factors[place]), float_of(x.sums[place])
+            sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, x_sum, of_unit)
 
     return read_unit, add_products
 

@@ -66,14 +66,12 @@ def _unit_of(fmt, n_tokens):
         return upper, lower, number_words(w, n, u), number_words(w, n, v)
 
     @lane
-    def add_four(sums, at, low, high, of_tokens, x_factors, upper, lower):
-        p, q, r, v = of_tokens
-        x, y = float_of(x_factors[0]), float_of(x_factors[1])
-        x_low, x_high, y_low, y_high = np.int32(p), np.int32(q), np.int32(r), np.int32(v)
-        sums[at] = add_unit(sums[at], low[0], high[0], x_low, x_high, x, upper)
-        sums[at + 1] = add_unit(sums[at + 1], low[1], high[1], y_low, y_high, y, upper)
-        sums[at + 2] = add_unit(sums[at + 2], low[2], high[2], x_low, x_high, x, lower)
-        sums[at + 3] = add_unit(sums[at + 3], low[3], high[3], y_low, y_high, y, lower)
+    def add_four(sums, at, low, high, halves, x_factors, x_sums, upper, lower):
+        for j in range(4):  # of two tokens those with one row, then those with the other
+            token, numbers = j % 2, upper if j < 2 else lower
+            x_low, x_high = np.int32(halves[2 * token]), np.int32(halves[2 * token + 1])
+            x_factor, x_sum = float_of(x_factors[token]), float_of(x_sums[token])
+            sums[at + j] = add_unit(sums[at + j], low[j], high[j], x_low, x_high, x_factor, x_sum, numbers)
 
     nothing = (np.int32(0),) * 4
 
@@ -91,7 +89,8 @@ def _unit_of(fmt, n_tokens):
                 low, high = mma16(a, c, p), mma16(b, d, q)
             else:
                 low, high = mma32(a, c, b, d, p, q), nothing
-            add_four(sums, 4 * tile, low, high, load16(x.halves, 2 * at), load8(x.factors, at), upper, lower)
+            halves, factors, sums_of_x = load16(x.halves, 2 * at), load8(x.factors, at), load8(x.sums, at)
+            add_four(sums, 4 * tile, low, high, halves, factors, sums_of_x, upper, lower)
 
     return read, add_products
 

@@ -210,7 +210,7 @@ class Layout:
             return self.operand(self._normed[value].out, tape).before(self._normed[value].norm)
         if value not in self._operands:
             rows = self.rows(value, tape)
-            return Operand(rows.at, rows.at, rows.at, rows.at, rows.width, as_floats=True)
+            return rows.operand
         name, number = self._operands[value]
         alike = [each for each, (other, _) in self._operands.items() if other == name]
         wanted = [self.wanted(each, tape) for each in alike]

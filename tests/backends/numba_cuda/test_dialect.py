@@ -88,7 +88,7 @@ def test_operations_of_a_warp():
         right = right[::2] + right[1::2]
     assert of_warp(dialect.warp_sum, floats) == [right[0]] * 32
     whole = list(range(32))
-    assert of_warp(dialect.half_warp_sum, whole) == [sum(range(16))] * 16 + [sum(range(16, 32))] * 16
+    assert of_warp(dialect.half_warp_sums, whole) == [(120, 496)] * 16 + [(376, 496)] * 16
     sums = np.arange(64, dtype=np.float32).reshape(32, 2)
     of_warp(lambda each: dialect.slice_sums(each, 2), sums)
     right = np.arange(64, dtype=np.float32).reshape(8, 4, 2).sum(axis=0)

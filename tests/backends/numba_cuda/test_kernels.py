@@ -98,7 +98,8 @@ def test_attention_over_several_splits(name):
         out=np.zeros((n, width), np.float32),
         bytes=np.zeros((n, width), np.int8),
         factors=np.zeros((n, width // 32), np.float32),
-        sums=np.zeros((n, width // 16), np.int32),
+        sums=np.zeros((n, width // 32), np.float32),
+        halves=np.zeros((n, width // 16), np.int32),
     )
     at = memory.at
     places = {name: at[name] for name in ("rows", "slopes", "parts", "counters")}
@@ -108,7 +109,7 @@ def test_attention_over_several_splits(name):
     given = {"how": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap), "keys": CacheArgs(at["keys"], at["key_halves"])}
     given |= {"values": CacheArgs(at["values"], at["value_halves"])}
     given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in how, gates.shape[1], gate_size)}
-    given |= {"to": TargetArgs(at["out"], at["factors"], at["bytes"], at["sums"], width, 1, 1)}
+    given |= {"to": TargetArgs(at["out"], at["factors"], at["sums"], at["bytes"], at["halves"], width, 1, 1)}
     launch = Launch.of(ATTEND[type_k, type_v], (n_splits, N_KV_HEADS, n), ATTEND_THREADS, at["inputs"], **given)
     memory.device.launch(launch)
     found = memory.read("out", (n, width))

@@ -90,7 +90,10 @@ def test_two_matrices_of_different_types_in_one_launch_give_the_bits_of_two(n_to
     one, other = (Product(device, name, n_tokens, N_ROWS, n_cols) for name in ("Q4_K", "Q6_K"))
     matrices = [Matrix(each.fmt, each.at["w"], N_ROWS, n_cols, 0.5, each.at["bias"]) for each in (one, other)]
     products = list(zip(matrices, (N_ROWS + 2, 0), strict=True))
-    x, to = Operand(*(one.at[name] for name in ("floats", "bytes", "factors", "sums")), n_cols), Rows(one.at["y"], width)
+    x, to = (
+        Operand(*(one.at[name] for name in ("floats", "bytes", "factors", "sums", "halves")), n_cols),
+        Rows(one.at["y"], width),
+    )
 
     def found(launches):
         y = np.zeros((n_tokens, width), np.float32)
