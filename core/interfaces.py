@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import numpy as np
 
 from augury.batch import Batch
@@ -88,12 +89,13 @@ class Model(SlotStates, ABC):
         A model on a device of its own need not be waited for in between: then it has `chain_rows`, and a method of its own.
 
         Args:
-            batch: A chain of certain tokens of each slot, the last of which has a row; without hidden states and features.
+            batch: A chain of certain tokens of each slot, the last of which has a row. With hidden states it names one feature:
+                what that is of the token of a row takes the place of hidden states in the next pass. Others name none.
             n_passes: How many in all.
 
         Returns:
-            The rows of all passes, those of the first one first. After one from which nothing is chosen those of its slot mean
-            nothing.
+            The rows of all passes, those of the first one first, and of the last one's tokens the feature. After a row from
+            which nothing is chosen those of its slot mean nothing.
 
         Raises:
             CapacityError: A position does not fit into a slot.
@@ -103,10 +105,13 @@ class Model(SlotStates, ABC):
             rows.append(passed.rows().copy())
             positions = batch.positions[batch.rows] + np.int32(1)
             tokens, slots = np.maximum(passed.argmax(), 0), batch.slots[batch.rows]
+            hidden = None if batch.hidden is None else passed.features(*batch.features)[batch.rows].copy()
             each = np.arange(len(tokens), dtype=np.int32)
-            batch = Batch(tokens, slots, positions, each, layers=batch.layers, vocabulary=batch.vocabulary)
+            following = Batch(tokens, slots, positions, each, layers=batch.layers, vocabulary=batch.vocabulary)
+            batch = attrs.evolve(following, hidden=hidden, features=batch.features)
             passed = self.forward(batch)
-        return ArrayPass(np.concatenate([*rows, passed.rows()])) if rows else passed
+        features = {name: passed.features(name) for name in batch.features}
+        return ArrayPass(np.concatenate([*rows, passed.rows()]), features) if rows else passed
 
     def check(self) -> None:
         """See that the files that the model reads its weights from are what they were. Called at the start of every request.

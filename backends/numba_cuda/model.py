@@ -59,7 +59,7 @@ class CudaModel(Model):
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
-        is_chained = self._sequences is None and not self._plan.hidden_of
+        is_chained = self._sequences is None and self._plan.block is None
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
@@ -72,7 +72,9 @@ class CudaModel(Model):
         """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
         if n_passes == 1 or n_passes * len(batch.rows) > self.chain_rows or len(batch.tokens) > self._n_most:
             passed = super().forward_chain(batch, n_passes)
-            return passed if n_passes == 1 or self._tokens is not None else GatheredPass(self._chooser, passed.rows())
+            features = {name: passed.features(name) for name in batch.features}
+            is_named = n_passes == 1 or self._tokens is not None
+            return passed if is_named else GatheredPass(self._chooser, passed.rows(), features)
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
         return self._named(batch, n_passes)
@@ -167,21 +169,24 @@ class CudaModel(Model):
             chooser = self._choosers[width] = RowReader(self._device, self._logits_of(width))
         if n_passes > 1:
             names = self._names if narrow is None else narrow.names
-            self._go_on(chooser.logits, names, len(rows), n_passes, int(positions.max()), parts)
+            self._go_on(chooser.logits, names, rows, n_passes, int(positions.max()), parts)
+            n = len(rows)
         begun = chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
         return DevicePass(chooser, self._fetched, row_slots, features, width, begun, before_s)
 
-    def _go_on(self, logits: Logits, names: Pointer | None, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
-        """Begin the further passes of a chain, and let the rows of all be in order."""
-        device, best = self._device, self._lowering.buffers["best"]
+    def _go_on(self, logits: Logits, names: Pointer | None, rows: np.ndarray, n_passes: int, last: int, parts: Parts) -> None:
+        """Begin the further passes of a chain after one with `rows` (r,), and let the rows of all be in order."""
+        device, best, n_rows = self._device, self._lowering.buffers["best"], len(rows)
         n_bytes = 4 * n_rows * logits.n_vocab
         places = [logits.at.at(i * n_bytes) for i in range(n_passes + 1)]
         program = self._program(size_of(n_rows, last + n_passes - 1), parts, (names, 0 if names is None else logits.n_vocab))
         # every pass leaves its rows in the first place; so those of the first one wait in the last, which is one too many
         for i in range(1, n_passes):
             device.copy(Copy(places[0], places[i - 1 or n_passes], n_bytes))
+            if parts.takes_hidden:
+                self._hand_on(parts.features[0], [(0, n_rows)] if i > 1 else [(row, 1) for row in rows.tolist()])
             program.run()
         device.copy(Copy(places[0], places[n_passes - 1], n_bytes))
         device.copy(Copy(places[n_passes], places[0], n_bytes))
@@ -190,6 +195,12 @@ class CudaModel(Model):
         device.launch(logits.best_of_chunks(n_rows, logits.n_vocab))
         device.launch(logits.best(n_rows, logits.n_vocab, 1, best, best.at(4 * MAX_TOKENS)))
         device.fetch(best, self._fetched)
+
+    def _hand_on(self, name: str, runs: Sequence[tuple[int, int]]) -> None:
+        """Let a feature of tokens of the last pass, the first of each run and how many, be hidden states of the next one."""
+        made, n_bytes = self._lowering.buffers[name], 4 * self.features[name]
+        for i, (first, n) in enumerate(runs):
+            self._device.copy(Copy(made.at(n_bytes * first), self._lowering.hidden.at(n_bytes * i), n_bytes * n))
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start

@@ -251,8 +251,12 @@ class CheckedContext(EngineContext):
         return super().feed(slot, tokens, rows, draft, n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
-        if len(n_more := {feed.n_more for feed in feeds}) > 1 or (features and n_more != {0}):
-            raise OptionError(f"{sorted(n_more)} more passes, {len(features)} features; expected one number, 0 with features")
+        n_features = len(features) - any(feed.hidden is not None for feed in feeds)
+        if len(n_more := {feed.n_more for feed in feeds}) > 1 or (n_features and n_more != {0}):
+            raise OptionError(
+                f"{sorted(n_more)} more passes, {len(features)} features; expected one number, and if it is not 0 no features, "
+                "or beside hidden states the one that takes their place"
+            )
         return super().forward(feeds, features, vocabulary)
 
 

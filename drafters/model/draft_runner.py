@@ -326,8 +326,8 @@ class DraftRunner:
                 self.end(slot)
             raise
         for feed, (cached, _, _) in zip(feeds, shares, strict=True):
-            context.commit(evolve(feed, tokens=self._names(cached, feed)))
             cached.tokens[cached.n : cached.n + len(feed.tokens)] = feed.tokens
+            context.commit(evolve(feed, tokens=self._names(cached, feed)))
             cached.n += len(feed.tokens)
         return logits
 

@@ -40,6 +40,8 @@ class HeadRunner(HiddenRunner):
         super().__init__(context, encoder, n_vocab=n_vocab)
         self._made = f"layer.{context.info.n_layers - 1}"
         self._features = (self._made,)
+        self._last: Pass | None = None  # with logits, until its hidden states are in `_own`
+        self._own = np.empty((0, 0), np.float32)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`; nothing of a draft stays."""
@@ -75,12 +77,17 @@ class HeadRunner(HiddenRunner):
         n_more: int = 0,
         vocabulary: np.ndarray | None = None,
     ) -> Pass:
-        """See `DraftRunner._forward`; the layer's output for each share's last token is kept."""
+        """See `DraftRunner._forward`; what the layer gave for each share's last token is there until the next pass."""
         logits = super()._forward(shares, n_rows=n_rows, n_more=n_more, vocabulary=vocabulary)
         if n_rows:
-            made, last = logits.features(self._made), -1
+            self._last, last = logits, -1
             for text, tokens, _ in shares:
-                last += len(tokens)
+                last += 1 if n_more else len(tokens)
                 assert isinstance(text, FedText)
-                text.hidden = made[last : last + 1].copy()
+                text.made_at = last
         return logits
+
+    def _own_hidden(self, text: FedText) -> np.ndarray | None:
+        if self._last is not None:
+            self._own, self._last = self._last.features(self._made).copy(), None
+        return self._own[text.made_at : text.made_at + 1]

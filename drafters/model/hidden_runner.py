@@ -33,13 +33,13 @@ class FedText(CachedText):
         history: (n_ctx + 1,) int32, of which `tokens` are all but the first, or all.
         n_fed: How many of the text's first tokens were fed.
         features: Of the last of these, (m, F) float32 in parts.
-        hidden: (1, E) float32, the head's input for the token after the last one that was fed.
+        made_at: Which token of the last pass made the hidden state for the token after the last one that was fed.
     """
 
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
     n_fed: int = 0
     features: list[np.ndarray] = Factory(list)
-    hidden: np.ndarray | None = None
+    made_at: int = 0
 
     @property
     def n_kept(self) -> int:
@@ -156,9 +156,13 @@ class HiddenRunner(DraftRunner):
         fed = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.has_next]
         ends = np.cumsum([len(rows) for rows in fed])[:-1]
         made = iter(np.split(self.encoder.rows(np.concatenate(fed)), ends) if fed else ())
-        hidden = [next(made) if text.has_next else text.hidden for text in texts]
+        hidden = [next(made) if text.has_next else self._own_hidden(text) for text in texts]
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, hidden=rows) for feed, rows in zip(feeds, hidden, strict=True)]
+
+    def _own_hidden(self, text: FedText) -> np.ndarray | None:  # noqa: ARG002 - for heads that go on by themselves
+        """The hidden state (1, E) that the draft model made for the next token of a text in the last pass."""
+        return None
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
         """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide on reuse."""

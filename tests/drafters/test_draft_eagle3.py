@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from head_rig import OPTIONS, REGISTRY
-from oracles.drafts import draft_file
+from oracles.drafts import draft_file, runs
 from oracles.models import tiny_file, tiny_model
 from toys import as_history
 
@@ -13,6 +13,7 @@ from augury import Engine
 from augury.drafters.draft_eagle3 import DraftEagle3
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
+from augury.interfaces import Model
 from augury.types import Verdict
 
 
@@ -31,6 +32,17 @@ def test_teacher_forced_it_gives_the_tokens_that_it_would_have_drafted(rig):
     forced = made.drafters[1].teacher_forced(as_history(made.text[:81]), 70).tolist()  # what was long ago it does not know
     assert forced == [-1] * 38 + said[8:40]
     assert made.draft(made.text[:61], 1) == made.draft(made.text[:61], 1)
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-qwen3-d2t"])
+@pytest.mark.parametrize("chain_rows", [42, 2])
+def test_a_head_that_feeds_itself_drafts_the_same(rig, name, chain_rows, monkeypatch):
+    made, run, chains = rig(name), runs(name)[-1], []
+    context, chain = made.runner._context, Model.forward_chain
+    monkeypatch.setattr(context, "chain_rows", chain_rows)
+    monkeypatch.setattr(Model, "forward_chain", lambda model, batch, n: (chains.append(n), chain(model, batch, n))[1])
+    assert list(made.replayed(run)) == run.drafts.tolist()
+    assert {*chains} == {min(run.k, chain_rows)}
 
 
 def test_a_context_that_is_full_ends_its_drafts(rig):

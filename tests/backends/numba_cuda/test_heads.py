@@ -10,6 +10,7 @@ from gguf.quants import quantize
 from head_rig import HALVES, REGISTRY, rounds
 from oracles.drafts import DRAFTS, NEXTN, draft_file, runs, target_of
 from oracles.models import tiny_file, tiny_model
+from oracles.passes import joined
 
 from augury import Engine
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
@@ -18,7 +19,7 @@ from augury.batch import Batch
 from augury.blocks import Linear
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 
 FIRST = ("eagle3-qwen3-d2t", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35", "mtp-deepseek4")
@@ -82,6 +83,21 @@ def test_a_token_has_the_same_bits_in_any_company(name):
     assert np.array_equal(computed((1, 0, 1)), whole[:1])
     assert np.array_equal(computed((1, 1, 5)), whole[1:5])
     assert np.array_equal(computed((0, 0, 3), (1, 5, n))[3:], whole[5:])
+
+
+@pytest.mark.parametrize("name", ["eagle3-qwen3-d2t"])
+def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name):
+    model, rng = loaded(name), np.random.default_rng(2)
+    hidden, tokens = rng.normal(size=(5, model.info.n_embd)).astype(np.float32), rng.integers(0, 128, 5)
+    parts = [Batch.chain(tokens[:3]), Batch.chain(tokens[3:], slot=1)]
+    batch = attrs.evolve(joined(*parts), rows=np.int32([2, 4]), hidden=hidden, features=(f"layer.{model.info.n_layers - 1}",))
+    right, kept = Model.forward_chain(model, batch, 3), model.slot_memory(0, 5)
+    rows, made = right.rows().copy(), right.features(*batch.features).copy()
+    found = model.forward_chain(batch, 3)
+    assert np.array_equal(found.rows(), rows)
+    assert np.array_equal(found.argmax(), rows.argmax(axis=1))
+    assert np.array_equal(found.features(*batch.features), made)
+    assert all(map(np.array_equal, model.slot_memory(0, 5), kept))
 
 
 @pytest.mark.sample(1)
