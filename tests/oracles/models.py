@@ -191,7 +191,7 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     mean, deviation = np.float32(0), np.float32(1.2 / float(shape[-1]) ** 0.5 if len(shape) > 1 else 0.1)
     if ("norm" in name and name.endswith("weight")) or "dt_b_c" in name:
         mean, deviation = np.float32(1), np.float32(0.2)
-    elif name.endswith("ssm_d") or (model.startswith("mtp-gemma") and name.endswith("layer_output_scale.weight")):
+    elif name.endswith(("ssm_d", "layer_output_scale.weight")):
         mean, deviation = np.float32(1), np.float32(0.3)
     elif "ssm_dt.bias" in name:
         mean, deviation = np.float32(-1), np.float32(1)
