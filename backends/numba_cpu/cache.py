@@ -9,6 +9,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.store import (
+    CachedRows,
     MovedCache,
     move_keys_kernel,
     move_rows_kernel,
@@ -65,6 +66,11 @@ class Cache:
     def n_bytes(self) -> int:
         """Bytes of all slots."""
         return self._n_slots * self.length * self.bytes_per_position
+
+    @property
+    def rows(self) -> CachedRows:
+        """Its rows, of one head, as kernels find them."""
+        return CachedRows(address=self.address, row_bytes=self.row_bytes, n_rows=self.n_rows)
 
     @property
     def put(self) -> Any:

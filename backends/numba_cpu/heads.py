@@ -39,6 +39,7 @@ def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) 
         is_turned_first=steps.is_rope_first,
         factors=factors,
         offset=offset,
+        lag=steps.lag,
     )
     return arena.shared(written, lambda: table([written]), "scratch")
 

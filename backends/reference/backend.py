@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.mixers import CACHES, KNOWN
+from augury.backends.reference.mixers import CACHES, has_function
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
@@ -32,7 +32,7 @@ class Reference(Backend):
         plan.for_context(options.n_ctx)  # refuses one that is too long
         options.check_cache_types(plan)
         for block in plan.blocks():
-            if type(block) not in KNOWN:
+            if not has_function(block, plan):
                 check_operations(block, plan.n_seen(block))
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)

@@ -12,7 +12,6 @@ import numpy as np
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
-from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
 from augury.blocks import (
@@ -29,7 +28,6 @@ from augury.blocks import (
     NextnInput,
     Norm,
     Output,
-    PoolIndexer,
     Projection,
     Router,
     Temperature,
@@ -100,19 +98,12 @@ def attention(
         normed = np.hstack([each_normed(embedded, block.embedded_norm, weights), normed])
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
     cells = positions if tree is None else tree.cells
-    indexer = block.indexer
+    indexer: Any = block.indexer
     compared = _compared(indexer, weights, normed, positions)
     if block.source is None:
         keys, values = _keys_and_values(block, weights, normed, positions)
-        for token, (slot, position, cell) in enumerate(zip(batch.slots.tolist(), positions.tolist(), cells, strict=True)):
-            kept = [part[token] for part in compared[:1]]
-            if not isinstance(indexer, PoolIndexer):
-                cache.store(slot, cell, keys[token], values[token], *kept)
-                continue
-            cache.store(slot, cell, keys[token], values[token], *kept, None)
-            path = slice(position + 1) if tree is None else tree.seen(token)
-            row = pooled_row(indexer.keys, weights, cache.seen(slot, path)[2][0], position)
-            cache.store(slot, cell, None, None, None, row[None])
+        for token, (slot, cell) in enumerate(zip(batch.slots.tolist(), cells, strict=True)):
+            cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, end) in enumerate(zip(batch.slots.tolist(), positions.tolist(), ends.tolist(), strict=True)):
@@ -122,12 +113,7 @@ def attention(
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
         keys_seen, values_seen, *compared_seen = cache.seen(slot, seen)
         chosen = None
-        if isinstance(indexer, PoolIndexer):
-            pooled, size = compared_seen[1][0], indexer.keys.size
-            blocks = best_blocks(indexer, weights, pooled[size - 1 :: size], normed[token], normed[token], position)
-            is_chosen = np.isin(np.arange(position + 1) // size, [*blocks, (position + 1) // size])
-            chosen = np.broadcast_to(is_chosen, (block.n_kv_heads, position + 1))
-        elif indexer is not None:
+        if indexer is not None:
             sizes = (indexer.size, indexer.n_chosen, indexer.n_local)
             chosen = chosen_positions(*sizes, compared[1][token], compared_seen[0][0], first)
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
@@ -152,14 +138,10 @@ def _keys_and_values(block: Attention, weights: Weights, x: np.ndarray, position
     return keys, each_normed(values, block.v_norm, weights)
 
 
-def _compared(
-    indexer: BlockIndexer | PoolIndexer | None, weights: Weights, x: np.ndarray, positions: np.ndarray
-) -> list[np.ndarray]:
-    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E), or what it pools; nothing without one."""
+def _compared(indexer: BlockIndexer | None, weights: Weights, x: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E); nothing without one."""
     if indexer is None:
         return []
-    if isinstance(indexer, PoolIndexer):
-        return [kept_to_pool(indexer.keys, weights, x, positions.tolist())[:, None]]
     made = []
     for linear, each_norm in ((indexer.k, indexer.k_norm), (indexer.q, indexer.q_norm)):
         heads = each_normed(weights.product(linear, x).reshape(len(x), -1, each_norm.size), each_norm, weights)
@@ -180,6 +162,15 @@ def chosen_positions(size: int, n_chosen: int, n_local: int, queries: np.ndarray
         scores[max(len(scores) - n_local, 0) :] = np.inf
         chosen[group] = np.isin(blocks, np.argsort(-scores, kind="stable")[:n_chosen])
     return chosen
+
+
+def best_of(queries: np.ndarray, shares: np.ndarray | None, keys: np.ndarray, n_chosen: int) -> np.ndarray:
+    """The places, rising, of the keys (b, D_i) with the highest scores of queries (H_i, D_i) and their weights (H_i,)."""
+    if len(keys) <= n_chosen:
+        return np.arange(len(keys))
+    shares = np.full(len(queries), 1.0 / math.sqrt(queries.shape[1])) if shares is None else shares
+    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
+    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[:n_chosen])
 
 
 def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import sharpness
+from augury.backends.reference.blocks import best_of, sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
-from augury.backends.reference.pooling import best_blocks, best_of, chosen_cells, kept_to_pool, pooled_row
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
-from augury.blocks import Indexer, LatentAttention, PoolIndexer, Rope
+from augury.blocks import Indexer, LatentAttention, Rope
 from augury.types import ModelOptions
 
 
@@ -53,28 +52,18 @@ def latent_attention(
     to_turn = each_normed(kept[:, n_latent:], block.turned_norm, weights)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
-    compared = _compared(block.indexer, weights, normed, [position for _, position, _ in places])
+    indexer: Any = block.indexer
+    compared = _compared(indexer, weights, normed, [position for _, position, _ in places])
     all_seen = [np.arange(p + 1) if tree is None else np.asarray(tree.seen(i)) for i, (_, p, _) in enumerate(places)]
     for token, (slot, position, cell) in enumerate(places):
         turned = _turned(to_turn[token : token + 1], position, block.rope)[0]
         cache.store(slot, cell, np.concatenate([latents[token], turned])[None], *compared[token])
-        if isinstance(block.indexer, PoolIndexer):
-            kept = cache.seen(slot, all_seen[token])[1][0]
-            row = pooled_row(block.indexer.keys, weights, kept, position)
-            cache.store(slot, cell, None, None, row[None])
     if not block.reuses_choice:
         cache.chosen.clear()
         for token, (slot, position, _) in enumerate(places):
             seen = all_seen[token] if block.window is None else all_seen[token][-block.window :]
-            if isinstance(block.indexer, PoolIndexer):
-                size = block.indexer.keys.size
-                keys = cache.seen(slot, seen[size - 1 :: size])[2][0]
-                blocks = best_blocks(block.indexer, weights, keys, asking[token], normed[token], position)
-                seen = chosen_cells(blocks, size, seen)
-            elif block.indexer is not None:
-                seen = _choose(
-                    block.indexer, weights, cache.seen(slot, seen)[1][0], asking[token], normed[token], position, seen
-                )
+            if indexer is not None:
+                seen = _choose(indexer, weights, cache.seen(slot, seen)[1][0], asking[token], normed[token], position, seen)
             cache.chosen.append(seen)
     given = np.empty((len(x), block.o.n_in))
     sinks = [None] * block.n_heads if block.sinks is None else weights.vector(block.sinks.weight).tolist()
@@ -98,13 +87,11 @@ def _turned(heads: np.ndarray, position: int, rope: Rope | None) -> np.ndarray:
 
 
 def _compared(
-    indexer: Indexer | PoolIndexer | None, weights: Weights, normed: np.ndarray, positions: list[int]
+    indexer: Indexer | None, weights: Weights, normed: np.ndarray, positions: list[int]
 ) -> list[tuple[np.ndarray | None, ...]]:
     """What an indexer keeps of every token: (1, D_i); nothing where there is none."""
     if indexer is None:
         return [()] * len(positions)
-    if isinstance(indexer, PoolIndexer):
-        return [(row[None], None) for row in kept_to_pool(indexer.keys, weights, normed, positions)]
     keys = each_normed(weights.product(indexer.k, normed), indexer.k_norm, weights)
     return [(rotate(key[None], position, indexer.rope),) for key, position in zip(keys, positions, strict=True)]
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import chosen_positions, sharpness
+from augury.backends.reference.blocks import best_of, chosen_positions, sharpness
 from augury.backends.reference.formula import attend, rotate
-from augury.backends.reference.pooling import best_of, given_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
 from augury.blocks import Preparation
-from augury.lowering import Attend, Choose, ChooseByHead, MultiplyHeads, Operation, Pool, PrepareHeads, PrepareLatents
+from augury.lowering import Attend, Choose, ChooseByHead, MultiplyHeads, Operation, PrepareHeads, PrepareLatents
 
 if TYPE_CHECKING:
     from augury.backends.reference.lowered import Run
@@ -35,7 +34,7 @@ def _prepared(run: Run, heads: np.ndarray, steps: Preparation) -> np.ndarray:
     before, after = (None, steps.norm) if steps.is_rope_first else (steps.norm, None)
     heads = each_normed(heads, before, run.weights)
     if steps.rope is not None:
-        heads = rotate(heads, positions, steps.rope)
+        heads = rotate(heads, np.maximum(positions - steps.lag, 0), steps.rope)
     heads = each_normed(heads, after, run.weights)
     if steps.temperature is None:
         return heads
@@ -109,15 +108,6 @@ def _choose_by_head(run: Run, each: ChooseByHead) -> None:
     run.choose(each.out, made)
 
 
-def _pool(run: Run, each: Pool) -> None:
-    products = [run.get(value) for value in (each.values, each.weights) if value is not None]
-    run.keep(each.to_pool, given_to_pool(each.pooling, run.weights, products, run.batch.positions.tolist())[:, None])
-    for slot, position, cell, path in run.tokens():
-        (kept,) = run.block.cache.seen_part(each.to_pool, slot, path)
-        row = pooled_row(each.pooling, run.weights, kept, position)
-        run.block.cache.store_part(each.pooled, slot, cell, row[None])
-
-
 ATTENTION: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     PrepareHeads: _prepare_heads,
     PrepareLatents: _prepare_latents,
@@ -125,6 +115,5 @@ ATTENTION: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Attend: _attend,
     Choose: _choose,
     ChooseByHead: _choose_by_head,
-    Pool: _pool,
 }
 """The functions of operations of attention."""

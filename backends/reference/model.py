@@ -12,7 +12,7 @@ from augury.backends.reference.blocks import STATELESS, embed, inject, layer_inp
 from augury.backends.reference.cache import LayerCache, SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
-from augury.backends.reference.mixers import CACHES, KNOWN, MIXERS
+from augury.backends.reference.mixers import CACHES, MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import Weights, each_normed
@@ -40,9 +40,12 @@ class ReferenceModel(Model):
         blocks = [(i, block) for i, layer in enumerate(self._layers) for block in layer.blocks]
         blocks += [(0, block) for block in (plan.embedding, plan.output)]
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): CACHES.get(type(block), partial(LoweredBlock, n_embd=plan.n_seen(block)))(block, options, weights)
+            (i, block): (CACHES[type(block)] if is_known else partial(LoweredBlock, n_embd=plan.n_seen(block)))(
+                block, options, weights
+            )
             for i, block in blocks
-            if type(block) in CACHES or type(block) not in KNOWN
+            for is_known in [has_function(block, plan)]
+            if not is_known or type(block) in CACHES
         }
         for i, mixer in self._caches:
             if type(mixer) is Attention and mixer.source is not None:
@@ -83,7 +86,7 @@ class ReferenceModel(Model):
         x = read(ends.output.connection, weights, streams)
         normed, linear = each_normed(x, ends.output.norm, weights), ends.output.given
         features["output"] = (normed if linear is None else weights.product(linear, normed)).astype(np.float32)
-        if type(ends.output) in KNOWN:
+        if has_function(ends.output, self._plan):
             logits = output(ends.output, weights, normed[batch.rows])
         else:
             logits = self._end(ends.output, weights, batch, tree, x)[0].astype(np.float32)
@@ -130,7 +133,7 @@ class ReferenceModel(Model):
         layer, streams = self._layers[i], before
         for block in layer.blocks:
             x = read(block.connection, weights, before if block.is_parallel else streams)
-            if type(block) not in KNOWN:
+            if not has_function(block, self._plan):
                 y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
                 besides = (embedded,) if block.reads_embedding else ()
@@ -147,7 +150,7 @@ class ReferenceModel(Model):
 
     def _embed(self, block: Embedding, weights: Weights, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
         """What an embedding makes of tokens: x (n, E), and inputs of layers (n, layers, P)."""
-        if type(block) in KNOWN:
+        if has_function(block, self._plan):
             x = embed(block, weights, batch)
             return x, layer_inputs(block, weights, batch, x)
         *made, x = self._end(block, weights, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))

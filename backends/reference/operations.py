@@ -38,6 +38,7 @@ from augury.lowering import (
     GiveInputs,
     GiveLogits,
     Join,
+    KeptRows,
     LastTokens,
     LookUp,
     Multiply,
@@ -240,11 +241,16 @@ def _last_tokens(run: Run, each: LastTokens) -> None:
 
 def _by_row(run: Run, each: Operation) -> None:
     """An operation that a package computes row by row; see `Operation.kernels`."""
-    made = [np.empty((len(run.added), value.width)) for value in each.made]
+    made, cache = [np.empty((len(run.added), value.width)) for value in each.made], run.block.cache
     given, compute = [_known(one, run.weights) for one in each.operands], each.kernel_for("reference")
     with np.errstate(over="ignore"):  # e^-x may become infinite
-        for t in range(len(run.added)):
-            compute(*(run.get(one)[t] if isinstance(one, Value) else one for one in given), *(rows[t] for rows in made))
+        for t, (slot, _, cell, path) in enumerate(run.tokens()):
+            kept = {one.cache: cache.seen_part(one.cache, slot, path)[0] for one in given if isinstance(one, KeptRows)}
+            operands = [run.get(one)[t] if isinstance(one, Value) else one for one in given]
+            operands = [kept[one.cache] if isinstance(one, KeptRows) else one for one in operands]
+            compute(*operands, *(rows[t] for rows in made))
+            for place in each.cached():
+                cache.store_part(place, slot, cell, kept[place][-1:])
     run.arrays.update(zip(each.made, made, strict=True))
 
 

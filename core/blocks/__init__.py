@@ -11,8 +11,8 @@ modules are the blocks.
 from augury.blocks.block import AllStreams, Block, Connection
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.experts import MixtureOfExperts
-from augury.blocks.heads import Pooling, Preparation
-from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer
+from augury.blocks.heads import Preparation
+from augury.blocks.indexer import BlockIndexer, Indexer, PositionIndexer
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.parts import (
@@ -22,6 +22,7 @@ from augury.blocks.parts import (
     GateKind,
     Gating,
     HasKernels,
+    HasParts,
     Integers,
     Linear,
     LinearRecurrence,
@@ -74,6 +75,7 @@ __all__ = [
     "GatedDeltaNet",
     "Gating",
     "HasKernels",
+    "HasParts",
     "Indexer",
     "Injection",
     "Integers",
@@ -96,8 +98,7 @@ __all__ = [
     "NormKind",
     "Output",
     "Part",
-    "PoolIndexer",
-    "Pooling",
+    "PositionIndexer",
     "Preparation",
     "Projection",
     "Rope",

@@ -10,7 +10,7 @@ from augury.blocks.block import Block
 from augury.blocks.parts import GateKind
 
 if TYPE_CHECKING:
-    from augury.blocks.indexer import Indexer, PoolIndexer
+    from augury.blocks.indexer import PositionIndexer
     from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
 
@@ -45,7 +45,7 @@ class LatentAttention(Block):
     temperature: Temperature | None = None
     turned_norm: Norm | None = None  # of R values, before they are turned
     window: int | None = None
-    indexer: Indexer | PoolIndexer | None = None
+    indexer: PositionIndexer | None = None
     reuses_choice: int = 0  # positions of the blocks that were chosen; 0: it does not
     sinks: Vector | None = None  # (H,) scores that take part in softmax without a value
     gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head

@@ -13,7 +13,7 @@ from augury.blocks.parts import GateKind, HasParts, Linear
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.blocks.indexer import BlockIndexer, PoolIndexer
+    from augury.blocks.indexer import PositionIndexer
     from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
     from augury.lowering.operations import Value
@@ -110,7 +110,7 @@ class Attention(Block):
     )
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
-    indexer: BlockIndexer | PoolIndexer | None = None  # of those that are seen, it chooses what takes part
+    indexer: PositionIndexer | None = None  # of those that are seen, it chooses what takes part
     source: int | None = None  # a layer's number
     embedded_norm: Norm | None = None
     is_causal: bool = True

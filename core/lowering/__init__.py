@@ -6,14 +6,13 @@ from augury.lowering.attention import (
     Choose,
     ChooseByHead,
     MultiplyHeads,
-    Pool,
     PrepareHeads,
     PrepareLatents,
 )
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.operation import source_key
+from augury.lowering.operation import KeptRows, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -62,13 +61,13 @@ __all__ = [
     "GiveInputs",
     "GiveLogits",
     "Join",
+    "KeptRows",
     "LastTokens",
     "LookUp",
     "Multiply",
     "MultiplyHeads",
     "Normalize",
     "Operation",
-    "Pool",
     "PrepareHeads",
     "PrepareLatents",
     "ReadHidden",

@@ -14,7 +14,7 @@ from augury.lowering.operation import Operation, Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from augury.blocks.heads import Pooling, Preparation
+    from augury.blocks.heads import Preparation
     from augury.blocks.parts import Matrices, Norm, Rope, Temperature, Vector
 
 
@@ -151,20 +151,3 @@ class ChooseByHead(Operation):
     n_chosen: int
     n_local: int
     out: Choice
-
-
-@frozen(eq=False)
-class Pool(Operation):
-    """Keep the values of a token, and pool the block of positions that it ends; see `Pooling`."""
-
-    values: Value
-    weights: Value | None
-    pooling: Pooling
-    to_pool: int
-    pooled: int
-
-    def sizes(self) -> Iterator[tuple[str, int, int]]:
-        yield from (("x", x.width, self.pooling.values.n_out) for x in (self.values, self.weights) if x is not None)
-
-    def cached(self) -> dict[int, int]:
-        return {self.to_pool: self.pooling.n_kept, self.pooled: self.pooling.width}

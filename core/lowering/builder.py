@@ -26,11 +26,11 @@ from augury.lowering.attention import (
     Choose,
     ChooseByHead,
     MultiplyHeads,
-    Pool,
     PrepareHeads,
     PrepareLatents,
 )
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
+from augury.lowering.operation import KeptRows
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -58,7 +58,7 @@ from augury.lowering.operations import (
 )
 
 if TYPE_CHECKING:
-    from augury.blocks.heads import Pooling, Preparation
+    from augury.blocks.heads import Preparation
 
 
 class Builder:
@@ -76,7 +76,7 @@ class Builder:
         self.operations: list[Operation] = []
         self._reused: list[Choice] = []
 
-    def flaws(self, states: Sequence[SequenceState], cached: Sequence[tuple[str, int, int]]) -> Iterator[str]:
+    def flaws(self, states: Sequence[SequenceState], cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
         """The misfits between operations, and with the states and caches that the block declares, in words."""
         made, kept, written = {self.x, self.before, self.embedded, *self._reused}, {}, {}
         norms = {each.out for each in self.operations if isinstance(each, Normalize) and each.x in (self.x, self.before)}
@@ -97,6 +97,9 @@ class Builder:
             )
             if isinstance(each, ScaleToLength) and each.x.root in norms:
                 yield f"{name} writes over a norm of x, which threads keep for all that read it; scale what is made of that"
+            for rows in (operand for operand in each.operands if isinstance(operand, KeptRows)):
+                if cached[rows.cache : rows.cache + 1] != (("f32", 1, rows.width),):
+                    yield f"{name} has cache {rows.cache} for rows of {rows.width} floats, `cached` says {cached}"
             made.update(each.made)
             kept.update(each.kept())
             written.update(each.cached())
@@ -373,8 +376,3 @@ class Builder:
         """The choice of the nearest layer before that makes one, of blocks of `size` positions."""
         self._reused.append(Choice(1, size=size))
         return self._reused[-1]
-
-    def pool(self, made: Sequence[Value], pooling: Pooling, to_pool: int, pooled: int) -> None:
-        """Keep the products of a pooling's matrices, and pool them block by block."""
-        values, *weights = made
-        self.operations.append(Pool(values, weights[0] if weights else None, pooling, to_pool, pooled))

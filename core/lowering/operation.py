@@ -15,7 +15,7 @@ from augury.blocks.parts import HasKernels
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
 
-__all__ = ["Operation", "Value", "source_key"]
+__all__ = ["KeptRows", "Operation", "Value", "source_key"]
 
 
 @frozen(eq=False)
@@ -41,6 +41,17 @@ class Value:
         return self if self.whole is None else self.whole
 
 
+@frozen
+class KeptRows:
+    """Rows that tokens keep in a cache of a block, of type `f32` and with one head, as an operation reads or fills them.
+
+    A token sees (T, width) float32 of the positions up to its own, which is the last.
+    """
+
+    cache: int  # a place in `Block.cached`
+    width: int
+
+
 @frozen(eq=False)
 class Operation(HasKernels):
     """A step of a block. Fields named `out` are the values that it makes; its other values are read.
@@ -51,8 +62,9 @@ class Operation(HasKernels):
             `numba-cpu` and `numba-cuda` take a class, an `OperationEmitter` of their `operations`. `reference` and `numba-cpu`
             take a function, to which the operation's fields are given in their order, those of `out` last: values as rows
             (width,), to be read or, of `out`, to be filled; vectors as arrays of their numbers; numbers as they are. Rows are
-            float64 on `reference`, which gives norms as functions of a row, too, and matrices as arrays (n_out, n_in). They
-            are float32 on `numba-cpu`, where numba compiles the function.
+            float64 on `reference`, which gives norms as functions of a row, too, matrices as arrays (n_out, n_in), and
+            `KeptRows` as an array (T, width), whose last row is filled by the operation that keeps it (`cached`). They are
+            float32 on `numba-cpu`, where numba compiles the function.
     """
 
     @property

@@ -19,8 +19,6 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
-    PoolIndexer,
-    Pooling,
     Rope,
     Vector,
 )
@@ -33,6 +31,7 @@ from augury.plugins.architectures.kimi import KimiK3
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.sparse import chooses, indexer
 from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import HyperConnection, StreamMean
 
 _PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}

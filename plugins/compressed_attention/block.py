@@ -9,8 +9,9 @@ from attrs import evolve, frozen
 from augury.blocks import Block, Preparation
 
 if TYPE_CHECKING:
-    from augury.blocks import Linear, Matrices, Norm, PoolIndexer, Pooling, Rope, Vector
+    from augury.blocks import Linear, Matrices, Norm, Rope, Vector
     from augury.lowering import Builder, Choice, Value
+    from augury.plugins.pooling import PoolIndexer, Pooling
 
 
 @frozen
@@ -56,7 +57,7 @@ class CompressedAttention(Block):
         rows = (("cache_type_k", 1, self.head_dim),)
         if self.pooling is None:
             return rows
-        pooled = (*rows, ("f32", 1, self.pooling.n_kept), *rows)
+        pooled = (*rows, *self.pooling.cached("cache_type_k"))
         return pooled if self.indexer is None else (*pooled, *self.indexer.cached())
 
     def lower(self, build: Builder) -> None:
@@ -70,7 +71,7 @@ class CompressedAttention(Block):
         q, _ = build.prepare_heads([q, row], [size, size], steps, [None, 0])
         choice = None
         if pooling is not None:
-            build.pool(others[: len(to_pool)], pooling, 1, 2)
+            pooling.pool(build, others[: len(to_pool)], 1)
             choice = self._choice(build, pooling.size, [*of_indexer, *others[len(to_pool) :]])
         heads, pooled = (self.n_heads, size, self.scale), None if choice is None else 2
         window = self.window if choice is None else None  # a list has no other positions than those in the window

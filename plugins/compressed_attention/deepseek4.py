@@ -16,8 +16,6 @@ from augury.blocks import (
     Matrices,
     MixtureOfExperts,
     Norm,
-    PoolIndexer,
-    Pooling,
     Rope,
     Vector,
 )
@@ -29,6 +27,7 @@ from augury.plugins.architectures.experts import limited_feed_forward
 from augury.plugins.architectures.hyper import HyperConnected, mixed_streams
 from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
 from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.pooling import PoolIndexer, Pooling
 
 _PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 _OVERLAPPING = 4  # positions of the smaller blocks, which overlap

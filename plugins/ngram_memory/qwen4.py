@@ -17,8 +17,6 @@ from augury.blocks import (
     ModelPlan,
     Norm,
     Output,
-    PoolIndexer,
-    Pooling,
     Rope,
 )
 from augury.files.gguf import ModelFile
@@ -28,6 +26,7 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.qwen_next import Qwen35, gated_attention
 from augury.plugins.ngram_memory.block import NgramMemory
+from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import GatedHyperConnection
 
 _PERIOD = 4  # one layer in four attends, where the file does not say otherwise

@@ -30,8 +30,6 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
-    PoolIndexer,
-    Pooling,
     Projection,
     Rope,
     Rows,
@@ -42,6 +40,7 @@ from augury.blocks import (
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.types import ModelOptions
 

@@ -13,13 +13,13 @@ from augury.blocks import (
     LinearRecurrence,
     Matrices,
     Norm,
-    Pooling,
     Preparation,
     Rope,
     Vector,
 )
 from augury.errors import PluginError, UnsupportedError
-from augury.lowering import Builder, LookUp, Value
+from augury.lowering import Builder, KeptRows, LookUp, Value
+from augury.plugins.pooling.blocks import KeepToPool, Pool
 
 HEADS = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=3, value_dim=4, has_delta=True)
 CONV = Convolution("conv", 8, 4)
@@ -93,7 +93,11 @@ FLAWS = {
     "x of MultiplyHeads has 8 values, expected 9": lambda b, n: b.multiply_heads(n, Matrices("m", 3, 3, 2)),
     "queries of PrepareLatents has 8 values, expected 9": lambda b, n: latents(b, n, Matrices("keys", 3, 2, 6)),
     "the products of heads of PrepareLatents has 5 values, expected 6": lambda b, n: latents(b, n, Matrices("keys", 2, 3, 5)),
-    "x of Pool has 8 values, expected 4": lambda b, n: b.pool([n], Pooling(2, Linear("values", 8, 4)), 0, 1),
+    "what is kept of KeepToPool has 4 values, expected 8": lambda b, n: b.write(KeepToPool(n, None, None, 2, KeptRows(0, 4))),
+    "KeepToPool has cache 0 for rows of 8 floats, `cached` says ()": lambda b, n: b.write(
+        KeepToPool(n, None, None, 2, KeptRows(0, 8))
+    ),
+    "what is kept of Pool has 8 values, expected 16": lambda b, n: b.write(Pool(KeptRows(0, 8), 2, True, False, Value(8))),
     "its operations keep rows of {0: 8} values by cache": lambda b, n: b.prepare_heads([n], [4], [Preparation()], [0]),
     "Normalize reads 8 values that nothing before it makes": lambda b, n: b.normalize(Value(8), NORM),
     "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),

@@ -3,8 +3,8 @@
 import attrs
 import numpy as np
 
+from augury.backends.reference.blocks import best_of
 from augury.backends.reference.formula import rotate, softmax
-from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
 from augury.backends.reference.weights import each_normed
 
 
@@ -39,3 +39,44 @@ def compressed_attention(block, weights, cache, batch, tree, x):
     groups = mixed.reshape(len(x), block.groups.n, -1)
     made = [np.concatenate([weights.product_of(block.groups, i, each) for i, each in enumerate(token)]) for token in groups]
     return weights.product(block.o, np.array(made).reshape(len(x), -1))
+
+
+def kept_to_pool(pooling, weights, normed, positions):
+    """What tokens keep to be pooled, (n, D) or twice as many values: values, then weights."""
+    values = each_normed(weights.product(pooling.values, normed), pooling.value_norm, weights)
+    if pooling.weights is None:
+        return values
+    shares = weights.product(pooling.weights, normed)
+    if pooling.places is not None:
+        shares = shares + weights.vector(pooling.places.weight).reshape(pooling.size, -1)[np.array(positions) % pooling.size]
+    return np.hstack([values, shares])
+
+
+def pooled_row(pooling, weights, kept, position):
+    """The row (D,) of the block that a token ends, of what is kept (T, …) up to it; zeros where it ends none."""
+    size, width = pooling.size, pooling.width
+    if (position + 1) % size:
+        return np.zeros(width)
+    parts = kept[-size:].reshape(size, -1, pooling.values.n_out)[:, :, -width:]  # values, and weights where there are such
+    if pooling.overlaps and position >= size:
+        before = kept[-2 * size : -size].reshape(size, -1, pooling.values.n_out)[:, :, :width]
+        parts = np.concatenate([before, parts])
+    values = parts[:, 0]
+    shares = np.full(values.shape, 1.0 / size)
+    if pooling.weights is not None:
+        shares = softmax(np.ascontiguousarray(parts[:, 1].T)).T
+    row = each_normed((shares * values).sum(axis=0)[None], pooling.norm, weights)
+    return row[0] if pooling.rope is None else rotate(row, position + 1 - size, pooling.rope)[0]
+
+
+def best_blocks(indexer, weights, keys, asking, normed, position):
+    """The blocks that a token attends to, rising, of the whole blocks that it sees, with keys (b, D_i).
+
+    `asking` (R,) is what attention's queries are made of, `normed` (E,) the token's norm.
+    """
+    queries = each_normed(weights.product(indexer.q, asking[None]).reshape(1, -1, indexer.keys.width), indexer.q_norm, weights)[
+        0
+    ]
+    queries = queries if indexer.rope is None else rotate(queries, position, indexer.rope)
+    shares = None if indexer.weights is None else weights.product(indexer.weights, normed[None])[0]
+    return best_of(queries, shares, keys, indexer.n_chosen)

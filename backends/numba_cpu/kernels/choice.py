@@ -18,6 +18,7 @@ from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, PO
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, sum_lanes, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import (
     CLAIMED,
@@ -42,9 +43,7 @@ class Choice:
     factor: float
     n_heads: int
     width: int  # of a key
-    keys: int  # address
-    key_bytes: int  # from one to the next
-    n_rows: int  # of a slot
+    keys: Any = nested(CachedRows)
     scores: int  # (n, n_lists, ld_scores) float32, address: of blocks; with `n_local` of positions
     ld_scores: int
     size: int  # positions of a block
@@ -71,19 +70,6 @@ _ALWAYS = f32(3e38)
 def scratch_bytes(n_blocks: int) -> int:
     """Bytes that a thread needs for itself, for tokens that see so many blocks."""
     return max(_SUMS + SCORE_BYTES, 8 * N_COUNTS + 4 * n_blocks) + 64
-
-
-@helper
-def cell_of(place, positions, node, position):
-    """The cell of a position that a token of the run at `place` sees; `positions` are the run's."""
-    parents, mark = place.parents, get_i64(positions)
-    if parents == 0 or position < mark:
-        return position
-    at = get_i64(positions + 8 * node)
-    while at > position:
-        node = get_i64(parents + 8 * node)
-        at -= 1
-    return mark + node
 
 
 @helper
@@ -116,7 +102,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
                 base = mark // STEP * STEP
             cell0, cell1 = min(start, mark) - base, mark + token + 1 - base
         cell0 = cell0 // STEP * STEP
-        sums, step = scratch + _SUMS, table.key_bytes
+        sums, step = scratch + _SUMS, table.keys.row_bytes
         for p in range(cell0, cell1, 16):
             simd.store_f32(sums + 4 * p, zero_f32())
         q = table.queries.address + 4 * t * table.queries.stride
@@ -150,7 +136,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
         for segment in range(get_i64(state + N_SEGMENTS)):
             place = segments_at(get_i64(state + SEGMENTS))[segment]
             positions = get_i64(state + POSITIONS) + 8 * place.first
-            keys = table.keys + table.key_bytes * place.slot * table.n_rows
+            keys = cached_row(table.keys, place.slot, 0)
             for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
                 if position >= table.n_chosen * table.size:
@@ -171,7 +157,6 @@ def score_blocks(record, state, thread, n_threads):
     for segment in range(get_i64(state + N_SEGMENTS)):
         place = segments_at(get_i64(state + SEGMENTS))[segment]
         positions = get_i64(state + POSITIONS) + 8 * place.first
-        keys = table.keys + table.key_bytes * place.slot * table.n_rows
         for node in range(place.n):
             t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
             if n_blocks <= table.n_chosen:
@@ -181,7 +166,8 @@ def score_blocks(record, state, thread, n_threads):
                 item += 1
                 if item % n_threads != thread:
                     continue
-                key, score = keys + table.key_bytes * cell_of(place, positions, node, (block + 1) * size - 1), f32(0)
+                cell, score = cell_of(place, positions, node, (block + 1) * size - 1), f32(0)
+                key = cached_row(table.keys, place.slot, cell)
                 for head in range(n_heads):
                     sums, factor = zero_f32(), f32(table.factor)
                     for i in range(0, width, 16):

@@ -18,8 +18,10 @@ from augury.backends.numba_cpu.kernels.simd import (
     get_f32,
     get_i64,
     load_f32,
+    maximum,
     mul,
     put_f32,
+    put_i64,
     repeat_f32,
     splat_f32,
     store_f32,
@@ -28,8 +30,23 @@ from augury.backends.numba_cpu.kernels.simd import (
     zero_f32,
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
+from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, RECORD_BYTES, Record, StridedRows, ThreadRows, own, row_of
+from augury.backends.numba_cpu.kernels.team import (
+    CELLS,
+    N_SEGMENTS,
+    N_TOKENS,
+    POSITIONS,
+    RECORD_BYTES,
+    SEGMENTS,
+    SLOTS,
+    Record,
+    StridedRows,
+    ThreadRows,
+    own,
+    row_of,
+    segments_at,
+)
 from augury.errors import PluginError
 from augury.lowering import source_key
 

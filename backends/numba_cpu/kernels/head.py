@@ -28,6 +28,7 @@ class HeadSteps:
     is_turned_first: bool
     factors: int  # (n_ctx,) float32, address; 0: none
     offset: int  # of the first value that is turned
+    lag: int  # positions by which heads are turned less
 
 
 @kernel(steps=HeadSteps)
@@ -46,7 +47,7 @@ def prepare_head(x, steps, head, position, size):
         elif turns != 0:
             n_pairs = steps.n_pairs
             start = x + 4 * steps.offset
-            rotate(start, turns + 8 * position * n_pairs, n_pairs, steps.is_interleaved)
+            rotate(start, turns + 8 * max(position - steps.lag, 0) * n_pairs, n_pairs, steps.is_interleaved)
     factors = steps.factors
     if factors != 0:
         scale_row(x, size, splat_f32(get_f32(factors + 4 * position)))

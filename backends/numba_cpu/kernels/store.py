@@ -8,8 +8,37 @@ from typing import Any
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record
+
+
+@struct
+class CachedRows:
+    """A cache whose cells have one row each."""
+
+    address: int
+    row_bytes: int
+    n_rows: int  # of a slot
+
+
+@helper
+def cached_row(rows, slot, cell):
+    """The address of the row in a cell."""
+    return rows.address + rows.row_bytes * (slot * rows.n_rows + cell)
+
+
+@helper
+def cell_of(place, positions, node, position):
+    """The cell of a position that a token of the run at `place` sees; `positions` are the run's."""
+    parents, mark = place.parents, get_i64(positions)
+    if parents == 0 or position < mark:
+        return position
+    at = get_i64(positions + 8 * node)
+    while at > position:
+        node = get_i64(parents + 8 * node)
+        at -= 1
+    return mark + node
 
 
 @struct

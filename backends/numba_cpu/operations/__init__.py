@@ -6,9 +6,9 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, recurrence, rows
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Rows, Tape, row_bytes
 
-__all__ = ["OPERATIONS", "OperationEmitter", "Placed", "Rows", "Tape", "Work", "row_bytes", "table"]
+__all__ = ["OPERATIONS", "OperationEmitter", "Place", "Placed", "Rows", "Tape", "Work", "row_bytes", "table"]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
 OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}

@@ -1,4 +1,4 @@
-"""The choice of cells for attention, by the highest scores of keys, and rows pooled of blocks of positions.
+"""The choice of cells for attention, by the highest scores of keys.
 
 Lists of cells lie in buffers that all layers share, so that layers after the one that chooses may read them.
 """
@@ -8,25 +8,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cpu.heads import place_steps, table_of
-from augury.backends.numba_cpu.kernels import attention_layer, choice, pooling as kernels
+from augury.backends.numba_cpu.kernels import attention_layer, choice
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK
-from augury.backends.numba_cpu.kernels.head import prepare_head
-from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, row_bytes
-from augury.blocks import Preparation
 from augury.errors import UnsupportedError
-from augury.lowering import Choice, Choose, ChooseByHead, Pool
+from augury.lowering import Choice, Choose, ChooseByHead
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.tape import Tape
 
@@ -101,14 +98,17 @@ class ChooseEmitter(OperationEmitter):
         """Write the operands of the kernels."""
         operation, keys, n_ctx = self.operation, self._keys, self.scope.options.n_ctx
         weights = operation.weights if isinstance(operation, Choose) else None
-        scored: dict[str, Any] = {"n_heads": 0, "factor": 0.0, "width": 0, "keys": 0, "key_bytes": 0, "n_rows": 0, "scores": 0}
+        size, n_heads, rows = 1, 0, CachedRows(address=0, row_bytes=0, n_rows=0)
         if keys is not None and operation.queries is not None:
-            scored = {"n_heads": operation.queries.width // keys.size, "factor": 1.0 / math.sqrt(keys.size), "width": keys.size}
-            scored |= {"keys": keys.address, "key_bytes": keys.row_bytes, "n_rows": keys.n_rows}
-            scored |= {"scores": placed.buffers[_SCORES]}
+            size, n_heads, rows = keys.size, operation.queries.width // keys.size, keys.rows
         made = choice.Choice(
             queries=NOWHERE if operation.queries is None else placed.at(operation.queries),
             weights=NOWHERE if weights is None else placed.at(weights),
+            factor=1.0 / math.sqrt(size),
+            n_heads=n_heads,
+            width=size,
+            keys=rows,
+            scores=placed.buffers.get(_SCORES, 0),
             ld_scores=self._ld_scores,
             size=operation.out.size,
             n_chosen=operation.n_chosen,
@@ -116,7 +116,6 @@ class ChooseEmitter(OperationEmitter):
             window=operation.out.window or 0,
             first_row=self.scope.caches[0].length,
             lists=list_places(operation.out, n_ctx, placed.buffers),
-            **scored,
         )
         self._choice = placed.arena.keep(table([made]), "scratch")
 
@@ -128,66 +127,7 @@ class ChooseEmitter(OperationEmitter):
         tape.add(Work("choosing"), choice.choose, choice=self._choice)
 
 
-class PoolEmitter(OperationEmitter):
-    """Keeps values of tokens to be pooled, and pools them where a token ends a block."""
-
-    operation: Pool
-
-    def __init__(self, operation: Pool, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self._to_pool, self._pooled = scope.cache(operation.to_pool), scope.cache(operation.pooled)
-        if self._pooled.size % PART:
-            raise UnsupportedError(
-                f"pooled rows of {self._pooled.size} values in tensor {operation.pooling.values.weight!r}, expected a multiple "
-                f"of {PART}; use backend reference"
-            )
-        pooling = operation.pooling
-        self._steps = (Preparation(norm=pooling.value_norm), Preparation(norm=pooling.norm, rope=pooling.rope))
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (kernels.pool_kernel(self._pooled.kind), kernels.keep_to_pool, prepare_head)
-
-    def scratch_bytes(self) -> int:
-        return kernels.scratch_bytes(2 * self.operation.pooling.size, 2 * self._pooled.size)
-
-    def tables(self) -> Mapping[Hashable, int]:
-        return table_of(self.operation.pooling.rope, self.scope.options.n_ctx)
-
-    def place(self, placed: Placed) -> None:
-        """Write the operands of the kernels."""
-        operation, pooling, arena = self.operation, self.operation.pooling, placed.arena
-        steps = [place_steps(each, placed.weights, arena, self.scope.options.n_ctx) for each in self._steps]
-        to_pool, pooled, added = self._to_pool, self._pooled, pooling.places
-        values = None if added is None else placed.weights.values(added.weight, added.shapes[added.weight])
-        layer = kernels.PoolingLayer(
-            values=placed.at(operation.values),
-            weights=NOWHERE if operation.weights is None else placed.at(operation.weights),
-            n_values=operation.values.width,
-            width=pooled.size,
-            size=pooling.size,
-            overlaps=pooling.overlaps,
-            places=0 if values is None else arena.keep(values, "weights"),
-            value_steps=steps[0],
-            row_steps=steps[1],
-            prepare_head=address(prepare_head),
-            kept=to_pool.address,
-            kept_bytes=to_pool.row_bytes,
-            n_kept=to_pool.n_rows,
-            pooled=pooled.address,
-            pooled_bytes=pooled.row_bytes,
-            n_pooled=pooled.n_rows,
-            first=pooled.first,
-        )
-        self._layer = arena.keep(table([layer]), "scratch")
-
-    def emit(self, tape: Tape) -> None:
-        tape.add(Work("keeping rows to pool"), kernels.keep_to_pool, layer=self._layer)
-        tape.add(Work("pooling"), kernels.pool_kernel(self._pooled.kind), layer=self._layer)
-
-
 OPERATIONS: Emitters = {
     Choose: ChooseEmitter,
     ChooseByHead: ChooseEmitter,
-    Pool: PoolEmitter,
 }

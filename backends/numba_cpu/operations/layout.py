@@ -28,7 +28,6 @@ from augury.lowering import (
     MultiplyHeads,
     Normalize,
     Operation,
-    Pool,
     PrepareHeads,
     PrepareLatents,
     ReadHidden,
@@ -54,7 +53,6 @@ _WRITTEN_OVER: dict[type[Operation], str] = {
     Convolve: "x",  # products of it and of gates before it
     PrepareHeads: "x",
     PrepareLatents: "queries",
-    Pool: "values",
 }
 _SUMS = FeedExperts | FeedExpertsAndAdd | AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to

@@ -19,11 +19,12 @@ from augury.backends.numba_cuda.kernels.dialect import (
     mul,
     quotient,
     record,
+    remainder,
     remainder64,
     root,
     warp_barrier,
 )
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import CELLS, MAX_TOKENS, N_TOKENS, POSITIONS, SLOTS, cell_of
 from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
 from augury.lowering import source_key
 

@@ -43,11 +43,11 @@ class Heads:
     cache: Cache | None = None
 
 
-def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads], *, lag: int = 0) -> None:
+def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads]) -> None:
     """Write what becomes of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
     roles, steps = ("q", "k", "v")[heads[0].cache is not None :], heads[0].steps
     n = dict(zip(roles, (each.n for each in heads), strict=False))
-    arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": lag}
+    arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": steps.lag}
     arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, "is_rope_first": steps.is_rope_first}
     arguments |= {"heads": HeadsArgs(n.get("q", 0), n.get("k", 0), heads[0].dim, heads[-1].dim)}
     arguments |= {
@@ -70,6 +70,8 @@ class PrepareHeadsEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         operation, layout, heads = self.operation, self.layout, []
+        if (most := max(operation.dims)) > MAX_DIM:
+            check_dim("heads", most)
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
             heads.append(
                 Heads(x.width // dim, dim, steps, None if place is None else self.scope.cache(place, operation.source))

@@ -90,7 +90,7 @@ def _are_prepared_at_once(heads: PrepareHeads) -> bool:
     n_queries = int(heads.caches[0] is None)
     turned, values, kept = heads.steps[: 1 + n_queries], heads.steps[1 + n_queries :], heads.steps[n_queries:]
     counts = {x.width // dim for x, dim in zip(heads.x[n_queries:], heads.dims[n_queries:], strict=True)}
-    alike = ({each.clamp for each in heads.steps}, {(each.rope, each.is_rope_first) for each in turned})
+    alike = ({each.clamp for each in heads.steps}, {(each.rope, each.is_rope_first, each.lag) for each in turned})
     sizes = ({*heads.dims[: 1 + n_queries]}, counts)
     is_alike = len(values) < 2 and all(len(each) < 2 for each in (*alike, *sizes))
     return is_alike and not any(each.rope for each in values) and not any(each.temperature for each in kept)

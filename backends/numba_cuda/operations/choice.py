@@ -1,4 +1,4 @@
-"""The choice of positions for attention, by the highest scores of keys, and rows pooled of blocks of positions.
+"""The choice of positions for attention, by the highest scores of keys.
 
 A choice lies in a buffer that all layers share, so that layers after the one that chooses may read it.
 """
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.pooling import keep_to_pool, pool_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
-from augury.backends.numba_cuda.operations.attention import CHOSEN, Heads, check_dim, n_blocks, prepare
+from augury.backends.numba_cuda.operations.attention import CHOSEN, n_blocks
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
-from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import splits_of, tokens_of
-from augury.blocks import Preparation
 from augury.errors import UnsupportedError
-from augury.lowering import Choose, ChooseByHead, Pool
+from augury.lowering import Choose, ChooseByHead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS"]
 
-_SCORES, _COUNTERS, _POOLED = "scores of blocks", "tokens' counters", "pooled rows"
+_SCORES, _COUNTERS = "scores of blocks", "tokens' counters"
 
 
 class ChooseEmitter(OperationEmitter):
@@ -75,42 +72,7 @@ class ChooseEmitter(OperationEmitter):
         tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
 
 
-class PoolEmitter(OperationEmitter):
-    """Keeps what is pooled, and pooled rows, by the cells of the last positions of blocks."""
-
-    operation: Pool
-
-    def __init__(self, operation: Pool, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        check_dim("pooled rows", operation.pooling.width)
-
-    def buffers(self) -> Mapping[str, int]:
-        return {_POOLED: 4 * MAX_TOKENS * self.operation.pooling.width}
-
-    def emit(self, tape: Tape) -> None:
-        operation, layout, pooling, n_tokens = self.operation, self.layout, self.operation.pooling, tape.size.n_tokens
-        (to_pool, cache), n_ctx = map(self.scope.cache, (operation.to_pool, operation.pooled)), self.scope.options.n_ctx
-        (name, start), n_values = layout.row(operation.values), operation.values.width
-        if operation.weights is not None and layout.row(operation.weights) != (name, start + n_values):
-            raise UnsupportedError("weights that do not lie after what is pooled by them; use backend reference")
-        products, kept = layout.rows(operation.values, tape), to_pool.codes
-        tape.norm_in_place(pooling.value_norm, products, n_values)
-        sizes: Arguments = {"n_kept": pooling.n_kept, "n_values": n_values, "size": pooling.size, "length": n_ctx}
-        sizes |= {"has_weights": operation.weights is not None, "kept": kept}
-        places: Arguments = {}
-        if pooling.places is not None:
-            places = {"places": tape.weights.vector(pooling.places), "has_places": True}
-        grid = (-(-pooling.n_kept // THREADS), n_tokens)
-        tape.launch(keep_to_pool, grid, THREADS, rows=products.at, stride=products.width, **places, **sizes)
-        rows, grid = Rows(tape.buffers[_POOLED], pooling.width), (-(-pooling.width // WARP), n_tokens)
-        to: Arguments = {"rows": rows.at, "stride": rows.width, "width": pooling.width, "overlaps": pooling.overlaps}
-        tape.launch(pool_rows, grid, WARP, **to, **sizes)
-        heads = Heads(1, pooling.width, Preparation(norm=pooling.norm, rope=pooling.rope), cache)
-        prepare(tape, rows, n_ctx, [heads], lag=pooling.size - 1)
-
-
 OPERATIONS: Emitters = {
     Choose: ChooseEmitter,
     ChooseByHead: ChooseEmitter,
-    Pool: PoolEmitter,
 }

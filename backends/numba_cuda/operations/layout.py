@@ -38,7 +38,6 @@ from augury.lowering import (
     MultiplyHeads,
     Normalize,
     Operation,
-    Pool,
     PrepareHeads,
     PrepareLatents,
     ReadHidden,
@@ -300,7 +299,7 @@ class Layout:
             groups = [{value} for value in each.made]
             if isinstance(each, _PRODUCTS):
                 groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
-            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | PrepareLatents | Pool | _CHOICES):
+            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | PrepareLatents | _CHOICES):
                 groups.append({self._canonical(value) for value in each.read})
             for group in groups:
                 others = [other for other in joined if not other.isdisjoint(group)]
@@ -320,7 +319,7 @@ class Layout:
 
     def _neighbours(self, operation: Operation) -> Iterator[tuple[Value, Value]]:
         """The values that an operation reads side by side, without a gap."""
-        if isinstance(operation, PrepareHeads | Pool):
+        if isinstance(operation, PrepareHeads):
             values = dict.fromkeys(map(self._canonical, operation.read))
             yield from pairwise(values)
 

@@ -44,7 +44,6 @@ from augury.lowering import (
     MultiplyHeads,
     Normalize,
     Operation,
-    Pool,
     PrepareHeads,
     PrepareLatents,
     ReadHidden,
@@ -75,7 +74,7 @@ class JoinNormalized(Operation):
 GIVEN = ReadInput | ReadHidden | ReadEmbedded
 """Operations whose rows lie where the block finds them."""
 
-_SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Pool | Choose | ChooseByHead
+_SIDE_BY_SIDE = Recur | Convolve | Decay | ScaleToLength | PrepareHeads | PrepareLatents | Choose | ChooseByHead
 
 
 class NormalizeParts(Fused):
@@ -166,7 +165,7 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
             case Recur() | Convolve() | Decay() | PrepareLatents() | Choose() | ChooseByHead():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 return "rows" if is_norm or isinstance(maker, Gate | Recur | LookUp | GIVEN) else None
-            case PrepareHeads() | Pool():
+            case PrepareHeads():
                 is_norm = isinstance(maker, Normalize) and maker.x in streams
                 is_shared = len(readers_of(operations, value.root)) > 1
                 return "heads" if is_norm or is_shared or isinstance(maker, LookUp | GIVEN) else None

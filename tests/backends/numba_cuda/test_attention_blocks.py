@@ -11,10 +11,11 @@ from oracles.passes import run_of
 
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.blocks import Block, GateKind, Linear, Matrices, Norm, Pooling, Preparation, Rope, Temperature
+from augury.blocks import Block, GateKind, Linear, Matrices, Norm, Preparation, Rope, Temperature
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
+from augury.plugins.pooling import Pooling
 from augury.types import ModelOptions
 
 E, H, G, D = 256, 4, 2, 32
@@ -135,8 +136,14 @@ def unweighed(build, n, q, row):
 
 def pooled(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    build.pool(build.multiply(n, linear("row"), purpose="values"), Pooling(4, linear("row")), 1, 2)
+    Pooling(4, linear("row")).pool(build, build.multiply(n, linear("row"), purpose="values"), 1)
     return attended(build, q, build.choose(q, None, 2, 3, size=4), 2)
+
+
+def wide(build, n, q, row):
+    build.prepare_heads([row], [D], [EQUAL], [0])
+    (heads,) = build.prepare_heads([build.join(q, q, q, q, q)], [5 * H * D], [Preparation(clamp=1.0)])
+    return attended(build, heads.split(H * D)[0])
 
 
 def latent(build, n, q, row):
@@ -154,6 +161,7 @@ def test_weights_of_a_choice_may_come_from_another_product():
     {
         "weights of queries that do not lie after these": Listing(partial(weighed, is_first=True)),
         "an indexer that does not always choose the last block": Listing(unweighed),
+        "heads of 640 values": Listing(wide),
         "pooled rows are attended to beside a window": Listing(pooled, n_caches=3),
         "latents that are mixed and not multiplied by heads' matrices": Listing(latent),
     }.items(),

@@ -1,17 +1,22 @@
-"""Rows that are pooled of blocks of positions, see `augury.blocks.Pooling`.
+"""Rows that are pooled of blocks of positions, see `augury.plugins.pooling.Pooling`.
 
-What tokens keep to be pooled lies cell by cell, as float32: values, then weights. A pooled row lies by the cell of the last
-token of its block, so that what branches of a tree pool lies apart, and moves with its token.
+What tokens keep to be pooled lies cell by cell: values, then weights. A pooled row lies by the cell of the last token of its
+block, so that what branches of a tree pool lies apart, and moves with its token.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
+from augury.backends.numba_cuda.kernels.extension import (
+    CELLS,
+    N_TOKENS,
+    POSITIONS,
+    SLOTS,
     THREADS,
     WARP,
     add,
+    cell_of,
     cuda,
     div,
     exp,
@@ -21,25 +26,27 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     remainder,
 )
-from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, cell_of
 
 
-@kernel("jfff" + 7 * "i")
-def keep_to_pool(inputs, rows, places, kept, stride, n_kept, n_values, size, length, has_weights, has_places):
+@kernel("jffff" + 7 * "i")
+def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n_kept, n_values, size, length, has_places):
     """Keep a token's values and weights, to which is added what belongs to its place in a block; a thread for each number.
 
     Args:
         inputs: Of the pass.
-        rows: (n, stride), each beginning with values, then weights if there are such.
+        values, weights: (n, stride) and (n, weight_stride).
         places: (size, n_values).
         kept: (slots, length, n_kept).
     """
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= n_kept:
         return
-    value = rows[t * stride + i]
-    if has_weights and has_places and i >= n_values:
-        value = add(value, places[remainder(inputs[POSITIONS + t], size) * n_values + i - n_values])
+    if i < n_values:
+        value = values[t * stride + i]
+    else:
+        value = weights[t * weight_stride + i - n_values]
+        if has_places:
+            value = add(value, places[remainder(inputs[POSITIONS + t], size) * n_values + i - n_values])
     kept[(inputs[SLOTS + t] * length + inputs[CELLS + t]) * n_kept + i] = value
 
 
@@ -53,35 +60,35 @@ def _place(inputs, t, base, position, n_kept, end, size, own):
 @lane
 def _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i):
     """Value i of the row of some positions, weighed by softmax, or alike."""
-    own, top, total, value = n_values - width + i, np.float32(-3e38), np.float32(0), np.float32(0)
+    own, top, total, value = n_values - width, np.float32(-3e38), np.float32(0), np.float32(0)
     if has_weights:
         for position in range(first, end + 1):
-            at = _place(inputs, t, base, position, n_kept, end, size, own - i) + i
+            at = _place(inputs, t, base, position, n_kept, end, size, own) + i
             top = larger(top, kept[at + n_values])
     for position in range(first, end + 1):
-        at = _place(inputs, t, base, position, n_kept, end, size, own - i) + i
+        at = _place(inputs, t, base, position, n_kept, end, size, own) + i
         weight = exp(add(kept[at + n_values], -top)) if has_weights else np.float32(1)
         total, value = add(total, weight), fma(kept[at], weight, value)
     return div(value, total)
 
 
-@kernel("jff" + 8 * "i")
-def pool_rows(inputs, kept, rows, n_kept, n_values, width, size, length, stride, overlaps, has_weights):
-    """Pool the blocks that tokens end, before they are normed and turned; of others 0. A thread takes a value.
+@kernel("jff" + 7 * "i")
+def pool(inputs, kept, out, n_kept, width, size, length, stride, overlaps, has_weights):
+    """Pool the blocks that tokens end; of others 0. A thread takes a value.
 
     Args:
         inputs: Of the pass.
         kept: See `keep_to_pool`.
-        rows: (n, stride), of `width` values.
+        out: (n, stride), of `width` values.
     """
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= width:
         return
     end, value = inputs[POSITIONS + t], np.float32(0)
     if remainder(end + 1, size) == 0:
-        first = end + 1 - size
+        first, n_values = end + 1 - size, width
         if overlaps:
-            first = max(0, first - size)
+            first, n_values = max(0, first - size), 2 * width
         base = inputs[SLOTS + t] * length
         value = _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i)
-    rows[t * stride + i] = value
+    out[t * stride + i] = value

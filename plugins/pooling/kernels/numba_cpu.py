@@ -1,0 +1,140 @@
+"""Rows that are pooled of blocks of positions, see `augury.plugins.pooling.Pooling`.
+
+What tokens keep to be pooled lies cell by cell: values, then weights. A pooled row lies by the cell of the last token of its
+block, so that what branches of a tree pool lies apart, and moves with its token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.extension import (
+    CELLS,
+    N_SEGMENTS,
+    N_TOKENS,
+    POSITIONS,
+    SEGMENTS,
+    SLOTS,
+    CachedRows,
+    Record,
+    StridedRows,
+    add,
+    cached_row,
+    cell_of,
+    div,
+    exponential,
+    fma,
+    get_i64,
+    helper,
+    kernel,
+    load_f32,
+    load_part,
+    maximum,
+    nested,
+    put_i64,
+    row_of,
+    scratch_of,
+    segments_at,
+    share,
+    splat_f32,
+    store_f32,
+    store_part,
+    struct,
+    sub,
+    zero_f32,
+)
+
+f32 = np.float32
+
+
+@struct
+class KeepToPool(Record):
+    values: Any = nested(StridedRows)  # (n, n_values) float32
+    weights: Any = nested(StridedRows)  # likewise; address 0: there are none
+    n_values: int
+    places: int  # (size, n_values) float32, address: added to weights; 0: nothing is
+    size: int  # positions of a block
+    kept: Any = nested(CachedRows)  # values, then weights
+
+
+@kernel(record=KeepToPool)
+def keep_to_pool(record, state, thread, n_threads):
+    """Keep values, and weights to which the row of a place is added."""
+    n, places = record.n_values, record.places
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+    for t in range(first, end):
+        position, cell = get_i64(get_i64(state + POSITIONS) + 8 * t), get_i64(get_i64(state + CELLS) + 8 * t)
+        to, x = cached_row(record.kept, get_i64(get_i64(state + SLOTS) + 8 * t), cell), row_of(record.values, t)
+        for i in range(0, n, 16):
+            store_part(to + 4 * i, load_part(x + 4 * i, n - i), n - i)
+        if record.weights.address == 0:
+            continue
+        x = row_of(record.weights, t)
+        for i in range(0, n, 16):
+            value = load_part(x + 4 * i, n - i)
+            if places != 0:
+                value = add(value, load_part(places + 4 * (position % record.size * n + i), n - i))
+            store_part(to + 4 * (n + i), value, n - i)
+
+
+@struct
+class Pool(Record):
+    kept: Any = nested(CachedRows)  # values, then weights
+    out: Any = nested(StridedRows)  # (n, width) float32
+    width: int
+    size: int  # positions of a block
+    has_weights: bool
+    overlaps: bool
+
+
+def scratch_bytes(size: int) -> int:
+    """Bytes that a thread needs for itself: the addresses of the rows that are pooled."""
+    return 8 * 2 * size
+
+
+@helper
+def _pool(record, rows, n, n_before, out):
+    """Pool n rows, the first `n_before` of which belong to the block before."""
+    width, n_values = record.width, record.width
+    if record.overlaps:
+        n_values = 2 * width
+    own = n_values - width  # where values of a row's own block begin
+    for i in range(0, width, 16):
+        top, total, value = splat_f32(f32(-3e38)), zero_f32(), zero_f32()
+        if record.has_weights:
+            for j in range(n):
+                at = get_i64(rows + 8 * j) + 4 * (n_values + i + (0 if j < n_before else own))
+                top = maximum(load_f32(at), top)
+        for j in range(n):
+            at = get_i64(rows + 8 * j) + 4 * (i + (0 if j < n_before else own))
+            weight = splat_f32(f32(1))
+            if record.has_weights:
+                weight = exponential(sub(load_f32(at + 4 * n_values), top))
+            total, value = add(total, weight), fma(load_f32(at), weight, value)
+        store_f32(out + 4 * i, div(value, total))
+
+
+@kernel(record=Pool)
+def pool(record, state, thread, n_threads):
+    """Pool the blocks that tokens of the pass end."""
+    rows, size, t = scratch_of(state, thread), record.size, 0
+    for segment in range(get_i64(state + N_SEGMENTS)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        positions = get_i64(state + POSITIONS) + 8 * place.first
+        for node in range(place.n):
+            t += 1
+            if t % n_threads != thread:
+                continue
+            end, out, n_before = get_i64(positions + 8 * node) + 1, row_of(record.out, place.first + node), 0
+            if end % size != 0:
+                for i in range(0, record.width, 16):
+                    store_f32(out + 4 * i, zero_f32())
+                continue
+            if record.overlaps and end > size:
+                n_before = size
+            n = size + n_before
+            for j in range(n):
+                put_i64(rows + 8 * j, cached_row(record.kept, place.slot, cell_of(place, positions, node, end - n + j)))
+            _pool(record, rows, n, n_before, out)
