@@ -226,7 +226,7 @@ class Drafting:
         choices = {
             slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
         }
-        planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / len(slots))
+        planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / sum([bool(slot.of) for slot in slots]))
         return choices
 
     @staticmethod

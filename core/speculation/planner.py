@@ -28,12 +28,11 @@ from augury.speculation.drafts import Choice, CostlyAsk, DrafterProfile, LossBud
 
 __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
-N_TEACHER_FORCED = 16
-"""How many tokens of the text a costly drafter guesses by teacher forcing."""
+N_TEACHER_FORCED = 16  # tokens of the text that a costly drafter guesses by teacher forcing
 
 # How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
-_FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it gives less
+_FREE = 0.004  # of a plain token: a drafter that takes more is asked less while it gives less
 _RARELY = 12  # tokens between asks, at most
 _LEARN_OVERHEAD = 0.05  # of a round, in what goes by around drafters
 
@@ -84,6 +83,7 @@ class DraftPlanner:
         profiles: Of the engine's drafters, by priority.
         agreement: Of these drafters.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
+        token_s: Seconds of a slot's token without drafts, by the same: its share of a pass, which many slots make small.
         overhead_s: Seconds of a slot's round that go by around what drafters do, where one of them is asked.
     """
 
@@ -99,7 +99,7 @@ class DraftPlanner:
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
         self.agreement = Agreement()
-        self.plain_s = plain_s = costs.seconds(1, 0)
+        self.plain_s = self.token_s = plain_s = costs.seconds(1, 0)
         self.overhead_s = 0.0
         for profile in self.profiles:
             profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)
@@ -117,8 +117,8 @@ class DraftPlanner:
         if profile.is_costly or profile.is_certain:
             return not profile.is_costly
         ask_s = profile.cost.per_ask + self.overhead_s
-        share = ask_s / (_FREE * self.plain_s)
-        return share <= 1 or drafter.gain * self.plain_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
+        share = ask_s / (_FREE * self.token_s)
+        return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
 
     def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
@@ -224,7 +224,7 @@ class DraftPlanner:
         return [each for each in able if self._extends(*each, curve)]
 
     def _extends(self, slot: SlotProposals, drafter: RequestDrafter, path: Sequence[int], curve: PassCurve) -> bool:
-        worth_s = slot.reach()[path[-1]] * drafter.chances.typical * self.plain_s
+        worth_s = slot.reach()[path[-1]] * drafter.chances.typical * self.token_s
         return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
 
     def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
@@ -241,7 +241,7 @@ class DraftPlanner:
         n_most = n_plain + sum([slot.limit for slot in slots])
         depth = sum([slot.n_context for slot in slots]) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
-        self.plain_s = known[1]
+        self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
     def _paced(self, ask: CostlyAsk, rest: _Rest, rate: float) -> CostlyAsk:
@@ -354,13 +354,13 @@ class DraftPlanner:
         for choice, outcome in rounds:
             self._settle(choice, outcome, plain_s / len(rounds), extra_s / n_drafted if n_drafted else 0.0)
 
-    def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, token_s: float) -> None:
-        """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `token_s` for a drafted token."""
+    def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
+        """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `drafted_s` a drafted token."""
         path = set(outcome.path)
         drafters, k, n_accepted = choice.proposals.drafters, len(choice.nodes), 0
         drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0
         proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
-        each_s = token_s * (1 + drafters.n_replayed / k) if k else 0.0
+        each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in drafters.every if not drafter.profile.is_costly and not drafter.profile.is_certain]
@@ -388,8 +388,7 @@ class DraftPlanner:
 
     def _schedule(self, profile: DrafterProfile, *, is_right: bool) -> None:
         """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""
-        later = min(max(2 * profile.interval, _PROBE_FIRST), _PROBE_LAST)
-        profile.interval = 1 if is_right else later
+        profile.interval = 1 if is_right else min(max(2 * profile.interval, _PROBE_FIRST), _PROBE_LAST)
 
 
 def _counts(

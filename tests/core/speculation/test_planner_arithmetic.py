@@ -68,6 +68,20 @@ def test_a_lookup_that_takes_more_time_than_it_gives_is_asked_less(seconds, over
     assert found == list(range(asked_after, 14))
 
 
+@pytest.mark.parametrize(("n_slots", "asked_after"), [(1, 0), (4, 4), (32, 12)])
+def test_a_lookup_that_gives_nothing_is_asked_less_the_more_slots_share_a_pass(n_slots, asked_after):
+    planner = planner_of(PassCosts([PassTime(1, 0, 2.0), PassTime(32, 0, 2.0)], 32), False)
+    requests = [request_of(planner) for _ in range(n_slots)]
+    planner.choose([slot_of(request) for request in requests])
+    (lookup,) = requests[0].every
+    planner.observe_draft(lookup, 4, 0.0079)
+    lookup.gain = 0.0
+    found = []
+    for lookup.n_missed in range(14):
+        found += [lookup.n_missed] if planner.is_asked(lookup) else []
+    assert found == list(range(asked_after, 14))
+
+
 def test_what_a_lookup_gives_is_what_it_alone_proposed_less_the_time_that_takes():
     planner = linear(False, False, False)
     request = request_of(planner)
