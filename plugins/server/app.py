@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import AsyncIterator
+import reprlib
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
 from ipaddress import ip_address
@@ -22,8 +23,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
+from augury.options import similar
 from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
+from augury.plugins.server.fields import Fields
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_page
@@ -39,6 +42,8 @@ _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
 _ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
+_EXPECTED = "Input should be "  # with which pydantic begins
+_N_SHOWN = 100  # characters of a path
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -218,25 +223,58 @@ def _answer(error: RequestError, path: str) -> JSONResponse:
 
 
 async def _on_error(request: Request, error: Any) -> Response:
-    return _answer(as_request_error(error), request.url.path)
+    found, path = as_request_error(error), request.url.path
+    if error.__class__ is HTTPException and found.status_code in (404, 405):  # of the router
+        what = f"no path {path[:_N_SHOWN]!r}" if found.status_code == 404 else f"no {request.method} of {path[:_N_SHOWN]!r}"
+        found = RequestError(found.status_code, f"there is {what}; /openapi.json lists what there is")
+    return _answer(found, path)
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    """Tell what is wrong with a body, by the name of its field: the deepest thing, for of several forms that one was meant."""
-    first = max(error.errors(), key=lambda each: len(each["loc"]))
-    where = [str(part) for part in first["loc"] if part not in ("body", "str", "int") and "[" not in str(part)]
-    param = ".".join(where)
+    """Tell what is wrong with a body, by the name of its field.
+
+    Of the several forms that a field may have, the one was meant that fails deepest, or by its contents rather than its type.
+    """
+    first, *others = sorted(error.errors(), key=lambda each: (-len(each["loc"]), each["type"].endswith("_type")))
+    param = _param(first, error.body)
     if first["type"] == "extra_forbidden":
-        message = f"there is no field {param!r} here; leave it out"
+        form = request.scope["route"].body_field.field_info.annotation
+        is_top = len(first["loc"]) == 2 and isinstance(form, type) and issubclass(form, Fields)
+        close = similar(param, form.field_names()) if is_top else None
+        message = f"there is no field {param!r} here; {'leave it out' if close is None else f'did you mean {close!r}?'}"
     elif first["type"] == "json_invalid":
         param, message = "", f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}"
     elif first["type"] == "value_error":  # of a check of our own
         message = str(first["ctx"]["error"])
     elif not param:
         message = "the body is not a JSON object; send one, with Content-Type: application/json"
+    elif first["type"] == "missing":
+        message = f"{param} is missing"
+    elif first["msg"].startswith(_EXPECTED):
+        alike = [each["msg"] for each in (first, *others) if _param(each, error.body) == param]
+        expected = " or ".join(dict.fromkeys(msg.removeprefix(_EXPECTED) for msg in alike if msg.startswith(_EXPECTED)))
+        message = f"{param} is {_shown(first['input'])}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"
     return _answer(RequestError(400, message, param=param or None), request.url.path)
+
+
+def _param(error: Mapping[str, Any], body: Any) -> str:
+    """The path of the field that an error concerns, without the forms of which pydantic tells where it has tried several."""
+    if error["loc"][0] != "body":
+        return ".".join(map(str, error["loc"]))
+    path = []
+    for part in error["loc"][1:]:
+        if isinstance(body, dict | list) and (part in body if isinstance(body, dict) else isinstance(part, int)):
+            body = body[part]
+            path.append(str(part))
+    return ".".join([*path, error["loc"][-1]] if error["type"] == "missing" and len(error["loc"]) > 1 else path)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return reprlib.repr(value)
 
 
 async def _on_fault(request: Request, error: Any) -> Response:

@@ -45,6 +45,17 @@ class Fields(BaseModel):
         _fail_fast(schema)
         return schema
 
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """The names that an object may have, those of llama.cpp for OpenAI's fields among them."""
+        return [name for names in cls._names() for name in names]
+
+    @classmethod
+    def _names(cls) -> list[list[str]]:
+        """The names of each field."""
+        fields = cls.model_fields.items()
+        return [getattr(each.validation_alias, "choices", [each.validation_alias or name]) for name, each in fields]
+
     @model_validator(mode="wrap")
     @classmethod
     def _limit_errors(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
@@ -68,7 +79,13 @@ class RequestFields(Fields):
     def _leave_out_ignored(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if key not in IGNORED and value is not None}
+        kept = {key: value for key, value in data.items() if key not in IGNORED and value is not None}
+        for names in cls._names():  # such as max_tokens and n_predict, of which some clients send both
+            first, *others = [name for name in names if name in kept] or names
+            for other in others:
+                if other in kept and kept.pop(other) != kept[first]:
+                    raise ValueError(f"{first} and {other} mean the same here, but differ; leave one of them out")
+        return kept
 
 
 # Fields of llama.cpp's that augury does not do: they may be sent with the value that leaves it undone, and with no other.

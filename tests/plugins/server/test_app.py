@@ -27,24 +27,40 @@ SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/nothing", {"error": {"message": "Not Found", "type": "not_found_error", "param": None, "code": None}}),
-        ("/nothing", {"error": {"message": "Not Found", "type": "not_found_error", "code": 404}}),
-        ("/v1/messages/nothing", {"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}}),
+        ("/v1/nothing", {"error": {"type": "not_found_error", "param": None, "code": None}}),
+        ("/nothing", {"error": {"type": "not_found_error", "code": 404}}),
+        ("/v1/messages/nothing", {"type": "error", "error": {"type": "not_found_error"}}),
     ],
 )
 def test_each_family_has_its_own_form_of_errors(client, path, body):
     answer = client.get(path)
+    body["error"]["message"] = f"there is no path {path!r}; /openapi.json lists what there is"
     assert (answer.status_code, answer.json()) == (404, body)
+
+
+def test_a_method_that_a_path_does_not_take_is_named(client):
+    answer = client.get("/v1/chat/completions")
+    assert answer.status_code == 405
+    assert "there is no GET of '/v1/chat/completions'" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("body", "told", "param"),
     [
-        ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here", "max_tokns"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature: Input should be a valid number", "temperature"),
-        ({"prompt": "a", "top_p": 2}, "top_p: Input should be less than or equal to 1", "top_p"),
-        ({"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0", "temperature"),
-        ({"prompt": "a", "seed": True}, "seed: Input should be a valid integer", "seed"),
+        ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here; did you mean 'max_tokens'?", "max_tokns"),
+        ({"prompt": "a", "n_predikt": 5}, "did you mean 'n_predict'?", "n_predikt"),
+        ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
+        ({"prompt": "a", "max_tokens": 5, "n_predict": 6}, "max_tokens and n_predict mean the same here, but differ", None),
+        ({}, "prompt is missing", "prompt"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a valid number", "temperature"),
+        ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a valid number", "temperature"),
+        ({"prompt": "a", "top_p": 2}, "top_p is 2, expected less than or equal to 1", "top_p"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1, expected greater than or equal to 0", "temperature"),
+        ({"prompt": "a", "seed": True}, "seed is True, expected a valid integer", "seed"),
+        ({"prompt": "a", "stop": 5}, "stop is 5, expected a valid string or a valid list", "stop"),
+        ({"prompt": "a", "stop": ["b", 5]}, "stop.1 is 5, expected a valid string", "stop.1"),
+        ({"prompt": "a", "stop": ["b"] * 129}, "stop: List should have at most 128 items", "stop"),
+        ({"prompt": "a", "speculative": "no"}, "speculative is 'no', expected a valid boolean or a valid dict", "speculative"),
         ({"prompt": "a", "speculative": {"type": "nobody"}}, "nobody", None),
         ({"prompt": "a", "speculative": False, "speculative.n_max": 2}, "speculative.n_max is given as well", None),
         ({"prompt": "a b " * 600}, "a sequence can use 512", None),
@@ -73,7 +89,13 @@ def test_what_is_wrong_in_one_of_several_forms_is_named(client):
     answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [picture]}]})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages.0.content.0.type")
-    assert "should be 'text'" in error["message"]
+    assert error["message"] == "messages.0.content.0.type is 'image_url', expected 'text'"
+
+
+def test_a_limit_may_have_both_of_its_names(client):
+    limits = {"max_tokens": 3, "n_predict": 3}
+    assert client.post("/v1/completions", json={"prompt": "The sea", **limits}).json()["usage"]["completion_tokens"] == 3
+    assert client.post("/completion", json={"prompt": "The sea", **limits}).json()["tokens_predicted"] == 3
 
 
 def test_what_openais_clients_send_without_a_meaning_here_is_ignored(client):

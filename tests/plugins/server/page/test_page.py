@@ -201,7 +201,7 @@ def test_what_the_server_refuses_is_told_in_the_conversation_and_can_be_tried_ag
     page.route("**/v1/chat/completions", lambda route: route.continue_(post_data="{}"), times=1)
     ask(page, "Say a word.")
     alert = page.wait_for_selector("[role=alert]")
-    assert "messages: Field required" in alert.inner_text()
+    assert "messages is missing" in alert.inner_text()
     page.reload()
     page.click("text=Retry")
     wait(page, 1)
