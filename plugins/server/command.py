@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -32,7 +33,7 @@ from augury.cli import (
     say,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.options import option, options_of
 
@@ -180,12 +181,26 @@ def _load(args: argparse.Namespace, template: str | None, progress: Progress) ->
 
 
 def _template_of(args: argparse.Namespace) -> str | None:
+    """The chat template of the flags, which can write a plain question."""
+    from augury.text.chat_template import ChatTemplate
+
+    flag, source = "--chat-template", args.chat_template
     if args.chat_template_file is not None:
-        return read_text(args.chat_template_file)
-    if args.chat_template is not None and "{" not in args.chat_template:
-        raise OptionError(f"--chat-template is {args.chat_template!r}, expected a Jinja template; augury has none by name")
-    template: str | None = args.chat_template
-    return template
+        flag, source = f"--chat-template-file {args.chat_template_file}", read_text(args.chat_template_file)
+    elif source is None:
+        return None
+    elif "{" not in source:
+        raise OptionError(f"{flag} is {source!r}, expected a Jinja template; augury has none by name")
+    template = ChatTemplate(source)
+    try:
+        template.render([{"role": "user", "content": "?"}])
+    except ModelFileError as error:
+        raise OptionError(f"{flag} {error.__cause__}; correct it, or leave it out to use the model's own") from None
+    except OptionError:  # it refuses this question, and may take others
+        pass
+    finally:
+        template.close()
+    return str(source)
 
 
 def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
@@ -332,6 +347,11 @@ def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) 
         ssl_certfile=options.ssl_cert_file,
         backlog=_N_ACCEPTED,
     )
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        files = f"--ssl-cert-file {options.ssl_cert_file} and --ssl-key-file {options.ssl_key_file}"
+        raise OptionError(f"{files} are not a certificate and its private key, as PEM: {error.reason or error}") from None
     process = _process(server, config)
     scheme = "https" if config.is_ssl else "http"
     addresses = [listener.getsockname()[:2] for listener in listeners]

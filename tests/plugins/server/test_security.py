@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from commands import here, run
 from servers import serving
 
 from augury.plugins.server import app as app_module
@@ -233,6 +234,14 @@ def certificate(tmp_path_factory):
     name = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
     subprocess.run([*words.split(), *name], check=True, capture_output=True)
     return key, cert
+
+
+def test_files_that_are_no_certificate_and_key_are_named(certificate, tmp_path, capsys):
+    text = tmp_path / "text.pem"
+    text.write_text("hello")
+    for key, cert in ((text, certificate[1]), (certificate[0], text), (certificate[0], certificate[0])):
+        code, _, err = run(capsys, "serve", *here(), "--port", 0, "--ssl-key-file", key, "--ssl-cert-file", cert)
+        assert (code, f"--ssl-cert-file {cert} and --ssl-key-file {key} are not a certificate" in err) == (2, True)
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,16 @@ def test_a_chat_template_is_no_name(capsys):
     assert (code, "expected a Jinja template" in err) == (2, True)
 
 
+def test_a_chat_template_that_is_broken_is_told_before_the_model_is_loaded(capsys, tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% if")
+    for flags, told in ((["--chat-template", "{% if"], ""), (["--chat-template-file", str(file)], f"-file {file}")):
+        code, _, err = run(capsys, "serve", *here(), *flags)
+        assert (code, f"--chat-template{told} is broken at line 1" in err) == (2, True)
+    code, _, err = run(capsys, "serve", *here(), "--chat-template", "{{ messages[0].nothing.there }}")
+    assert (code, "--chat-template fails: UndefinedError" in err) == (2, True)
+
+
 def test_reasoning_stays_in_the_content_where_the_flag_says_so():
     options = ServerOptions(reasoning_format="none")
 
