@@ -45,6 +45,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     root,
     stream16,
     tanh,
+    wait_for_launch_before,
 )
 
 WARP = 32

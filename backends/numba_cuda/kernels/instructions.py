@@ -13,6 +13,7 @@ from llvmlite import ir
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
+WAITED = "// the launch before is waited for"  # in PTX, in place of an instruction that not all capabilities have
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 if SIMULATED:
@@ -153,6 +154,12 @@ if SIMULATED:
     def prefetch(pointer, i):
         """Let the 128 bytes that word i is among come to the nearer memory (L2), where they are soon read from."""
 
+    def wait_for_launch_before():
+        """Wait for the end of the launch before this one, which it may overlap with; a kernel without this begins so.
+
+        What a kernel does before is to read weights, which no launch writes.
+        """
+
     @njit
     def arrive(counters, i, n):
         """Count one more of n at a place, and return how many were there before; the last of them sets its counter to 0 again.
@@ -203,6 +210,12 @@ else:
 
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+
+    def _wait(builder, values):
+        builder.asm(ir.FunctionType(ir.VoidType(), []), WAITED, "~{memory}", [], True)
+        return ir.Constant(_I32, 0)
+
+    wait_for_launch_before = _emitted(int32, _wait)
 
     def _prefetch(builder, values):
         pointer, index = values

@@ -17,10 +17,11 @@ from augury.backends.numba_cuda.kernels.dialect import (
     record,
     root,
     together,
+    wait_for_launch_before,
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS, ROWS
-from augury.backends.numba_cuda.kernels.quantise import TargetArgs, quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import SEVERAL, TargetArgs, quantise_several, unit_of
 
 NOTHING, AS_IS, RMS, LAYER = range(4)
 BIASED = 4
@@ -30,15 +31,25 @@ PartArgs = record("PartArgs", f="weight", i="kind at size", r="eps")
 """A part of a row, `size` values from column `at` on, and its norm."""
 
 _WARPS = THREADS // WARP
-_AT_ONCE = 4  # units that a warp reads before it stores one: the compiler moves no reading before a store
+
+
+@lane
+def _four(x, i, step, end):
+    """Four values of a row, every `step`-th one; those from the end on are 0."""
+    a, b = x[i] if i < end else np.float32(0), x[i + step] if i + step < end else np.float32(0)
+    i += 2 * step
+    return a, b, x[i] if i < end else np.float32(0), x[i + step] if i + step < end else np.float32(0)
 
 
 @lane
 def squares(x, start, size, first, step):
-    """The sum of the squares of every `step`-th value of a row, from the `first` on."""
-    total = np.float32(0)
-    for i in range(start + first, start + size, step):
-        total = fma(x[i], x[i], total)
+    """The sum of the squares of every `step`-th value of a row, from the `first` on; eight are read at once."""
+    total, end = np.float32(0), start + size
+    for i in range(start + first, end, 8 * step):
+        a, b, c, d = _four(x, i, step, end)
+        e, f, g, h = _four(x, i + 4 * step, step, end)
+        total = fma(d, d, fma(c, c, fma(b, b, fma(a, a, total))))
+        total = fma(h, h, fma(g, g, fma(f, f, fma(e, e, total))))
     return total
 
 
@@ -68,12 +79,18 @@ def inverse_root(total, size, eps):
 
 
 @lane
-def normed(x, at, norm, i, size, mean, inverse):
-    """Value i of a norm's `size`, at x[at]: (x - mean) * inverse * weight + bias, as far as its kind has them."""
+def _scaled(value, weight, norm, i, size, mean, inverse):
+    """Value i of a norm's `size`: (value - mean) * inverse * weight + bias, as far as its kind has them."""
     if norm.kind == AS_IS:
-        return x[at]
-    value = mul(mul(add(x[at], -np.float32(mean)), np.float32(inverse)), norm.weight[i])
+        return np.float32(value)
+    value = mul(mul(add(np.float32(value), -np.float32(mean)), np.float32(inverse)), np.float32(weight))
     return add(value, norm.weight[size + i]) if norm.kind & BIASED else value
+
+
+@lane
+def normed(x, at, norm, i, size, mean, inverse):
+    """Value i of a norm's `size`, which is that of x[at]."""
+    return _scaled(x[at], np.float32(0) if norm.kind == AS_IS else norm.weight[i], norm, i, size, mean, inverse)
 
 
 @lane
@@ -87,8 +104,25 @@ def _add_normed(x, start, y, at, size, first, step, norm, mean, inverse, is_trad
 
 
 @lane
-def _value(x, norm, start, at, i, size, mean, inverse):
-    return normed(x, start + i, norm, at + i, size, mean, inverse) if i < size else np.float32(0)
+def _read_weights(norm, at, size, first, weights):
+    """Read every THREADS-th weight of a norm from the `first` on, as many as a thread takes at once."""
+    for j in range(SEVERAL):
+        i = first + j * THREADS
+        weights[j] = np.float32(0)
+        if norm.kind & 3 > AS_IS and i < size:
+            weights[j] = norm.weight[at + i]
+
+
+@lane
+def _normed_values(x, norm, start, at, size, first, mean, inverse, weights, values):
+    """What becomes of every THREADS-th value from the `first` on; beyond `size` 0."""
+    for j in range(SEVERAL):
+        i = first + j * THREADS
+        values[j] = x[start + i] if i < size else np.float32(0)
+    for j in range(SEVERAL):
+        i = first + j * THREADS
+        if i < size:
+            values[j] = _scaled(values[j], weights[j], norm, at + i, size, mean, inverse)
 
 
 @together
@@ -121,23 +155,32 @@ def moments(x, start, size, n_threads, norm, parts):
     return mean, inverse_root(total, size, norm.eps)
 
 
+@lane
+def _store(floats, at, values, first, n):
+    """Store every THREADS-th of n floats, from the `first` on."""
+    for j in range(SEVERAL):
+        if first + j * THREADS < n:
+            floats[at + first + j * THREADS] = values[j]
+
+
 @together
-def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_float, first_unit):
+def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_float, first_unit, weights):
     """Store what a norm makes of `size` values of token t, whose moments were found, and zeros up to `n_out`.
 
-    Floats begin at a place, units where those of a token's row do, so many further on.
+    Floats begin at a place, units where those of a token's row do, so many further on. The first weights of a thread are read.
     """
-    i, n_units, (mean, inverse) = cuda.threadIdx.x % WARP, (n_out + WARP - 1) // WARP, found
-    values = cuda.local.array(_AT_ONCE, np.float32)
-    for first in range(cuda.threadIdx.x // WARP, n_units, _AT_ONCE * _WARPS):
-        for j in range(_AT_ONCE):
-            values[j] = _value(x, norm, start, at, WARP * (first + j * _WARPS) + i, size, mean, inverse)
-        for j in range(_AT_ONCE):
-            unit = first + j * _WARPS
-            if to.as_floats and WARP * unit + i < n_out:
-                to.floats[first_float + WARP * unit + i] = values[j]
-            if to.as_bytes and unit < n_units:
-                quantise(values[j], i, to, first_unit + unit_of(inputs, t, unit, to.width // WARP))
+    thread, n_units, (mean, inverse) = np.uint32(cuda.threadIdx.x), (n_out + WARP - 1) // WARP, found
+    warp, i, values = thread // WARP, thread % WARP, cuda.local.array(SEVERAL, np.float32)
+    for first in range(warp, n_units, SEVERAL * _WARPS):
+        if first > warp:
+            _read_weights(norm, at, size, WARP * first + i, weights)
+        _normed_values(x, norm, start, at, size, WARP * first + i, mean, inverse, weights, values)
+        if to.as_floats:
+            _store(to.floats, first_float, values, WARP * first + i, n_out)
+        if to.as_bytes:
+            unit = unit_of(inputs, t, first, to.width // WARP)
+            step = unit_of(inputs, t, first + _WARPS, to.width // WARP) - unit
+            quantise_several(values, i, to, first_unit + unit, step, (n_units - first + _WARPS - 1) // _WARPS)
 
 
 @kernel("jffiiiiiii", NormArgs, NormArgs, TargetArgs)
@@ -154,12 +197,13 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
         y_norm, norm: Of the latter weights of the next group come after `step`, or 0.
         to: Of each group `n_out` values; those beyond `size` are 0.
     """
-    t, group = cuda.blockIdx.x, cuda.blockIdx.y
+    t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
+    parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
+    _read_weights(norm, group * step, size, thread, weights)
+    wait_for_launch_before()
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
     start = (inputs[ROWS + t] if is_output else t) * stride + group * size
-    parts = cuda.shared.array(_WARPS, np.float32)
-    thread = cuda.threadIdx.x
     if y_norm.kind != NOTHING:
         mean, inverse = moments(y, t * y_stride, size, THREADS, y_norm, parts)
         _add_normed(x, start, y, t * y_stride, size, thread, THREADS, y_norm, mean, inverse, is_traded)
@@ -167,7 +211,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
     if norm.kind == NOTHING:
         return
     first_float, found = t * to.width + group * size, moments(x, start, size, THREADS, norm, parts)
-    _put_normed(inputs, x, norm, start, group * step, size, n_out, found, t, to, first_float, 0)
+    _put_normed(inputs, x, norm, start, group * step, size, n_out, found, t, to, first_float, 0, weights)
 
 
 @lane
@@ -183,7 +227,7 @@ def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
     These become rows of products' input, as in `norm_rows`, each part in its own MAX_TOKENS rows of that.
     """
     t, number = cuda.blockIdx.x, cuda.blockIdx.y
-    parts = cuda.shared.array(_WARPS, np.float32)
+    parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
     if t >= inputs[N_TOKENS]:
         return
     weight, kind, at, size, eps = first
@@ -198,8 +242,9 @@ def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
     if number >= n_apart:
         _norm_in_place(x, norm, start, size, cuda.threadIdx.x, *found)
         return
+    _read_weights(norm, 0, size, cuda.threadIdx.x, weights)
     row, first_unit = number * MAX_TOKENS + t, number * MAX_TOKENS * (to.width // WARP)
-    _put_normed(inputs, x, norm, start, 0, size, to.width, found, t, to, row * to.width, first_unit)
+    _put_normed(inputs, x, norm, start, 0, size, to.width, found, t, to, row * to.width, first_unit, weights)
 
 
 @kernel("jffiiirr")

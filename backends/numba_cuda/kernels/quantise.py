@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sums, lane, mul, nearest, record, together, warp_max
+from augury.backends.numba_cuda.kernels.dialect import (
+    cuda,
+    div,
+    half_warp_sums,
+    lane,
+    mul,
+    nearest,
+    record,
+    together,
+    warp_max,
+)
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
 
 TargetArgs = record("TargetArgs", f="floats factors sums", b="quantised", j="halves", i="width as_floats as_bytes")
 """Where rows go that products read, `width` values each: as floats, as units of bytes with factors and sums, or both."""
+SEVERAL = 8  # units that a warp makes at once
 _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the inverse of their factor would overflow
 
 
@@ -39,18 +50,47 @@ def unit_of(inputs, t, unit, n_units):
     return unit * MAX_TOKENS + t if inputs[N_TOKENS] > FEW_TOKENS else t * n_units + unit
 
 
-@together
-def quantise(value, i, to, unit):
-    """Store the values that a warp's lanes i hold as one unit."""
-    byte, factor = _rounded(value, warp_max(abs(value)))
+@lane
+def _store_byte(byte, i, to, unit):
     word = i // 4
     to.quantised[32 * unit + 8 * (word % 4) + 4 * (word // 4) + i % 4] = byte
-    of_half, of_all = half_warp_sums(byte)
+
+
+@lane
+def _store_sums(of_half, of_all, factor, i, to, unit):
     if i % 16 == 0:
         to.halves[2 * unit + i // 16] = of_half
     if i == 0:
         to.factors[unit] = factor
         to.sums[unit] = mul(factor, np.float32(of_all))
+
+
+@together
+def quantise(value, i, to, unit):
+    """Store the values that a warp's lanes i hold as one unit."""
+    byte, factor = _rounded(value, warp_max(abs(value)))
+    _store_byte(byte, i, to, unit)
+    of_half, of_all = half_warp_sums(byte)
+    _store_sums(of_half, of_all, factor, i, to, unit)
+
+
+@together
+def quantise_several(values, i, to, unit, step, n):
+    """The same of up to SEVERAL values, as n units that lie `step` apart: a warp waits for all of them at once."""
+    factors = cuda.local.array(SEVERAL, np.float32)
+    halves = cuda.local.array(SEVERAL, np.int32)
+    sums = cuda.local.array(SEVERAL, np.int32)
+    for j in range(SEVERAL):
+        factors[j] = warp_max(abs(values[j]))
+    for j in range(SEVERAL):
+        sums[j], factors[j] = _rounded(values[j], factors[j])
+        if j < n:
+            _store_byte(sums[j], i, to, unit + j * step)
+    for j in range(SEVERAL):
+        halves[j], sums[j] = half_warp_sums(sums[j])
+    for j in range(SEVERAL):
+        if j < n:
+            _store_sums(halves[j], sums[j], factors[j], i, to, unit + j * step)
 
 
 @together
