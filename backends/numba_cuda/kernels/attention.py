@@ -30,6 +30,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     prefetch,
     quad_max,
     quotient,
+    read_early,
     record,
     remainder,
     together,
@@ -117,18 +118,17 @@ def _seen_blocks(inputs, how, t, position):
 @lane
 def _are_alike(inputs, t, other):
     """Whether two tokens find all positions in the same cells: those of their numbers, of the same slot."""
-    is_straight = inputs[BRANCHES + t] > inputs[POSITIONS + t] and inputs[BRANCHES + other] > inputs[POSITIONS + other]
-    return is_straight and inputs[SLOTS + t] == inputs[SLOTS + other]
+    is_straight = (inputs[BRANCHES + t] > inputs[POSITIONS + t]) & (inputs[BRANCHES + other] > inputs[POSITIONS + other])
+    return is_straight & (inputs[SLOTS + t] == inputs[SLOTS + other])
 
 
 @lane
-def _tile(inputs, how, t):
+def _tile(inputs, how, t, n_tokens, position):
     """The end of the tile that begins with token t, t if none does, and the lowest and highest position of its tokens."""
-    low = high = inputs[POSITIONS + t]
-    end = t
+    low, high, end = position, position, t
     if t & (how.n_of_tile - 1) == 0 or not _are_alike(inputs, t - 1, t):
         end = np.int32(t + 1)
-        while end & (how.n_of_tile - 1) and end < inputs[N_TOKENS] and _are_alike(inputs, t, end):
+        while end & (how.n_of_tile - 1) and end < n_tokens and _are_alike(inputs, t, end):
             low, high = min(low, inputs[POSITIONS + end]), max(high, inputs[POSITIONS + end])
             end = np.int32(end + 1)
     return end, low, high
@@ -256,10 +256,10 @@ def _attend(type_k, type_v, *, is_pooled=False):
             to: With a width of 0 nothing is merged.
         """
         split, t = cuda.blockIdx.x, np.int32(how.first_token + cuda.blockIdx.z)
-        if t >= inputs[N_TOKENS]:
-            return
-        end, low, high = _tile(inputs, how, t)
-        if end == t:
+        n_tokens, place_of_t = read_early(inputs, N_TOKENS), read_early(inputs, POSITIONS + t)
+        slot, branch = read_early(inputs, SLOTS + t), read_early(inputs, BRANCHES + t)
+        end, low, high = _tile(inputs, how, t, n_tokens, place_of_t)
+        if t >= n_tokens or end == t:
             return
         (low_first, low_last), (high_first, high_last) = seen(inputs, how, t, low), seen(inputs, how, t, high)
         start, ranges = np.int32(split * SPLIT), (low_first, high_first, low_last, high_last)
@@ -300,9 +300,9 @@ def _attend(type_k, type_v, *, is_pooled=False):
         is_seen = low_first <= position <= high_last
         if is_seen and is_chosen(choice, t * choice.stride + group * choice.group_stride, position):
             cell = place(position, how.pool)
-            if end == t + 1:
+            if end == t + 1 and cell >= branch:
                 cell = cell_of(inputs, t, cell)
-            cell = np.int32((inputs[SLOTS + t] * how.n_kv_heads + group) * how.length + cell)
+            cell = np.int32((slot * how.n_kv_heads + group) * how.length + cell)
             if is_prefetched:
                 _prefetch(values, cell, value_dim)
         cells[thread] = cell

@@ -40,6 +40,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     prefetch,
     prmt,
     quotient,
+    read_early,
     remainder,
     remainder64,
     root,

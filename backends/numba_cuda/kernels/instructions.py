@@ -154,6 +154,11 @@ if SIMULATED:
     def prefetch(pointer, i):
         """Let the 128 bytes that word i is among come to the nearer memory (L2), where they are soon read from."""
 
+    @njit
+    def read_early(numbers, i):
+        """A number, which is read where this is written, not where it is first needed: several are waited for at once."""
+        return numbers[i]
+
     def wait_for_launch_before():
         """Wait for the end of the launch before this one, which it may overlap with; a kernel without this begins so.
 
@@ -210,6 +215,13 @@ else:
 
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+
+    def _read_early(builder, values):
+        pointer, index = values
+        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
+        return builder.asm(ir.FunctionType(_I32, [_I64]), "ld.global.s32 $0, [$1];", "=r,l", [where], True)
+
+    read_early = _emitted(int32, _read_early, types.CPointer(int32), types.int64)
 
     def _wait(builder, values):
         builder.asm(ir.FunctionType(ir.VoidType(), []), WAITED, "~{memory}", [], True)

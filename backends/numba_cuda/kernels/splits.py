@@ -93,7 +93,7 @@ def _mix(parts, start, splits, dim, first, most, held, mixed):
         for j in range(_AT_ONCE):
             at = _place(start, min(split + j, n_all - 1), splits, dim + 2)
             for i in range(_AT_ONCE):
-                held[_AT_ONCE * j + i] = parts[at + min(first + WARP * i, dim - 1)]
+                held[_AT_ONCE * j + i] = parts[at + first + WARP * i] if first + WARP * i < dim else np.float32(0)
             held[_AT_ONCE * _AT_ONCE + j] = parts[at + dim]
         for j in range(_AT_ONCE):
             share = exp(held[_AT_ONCE * _AT_ONCE + j] - np.float32(most)) if split + j < n_all else np.float32(0)
