@@ -34,7 +34,7 @@ MOST_REGISTERS = {
     "choose": 80,
     "mix_streams": 96,
     "convolve": 96,  # of this and the next a multiprocessor has one block or two
-    "norm_": 120,
+    "norm_": 192,
 }
 OTHERS_REGISTERS = 64
 MOST_SHARED = {

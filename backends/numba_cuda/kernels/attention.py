@@ -144,7 +144,7 @@ def _see_alike(begin, end, ranges):
     """Whether all tokens see the same ones of the positions between."""
     low_first, high_first, low_last, high_last = ranges
     has_one_first = _clamped(low_first, begin, end) == _clamped(high_first, begin, end)
-    return has_one_first and _clamped(low_last + 1, begin, end) == _clamped(high_last + 1, begin, end)
+    return has_one_first and _clamped(low_last, begin - 1, end - 1) == _clamped(high_last, begin - 1, end - 1)
 
 
 @lane
@@ -155,18 +155,24 @@ def _cap(sums, n, cap):
 
 
 @lane
-def _score(sums, at, cells, column, position, seen, slope):
-    """Make scores of a row's sums that a lane has, of what is not seen -inf; returns the largest."""
+def _slope(sums, at, distance, slope):
+    """Take off a row's scores what they lose for the positions that lie between: `distance` of the first of them."""
+    for tile in range(TILES):
+        for i in range(2):
+            to = at + 4 * tile + i
+            sums[to] = fma(-np.float32(slope), np.float32(np.int32(distance - 8 * tile - i)), sums[to])
+
+
+@lane
+def _most(sums, at, cells, column, position, seen):
+    """The largest of a row's scores that a lane has, once those of what is not seen are -inf."""
     most, (first, last) = np.float32(_NONE), seen
     for tile in range(TILES):
         for i in range(2):
-            to, there = at + 4 * tile + i, position + 8 * tile + i
+            to, there = at + 4 * tile + i, np.int32(position + 8 * tile + i)
             is_seen = first <= there <= last
-            score = np.float32(_NONE)
-            if is_seen and cells[column + 8 * tile + i] >= 0:
-                score = fma(-np.float32(slope), np.float32(last - there), sums[to])
-            sums[to] = score
-            most = larger(most, score)
+            sums[to] = sums[to] if is_seen and cells[column + 8 * tile + i] >= 0 else np.float32(_NONE)
+            most = larger(most, sums[to])
     return most
 
 
@@ -203,8 +209,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
     def add_steps(cache, cells, step, end, dim, first, i, staged, held, mixed):
         """Add to the mix what a few steps of 16 positions give."""
         for j in range(value_steps):
-            if step + j < end:
-                read_values(cache, cells, 16 * (step + j) + 2 * (i % 4), (0, SPLIT), dim, first, held, N_HELD * j)
+            read_values(cache, cells, 16 * (step + j) + 2 * (i % 4), (0, 16 * end), dim, first, held, N_HELD * j)
         for j in range(value_steps):
             if step + j < end:
                 add_values(staged, step + j, i, held, N_HELD * j, mixed, (True, True))
@@ -280,7 +285,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         held = cuda.local.array(n_held, np.uint32)
         thread, parts, n_heads, value_dim, part = cuda.threadIdx.x, how.parts, how.n_heads, how.value_dim, how.value_dim + 2
         thread = np.uint32(thread)  # of an int numba asks whether it counts from an array's end
-        warp, i, n_splits = thread // WARP, thread % WARP, how.n_splits
+        warp, i, n_splits = np.uint32(thread // WARP), np.uint32(thread % WARP), how.n_splits
         n_of_group, group, n_blocks = how.n_of_group, cuda.blockIdx.y, (how.n_of_group + HEADS - 1) // HEADS
         if n_blocks > 1:
             group = quotient(group, n_blocks)
@@ -306,7 +311,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             if is_prefetched:
                 _prefetch(values, cell, value_dim)
         cells[thread] = cell
-        column = OF_WARP * warp
+        column = np.uint32(OF_WARP * warp)
         has_seen = start + column <= high_last and start + column + OF_WARP > low_first
         clear(scores, n_scores)
         cuda.syncthreads()
@@ -331,8 +336,9 @@ def _attend(type_k, type_v, *, is_pooled=False):
         column += 2 * (i % 4)
         for half in range(2):
             row = i // 4 + 8 * half
-            seen_by_row = (firsts[row], lasts[row])
-            most = quad_max(_score(scores, 2 * half, cells, column, start + column, seen_by_row, slopes[row]))
+            if how.has_slopes:
+                _slope(scores, 2 * half, lasts[row] - start - column, slopes[row])
+            most = quad_max(_most(scores, 2 * half, cells, column, start + column, (firsts[row], lasts[row])))
             if i % 4 == 0:
                 most_of_warps[warp * HEADS + row] = most
         cuda.syncthreads()  # all have multiplied by what is staged, too
@@ -348,12 +354,13 @@ def _attend(type_k, type_v, *, is_pooled=False):
             parts[places[thread] + value_dim + 1] = total
         clear(mixed, _N_SUMS)
         while step < end_step:
-            if _see_alike(start + 16 * step, start + 16 * min(end_step, step + value_steps), ranges):
+            next_step = np.int32(min(end_step, step + value_steps))
+            if _see_alike(np.int32(start + 16 * step), np.int32(start + 16 * next_step), ranges):
                 add_steps(values, cells, step, end_step, value_dim, first, i, staged, held, mixed)
             else:
-                for each in range(step, min(end_step, step + value_steps)):
+                for each in range(step, next_step):
                     add_apart(values, cells, each, start, value_dim, first, i, n_of_token, firsts, lasts, staged, held, mixed)
-            step = np.int32(step + value_steps)
+            step = next_step
         cuda.syncthreads()  # all have multiplied by what is staged
         stage_mix(mixed, warp, i, staged)
         cuda.syncthreads()
