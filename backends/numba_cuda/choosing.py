@@ -11,7 +11,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda.device import Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, N_ROWS
 from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Logits:
 
     Attributes:
         inputs: Of the pass.
-        at: (MAX_TOKENS, n_vocab).
+        at: (MAX_ROWS, n_vocab).
         chunks: What is best of the chunks of each row: `n_bytes` of them.
     """
 
@@ -41,7 +41,7 @@ class Logits:
     chunks: Pointer
     n_vocab: int
 
-    n_bytes = 8 * MAX_TOKENS * THREADS
+    n_bytes = 8 * MAX_ROWS * THREADS
 
     def n_chunks(self, n: int) -> int:
         """Of the first n logits of a row."""
@@ -100,7 +100,7 @@ class RowReader:
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
         self._asked = RowRequest()
         self._asked_ids: dict[int, np.ndarray] = {}  # by slot, what the last pass with rows of it was asked for
-        n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab or 1)
+        n_top, n_sums = 2 * MAX_ROWS * MAX_K, 2 * MAX_ROWS * logits.n_chunks(logits.n_vocab or 1)
         self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
         self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch").at(0) for _ in range(2))
         self._staged_top, self._staged_sums = device.staging(n_top), device.staging(n_sums)

@@ -12,7 +12,7 @@ from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
 from augury.backends.numba_cuda.first_products import FirstProducts, columns_of, multiply_first
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.residual import Streams
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
 
-PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
+PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 
 
 @frozen
@@ -121,7 +121,7 @@ class Lowering:
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
             needed[HIDDEN] = 4 * MAX_TOKENS * max([self.plan.n_hidden, *(each.input.n_hidden for each in self.plan.nextn)])
-        needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_TOKENS}
+        needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS}
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
             needed["first products"] = 4 * MAX_TOKENS * max(widths)
@@ -186,7 +186,7 @@ class Lowering:
             n_named: How many they are, or 0.
         """
         given = {"best": self.buffers["best"], "names": names, "n_named": n_named, "n_vocab": self.plan.embedding.n_vocab}
-        first = Launch.of(follow, (1,), MAX_TOKENS, self.inputs, **given)
+        first = Launch.of(follow, (1,), MAX_ROWS, self.inputs, **given)
         return self._device.program([first, *self.steps(size, parts).steps])
 
     def steps(self, size: Size, parts: Parts) -> Tape:

@@ -12,7 +12,7 @@ from attrs import evolve
 from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
 from augury.backends.numba_cuda.sequences import SequenceUpdates
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.narrow_output import NarrowOutput
 
 _MOST_PROGRAMS = 48  # graphs take memory of the device
-_CHAIN_ROWS = MAX_TOKENS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
+_CHAIN_ROWS = MAX_ROWS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
 
 
 class CudaModel(Model):
@@ -41,7 +41,7 @@ class CudaModel(Model):
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
         self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
         self._lowering, self._device = lowering, device
-        self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
+        self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_ROWS)
         self._n_rows = device.staging(1)  # of a chain
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
@@ -86,9 +86,18 @@ class CudaModel(Model):
         passed = self._forward(batch, n_passes, narrow)
         return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
+    def _most_of(self, batch: Batch) -> int:
+        """How many tokens of a batch share a pass: fewer of a tree, and where more have logits than a pass gives."""
+        are_few = batch.parents is not None or len(batch.rows) > MAX_ROWS
+        return min(self._n_most, MAX_ROWS) if are_few else self._n_most
+
     def _narrowed(self, batch: Batch) -> NarrowOutput | None:
         """What computes the logits of a batch's vocabulary alone, where one pass computes them."""
-        if batch.vocabulary is None or self._tokens is not None or not 0 < len(batch.rows) <= len(batch.tokens) <= self._n_most:
+        if (
+            batch.vocabulary is None
+            or self._tokens is not None
+            or not 0 < len(batch.rows) <= len(batch.tokens) <= self._most_of(batch)
+        ):
             return None
         self._require_open()
         return self._lowering.narrowed(batch.layers, batch.vocabulary)
@@ -100,8 +109,9 @@ class CudaModel(Model):
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        if self._plan.block is not None and batch.hidden is None and len(batch.tokens) > self._n_most:
-            return self._whole_blocks(batch)
+        n_most = self._most_of(batch)
+        if self._plan.block is not None and batch.hidden is None and len(batch.tokens) > n_most:
+            return self._whole_blocks(batch, n_most)
         self._device.wait()  # until the staging arrays are free
         self._move(batch)
         if self._sequences is not None:
@@ -110,13 +120,13 @@ class CudaModel(Model):
         is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.nextn_of(batch.layers) is None
         layers, is_narrow = batch.layers or (0, self.info.n_layers), narrow is not None
         parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow)
-        if n <= self._n_most:
+        if n <= n_most:
             return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, narrow=narrow)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self._n_logits), np.float32)
         before_s = 0.0
-        for start in range(0, n, self._n_most):
-            span = slice(start, min(start + self._n_most, n))
+        for start in range(0, n, n_most):
+            span = slice(start, min(start + n_most, n))
             first, end = np.searchsorted(batch.rows, (span.start, span.stop))
             if start:
                 before_s += self._device.wait() or 0.0
@@ -128,11 +138,11 @@ class CudaModel(Model):
                 values[span] = passed.features(name)
         return GatheredPass(self._chooser, logits, features)
 
-    def _whole_blocks(self, batch: Batch) -> Pass:
+    def _whole_blocks(self, batch: Batch, n_most: int) -> Pass:
         """Compute more drafted tokens than a pass has, all of a slot's in one."""
         features = {name: np.empty((len(batch.tokens), self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((len(batch.rows), self._n_logits), np.float32)
-        for places in whole_blocks(batch.slots, self._n_most):
+        for places in whole_blocks(batch.slots, n_most):
             rows = np.flatnonzero(np.isin(batch.rows, places))
             columns = {name: getattr(batch, name)[places] for name in ("tokens", "slots", "positions")}
             passed = self._forward(evolve(batch, **columns, rows=np.searchsorted(places, batch.rows[rows]).astype(np.int32)))
@@ -193,7 +203,7 @@ class CudaModel(Model):
         self._n_rows[0] = n_rows = n_passes * n_rows
         device.send(self._n_rows, self._lowering.inputs.at(4 * inputs.N_ROWS))
         device.launch(logits.best_of_chunks(n_rows, logits.n_vocab))
-        device.launch(logits.best(n_rows, logits.n_vocab, 1, best, best.at(4 * MAX_TOKENS)))
+        device.launch(logits.best(n_rows, logits.n_vocab, 1, best, best.at(4 * MAX_ROWS)))
         device.fetch(best, self._fetched)
 
     def _hand_on(self, name: str, runs: Sequence[tuple[int, int]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, PendingRows, RowReader, RowRequest, RowResult
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS
 from augury.errors import UnsupportedError
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
@@ -82,7 +82,7 @@ class DevicePass(Pass):
             ids, values = found.ids[:, 0], found.values[:, 0]
         else:
             self.wait()
-            ids, values = self._fetched[: self._n_rows], self._fetched[MAX_TOKENS:].view(np.float32)[: self._n_rows]
+            ids, values = self._fetched[: self._n_rows], self._fetched[MAX_ROWS:].view(np.float32)[: self._n_rows]
         return np.where(np.isfinite(values), ids, np.int32(-1))
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +97,7 @@ class DevicePass(Pass):
         if not len(ids):
             return np.empty(0, np.float32)
         if len(ids) == 1 and ids[0] == self._fetched[row]:
-            best: np.ndarray = self._fetched[MAX_TOKENS + row :][:1].view(np.float32)
+            best: np.ndarray = self._fetched[MAX_ROWS + row :][:1].view(np.float32)
             return best
         if self._found is not None and len(ids) == 1:  # a token that was chosen from the best ones
             known = np.flatnonzero(self._found.ids[row] == ids[0])

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
-from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2
-_MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
+_MOST_SPLITS = 8192  # of all tokens of a pass: so 256 may share one in a context of 8192 positions, of more positions fewer
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums", "halves")
 
@@ -57,6 +57,11 @@ class Size:
     n_tokens: int
     n_splits: int
 
+    @property
+    def n_rows(self) -> int:
+        """The most tokens that have logits."""
+        return min(self.n_tokens, MAX_ROWS)
+
 
 def splits_of(n_positions: int) -> int:
     """The splits of programs for so many positions."""
@@ -68,7 +73,7 @@ def splits_of(n_positions: int) -> int:
 
 def tokens_of(n_splits: int) -> int:
     """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
-    return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
+    return max(8, min(MAX_TOKENS, _MOST_SPLITS // n_splits))
 
 
 def warps_of(n: int) -> int:
@@ -338,7 +343,7 @@ class Tape:
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""
         n_rows = tile_of(matrix, self.size.n_tokens, is_output=is_output)
-        return Tiles(self.inputs, -(-self.size.n_tokens // n_rows), n_rows)
+        return Tiles(self.inputs, -(-(self.size.n_rows if is_output else self.size.n_tokens) // n_rows), n_rows)
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes, of x once all was added to it."""

@@ -210,7 +210,7 @@ def _where_they_differ(model, tokens):
 
 
 def invariance():
-    """A token alone, and among 1 to 64 at each place, beside another slot, at any cut, with graphs and without."""
+    """A token alone, and among 1 to 64 at each place or 255, beside another slot, at any cut, with graphs and without."""
     return {f"rows compared of {shape.name}": _n_compared(shape) for shape in (TINY, TINY_MIXTURE)}
 
 
@@ -229,6 +229,12 @@ def _n_compared(shape):
                 found = model.forward(Batch.chain(tokens[start : start + n], start=start)).rows()
                 assert np.array_equal(found, whole[start : start + n]), f"{n} tokens from {start} on"
                 n_compared += n
+        for n in (65, 100, 256):  # of a prompt, of which a pass gives few logits
+            found = model.forward(
+                Batch.chain(tokens[600 - n : 600], start=600 - n, rows=np.arange(n - 60, n, dtype=np.int32))
+            ).rows()
+            assert np.array_equal(found, whole[540:600]), f"{n} tokens up to 600"
+            n_compared += 60
         few = np.array([*range(TINY.n_vocab // 4), TINY.n_vocab // 2, TINY.n_vocab - 5], np.int32)
         for n in (1, 3, 20):
             found = model.forward(Batch.chain(tokens[600 : 600 + n], start=600, vocabulary=few)).rows()[:, few]

@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.experts import SOFTMAX, RouteArgs, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
-from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, STORE
 from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, norm_rows
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
@@ -172,6 +172,6 @@ class PassedLogits:
         tokens = np.arange(self.n_rows, dtype=np.int32) if tokens is None else tokens
         slots = np.zeros(len(tokens), np.int32) if slots is None else slots
         device.launch(logits.best_of_chunks(len(tokens), logits.n_vocab))
-        told = device.staging(2 * MAX_TOKENS)  # by another program
-        told[: len(self.best)], told[MAX_TOKENS:][: len(self.best)] = self.best, self.best_logits
+        told = device.staging(2 * MAX_ROWS)  # by another program
+        told[: len(self.best)], told[MAX_ROWS:][: len(self.best)] = self.best, self.best_logits
         return DevicePass(self.chooser, told, slots, {}, n, self.chooser.begin_pass(slots, tokens, slots))

@@ -6,7 +6,8 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane, quotient
 
-MAX_TOKENS = 64  # of a pass
+MAX_TOKENS = 256  # of a pass
+MAX_ROWS = 64  # of logits of a pass, and tokens of one that has a tree
 FEW_TOKENS = 16 if SIMULATED else 4  # of a pass whose products are byte dot products; of more tensor cores compute them
 N_TOKENS, N_ROWS, N_RUNS = 0, 1, 2
 TOKENS = 4  # (n,)
@@ -17,7 +18,7 @@ CELLS = POSITIONS + MAX_TOKENS  # where a token's keys and values are stored
 BRANCHES = CELLS + MAX_TOKENS
 PATHS = BRANCHES + MAX_TOKENS  # where in this array the cells are of the positions from there on
 ROWS = PATHS + MAX_TOKENS  # (r,) the tokens that have logits
-ORDER = ROWS + MAX_TOKENS  # (n,) the tokens by run, of models with a state per sequence
+ORDER = ROWS + MAX_ROWS  # (n,) the tokens by run, of models with a state per sequence
 STATES = ORDER + MAX_TOKENS  # -1: it is certain; 0: drafted, after the one before it; otherwise where its path is
 RUNS = STATES + MAX_TOKENS  # a slot's tokens each, see `RUN_FIELDS`
 RUN_FIELDS = 8
@@ -28,7 +29,7 @@ or what was saved; after how many tokens it is saved, or -1; where the path of w
 A path is, in this array, its length, then drafted tokens from a sequence's state on: of the pass, or -1 - a place aside.
 """
 TABLE = RUNS + MAX_TOKENS * RUN_FIELDS
-SIZE = TABLE + MAX_TOKENS * MAX_TOKENS
+SIZE = TABLE + MAX_ROWS * MAX_ROWS
 
 
 @lane

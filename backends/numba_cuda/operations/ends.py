@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
 from augury.backends.numba_cuda.operations.layout import INPUTS
@@ -62,7 +62,7 @@ class GiveLogitsEmitter(OperationEmitter):
 
     def buffers(self) -> Mapping[str, int]:
         linear = self.operation.linear
-        made = {"logits": 4 * MAX_TOKENS * linear.n_out, "best of chunks": Logits.n_bytes}
+        made = {"logits": 4 * MAX_ROWS * linear.n_out, "best of chunks": Logits.n_bytes}
         return {**made, **Tape.operand_buffers("normed", linear.n_in)}
 
     def emit(self, tape: Tape) -> None:
@@ -78,11 +78,11 @@ class GiveLogitsEmitter(OperationEmitter):
             tape.put(layout.rows(operation.x, tape), linear.n_in, normed, operation.norm, is_output=True)
         tape.multiply_matrices(normed, matrices, rows, is_output=True)
         if operation.softcap is not None:
-            grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
+            grid = (-(-n_vocab // THREADS), tape.size.n_rows)
             tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=operation.softcap)
         logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
-        n, best = tape.size.n_tokens, tape.buffers["best"]
-        tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_TOKENS))]
+        n, best = tape.size.n_rows, tape.buffers["best"]
+        tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_ROWS))]
 
 
 OPERATIONS: Emitters = {

@@ -120,7 +120,31 @@ def test_activations_after_products_have_the_bits_of_those_by_themselves(name, m
 
 
 def test_of_a_long_context_fewer_tokens_share_a_pass():
-    assert [tokens_of(size_of(1, n_ctx - 1).n_splits) for n_ctx in (64, 32768, 32769, 131072, 1 << 22)] == [64, 64, 16, 16, 8]
+    lengths = {64: 256, 8192: 256, 8193: 64, 32768: 64, 32769: 16, 131072: 16, 1 << 22: 8}
+    assert {n_ctx: tokens_of(size_of(1, n_ctx - 1).n_splits) for n_ctx in lengths} == lengths
+
+
+def test_more_tokens_of_a_prompt_share_a_pass_than_may_have_logits(tiny, monkeypatch):
+    model, spans = loaded(ModelFile.open(tiny), "numba-cuda", n_ctx=512), []
+
+    def passed(batch, tree, span, *rest):
+        spans.append((span.start, span.stop))
+        return ArrayPass(np.zeros((sum(span.start <= row < span.stop for row in batch.rows), N_VOCAB), np.float32))
+
+    monkeypatch.setattr(model, "_pass", passed)
+    tokens = np.arange(300) % N_VOCAB
+    model.forward(run_of(tokens, rows=[*range(236, 300)]))
+    model.forward(run_of(tokens, rows=[*range(235, 300)]))
+    assert spans == [(0, 256), (256, 300), *((start, min(300, start + 64)) for start in range(0, 300, 64))]
+
+
+def test_a_pass_of_more_tokens_than_may_have_logits_gives_the_bits_of_several(tiny):
+    tokens, found = np.arange(70) % N_VOCAB, []
+    for n_most in (256, 64):
+        model = loaded(ModelFile.open(tiny), "numba-cuda", n_ctx=80)
+        model._n_most = n_most
+        found.append(model.forward(run_of(tokens, rows=[0, 65, 69])).rows())
+    assert np.array_equal(*found)
 
 
 def test_a_prompt_of_several_passes_takes_what_all_of_them_take(tiny, monkeypatch):
