@@ -51,6 +51,7 @@ PATTERNS = {
     "dot_products": r"\bIDP\.4A",
     "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
     "products_of_halves": r"\bHMMA\.16816\.F32",
+    "brought_near": r"\bUBLKPF\.L2\b",
     "waits": r"\bACQBULK\b",  # for the end of the launch before, which this one may overlap with
     "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
 }
@@ -79,17 +80,24 @@ def problems(name, found):
         yield from _problems_of_attention(name, found)
     if re.match(LAST_BLOCKS, name) and not found["arrivals"]:
         yield f"{name} has no fence, addition to a counter and fence in turn, by which its last block goes on"
+    if name.startswith("multiply"):
+        yield from _problems_of_products(name, found)
+
+
+def _problems_of_products(name, found):
+    if found["waits"] and not found["brought_near"]:
+        yield f"{name} has its weights brought nearer by no instruction, while the launch before goes on"
     if "_matrix_" in name:
         n_wanted = int(name.rpartition("_")[2]) // 8 * (2 if re.search(r"Q[236]_K", name) else 1)
         if found["matrix_products"] != n_wanted:
             yield f"{name} has {found['matrix_products']} matrix instructions of bytes, expected {n_wanted}"
-    elif name.startswith("multiply"):
-        n_types = max(1, name.count("Q"))
-        if found["wide_loads"] < WIDE_LOADS * n_types:
-            yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least for every type"
-        is_float = re.search(r"_B?F\d", name) is not None
-        if not is_float and found["dot_products"] < 8 * n_types:
-            yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token and type"
+        return
+    n_types = max(1, name.count("Q"))
+    if found["wide_loads"] < WIDE_LOADS * n_types:
+        yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least for every type"
+    is_float = re.search(r"_B?F\d", name) is not None
+    if not is_float and found["dot_products"] < 8 * n_types:
+        yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token and type"
 
 
 def _problems_of_launches(name, found):

@@ -52,7 +52,7 @@ _USELESS = {
 }
 _OLD, _NEW = (8, 0), (10, 0)  # from the first to below the second, NVVM makes the same PTX
 OVERLAPPING = (9, 0)  # the first capability whose kernels may begin while the one before them ends
-_BEGIN, _WAIT = "\n\tgriddepcontrol.launch_dependents;", "\n\tgriddepcontrol.wait;"
+_OVERLAP, _WAIT = "\n\tgriddepcontrol.launch_dependents;", "\n\tgriddepcontrol.wait;"
 
 
 @frozen
@@ -117,14 +117,14 @@ def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
 def _overlapping(ptx: str) -> str:
     """A kernel that lets the next one come to its multiprocessors at once, and waits there for the end of the one before it.
 
-    All that it does waits, but for the weights that it reads before `wait_for_launch_before`. So what overlaps is the time to
-    begin, to end, and to read these.
+    It does so first of all, unless it says itself where it does. So what overlaps is the time to begin and to end, and to bring
+    weights nearer: nothing that another launch writes is read or written earlier.
     """
-    from augury.backends.numba_cuda.kernels.instructions import WAITED
+    from augury.backends.numba_cuda.kernels.instructions import LATER
 
-    ptx = re.sub(r"(?<=\.target )sm_8\d", f"sm_{OVERLAPPING[0]}{OVERLAPPING[1]}", ptx)
-    begin = _BEGIN if WAITED in ptx else _BEGIN + _WAIT
-    return re.sub(r"(?<=\n)(\.visible )?(\.entry [^{]*\{)", rf"\g<0>{begin}", ptx.replace(WAITED, _WAIT), count=1)
+    ptx = re.sub(r"(?<=\.target )sm_8\d", f"sm_{OVERLAPPING[0]}{OVERLAPPING[1]}", ptx).replace(LATER, "")
+    first = _OVERLAP if _WAIT.strip() in ptx else _OVERLAP + _WAIT
+    return re.sub(r"(?<=\n)(\.visible )?(\.entry [^{]*\{)", rf"\g<0>{first}", ptx, count=1)
 
 
 def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:

@@ -19,6 +19,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     add,
     arrive,
     bits_of,
+    bring_near,
     cuda,
     div,
     dp4a,
@@ -46,7 +47,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     root,
     stream16,
     tanh,
-    wait_for_launch_before,
+    wait_for_launch,
 )
 
 WARP = 32

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import GateArgs
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, slice_sums
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, slice_sums, wait_for_launch
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
 from augury.backends.numba_cuda.kernels.gate import put_gated
-from augury.backends.numba_cuda.kernels.matmul import kind_of_rows_of, list_rows, product_of, tile_of_block
+from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, kind_of_rows_of, list_rows, product_of, tile_of_block
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
-from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, bring_near_of, sums_of_cut_of
 
 GATED_WARPS = UNIT // TILE_ROWS  # of a block, which multiplies 32 rows of gate, then those of up
 
@@ -24,7 +24,11 @@ def _tile_of(warp, half, unit, size):
 
 def _multiply(fmt, n_tokens):
     sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens, 1), 2 * UNIT * n_tokens
-    kind_of_rows, name = kind_of_rows_of(n_tokens), f"multiply_{fmt.name}_gated_{n_tokens}"
+    bring_tiles_near, kind_of_rows, name = (
+        bring_near_of(fmt),
+        kind_of_rows_of(n_tokens),
+        f"multiply_{fmt.name}_gated_{n_tokens}",
+    )
 
     @kernel("j", MatrixArgs, SourceArgs, "iiii", GateArgs, TargetArgs, name=name)
     def multiply(inputs, w, x, column, which, n_most, per_token, how, to):
@@ -39,11 +43,15 @@ def _multiply(fmt, n_tokens):
             how: See `GateArgs`.
             to: See `TargetArgs`.
         """
+        i, warp, unit = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
+        size = w.n_rows // (1 + how.has_up)
+        if which == OF_TOKENS and cuda.blockIdx.y == 0:
+            for half in range(1 + how.has_up):
+                bring_tiles_near(w, size // TILE_ROWS * half + GATED_WARPS * unit, GATED_WARPS)
+        wait_for_launch()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
         if t >= n_wanted:
             return
-        i, warp, unit = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
-        size = w.n_rows // (1 + how.has_up)
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, kind_of_rows)
         list_rows(rows, n_tokens, inputs, which, n_most, per_token, t, n_wanted)
         staged = cuda.shared.array(n_staged, np.float32)

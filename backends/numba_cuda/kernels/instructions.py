@@ -13,8 +13,8 @@ from llvmlite import ir
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
-WAITED = "// the launch before is waited for"  # in PTX, in place of an instruction that not all capabilities have
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+LATER = "//9.0 "  # a mark before instructions that GPUs have from 9.0 on, which `aot` takes off for these
 
 if SIMULATED:
     from numba import float32, float64, int32, int64, njit, types, uint32, uint64
@@ -150,6 +150,15 @@ if SIMULATED:
 
     stream16 = load16  # the same of what is read once
 
+    def bring_near(pointer, i, n_bytes):
+        """Have bytes, in sixteens, brought to the nearer memory that all multiprocessors share, where GPUs can."""
+
+    def wait_for_launch():
+        """Wait for the end of the launch before, where this one may begin earlier; a kernel without this waits first of all.
+
+        What a kernel does before is to read weights, which no launch writes.
+        """
+
     @njit
     def prefetch(pointer, i):
         """Let the 128 bytes that word i is among come to the nearer memory (L2), where they are soon read from."""
@@ -158,12 +167,6 @@ if SIMULATED:
     def read_early(numbers, i):
         """A number, which is read where this is written, not where it is first needed: several are waited for at once."""
         return numbers[i]
-
-    def wait_for_launch_before():
-        """Wait for the end of the launch before this one, which it may overlap with; a kernel without this begins so.
-
-        What a kernel does before is to read weights, which no launch writes.
-        """
 
     @njit
     def arrive(counters, i, n):
@@ -223,12 +226,6 @@ else:
 
     read_early = _emitted(int32, _read_early, types.CPointer(int32), types.int64)
 
-    def _wait(builder, values):
-        builder.asm(ir.FunctionType(ir.VoidType(), []), WAITED, "~{memory}", [], True)
-        return ir.Constant(_I32, 0)
-
-    wait_for_launch_before = _emitted(int32, _wait)
-
     def _prefetch(builder, values):
         pointer, index = values
         where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
@@ -236,6 +233,20 @@ else:
         return ir.Constant(_I32, 0)
 
     prefetch = _emitted(int32, _prefetch, types.CPointer(uint32), types.int64)
+
+    def _bring_near(builder, values):
+        pointer, index, n_bytes = values
+        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
+        kind, assembly = ir.FunctionType(ir.VoidType(), [_I64, _I32]), f"{LATER}cp.async.bulk.prefetch.L2.global [$0], $1;"
+        builder.asm(kind, assembly, "l,r", [where, n_bytes], True)
+        return ir.Constant(_I32, 0)
+
+    def _wait_for_launch(builder, _):
+        builder.asm(ir.FunctionType(ir.VoidType(), []), f"{LATER}griddepcontrol.wait;", "~{memory}", [], True)
+        return ir.Constant(_I32, 0)
+
+    bring_near = _emitted(int32, _bring_near, types.CPointer(uint32), types.int64, uint32)
+    wait_for_launch = _emitted(int32, _wait_for_launch)
 
     def _arrive(builder, values):
         counters, i, n = values

@@ -16,11 +16,12 @@ from augury.backends.numba_cuda.kernels.dialect import (
     remainder,
     slice_sums,
     together,
+    wait_for_launch,
 )
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine, token_at
-from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, bring_near_of, sums_of_cut_of
 
 MOST_ROUTED = 4  # tokens of a tile whose rows are wherever routes say: of more, places would take too many registers
 MOST_CUTS = 8
@@ -115,6 +116,7 @@ def multiply_tile_of(fmt, n_tokens):
 
 def _multiply(fmt, n_tokens):
     multiply_tile, n_staged, kind_of_rows = multiply_tile_of(fmt, n_tokens), MOST_STAGED * n_tokens, kind_of_rows_of(n_tokens)
+    bring_tiles_near = bring_near_of(fmt)
 
     @kernel("j", MatrixArgs, SourceArgs, "fiiii", CombineArgs, "w", name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(inputs, w, x, y, stride, column, mode, which, combined, counters):
@@ -131,6 +133,10 @@ def _multiply(fmt, n_tokens):
             combined: How rows of tokens are added up, and where they are with routes.
             counters: One for each block along the rows.
         """
+        if which == OF_TOKENS and cuda.blockIdx.y == 0:
+            n_tiles = quotient(cuda.blockDim.x // WARP, w.n_cuts)
+            bring_tiles_near(w, cuda.blockIdx.x * n_tiles, n_tiles)
+        wait_for_launch()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
         if t >= n_wanted:  # most of a prompt has no logits
             return

@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     record,
     root,
     together,
-    wait_for_launch_before,
+    wait_for_launch,
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS, ROWS
@@ -200,7 +200,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
     t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
     parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
     _read_weights(norm, group * step, size, thread, weights)
-    wait_for_launch_before()
+    wait_for_launch()
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
     start = (inputs[ROWS + t] if is_output else t) * stride + group * size

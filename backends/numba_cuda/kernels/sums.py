@@ -16,6 +16,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
+    bring_near,
     cuda,
     dp4a,
     float_of,
@@ -62,6 +63,28 @@ def add_unit_of(fmt, offset):
         return total
 
     return add_unit
+
+
+def bring_near_of(fmt):
+    """The function (W, first, n) that has n tiles of rows brought nearer, while the launch before still goes on.
+
+    A block's first thread asks for all of them at once, plane by plane; so it waits for memory once, not at each unit.
+    """
+    sizes = tuple(8 * n // per for n, per in fmt.planes)  # halves of eight units
+
+    @together
+    def bring_tiles_near(of, first, n):
+        n_units = min(n, quotient(of.n_rows + TILE_ROWS - 1, TILE_ROWS) - first) * of.n_steps * TILE
+        if cuda.threadIdx.x > 0 or n_units <= 0:
+            return
+        before = 0
+        for size in sizes:
+            at = (before * of.n + size * TILE * first * of.n_steps) // 16
+            aligned = at & ~3
+            bring_near(of.words, aligned, np.uint32((size * n_units // 4 + 4 * (at - aligned) + 15) & ~15))
+            before += size
+
+    return bring_tiles_near
 
 
 @lane

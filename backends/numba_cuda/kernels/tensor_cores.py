@@ -22,6 +22,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     mma16,
     mma32,
     together,
+    wait_for_launch,
 )
 from augury.backends.numba_cuda.kernels.formats import (
     FORMATS,
@@ -31,8 +32,8 @@ from augury.backends.numba_cuda.kernels.formats import (
     fragment_of,
     fragment_words_of,
 )
-from augury.backends.numba_cuda.kernels.matmul import put, tile_of_block, tokens_of_block
-from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, cut_of
+from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, put, tile_of_block, tokens_of_block
+from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, bring_near_of, cut_of
 
 MATRIX_ROWS, _COLUMNS = 16, 8  # rows of weights and tokens of an instruction
 MATRIX_TILES = (16, 32, 64)  # tokens that share one reading of the weights
@@ -98,7 +99,7 @@ def _unit_of(fmt, n_tokens):
 def _multiply(fmt, n_tokens):
     (read, add_products), n_sums = _unit_of(fmt, n_tokens), n_tokens // 2
     n_of_slice = n_sums * WARP
-    n_totals, tree = SLICES * n_of_slice, _tree_of(n_of_slice)
+    n_totals, tree, bring_tiles_near = SLICES * n_of_slice, _tree_of(n_of_slice), bring_near_of(fmt)
     find = tile_of_block if n_tokens == MATRIX_TILE else tokens_of_block  # which takes fewer registers
     name = f"multiply_{fmt.name}_matrix_{n_tokens}"
 
@@ -106,6 +107,9 @@ def _multiply(fmt, n_tokens):
     def multiply(inputs, w, x, y, stride, column, mode, which, n_apart):
         """See `matmul`; units for the same weights are those of `n_apart` rows of x."""
         n_rows, n_steps, n_cuts = w.n_rows, w.n_steps, w.n_cuts
+        if which == OF_TOKENS and cuda.blockIdx.y == 0:
+            bring_tiles_near(w, cuda.blockIdx.x * (MATRIX_ROWS // TILE_ROWS), MATRIX_ROWS // TILE_ROWS)
+        wait_for_launch()
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
         if first >= n_wanted:
             return

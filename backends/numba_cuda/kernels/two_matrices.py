@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums, wait_for_launch
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_STAGED, STORE, put_rows
-from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, bring_near_of, sums_of_cut_of
 
 MOST_REGISTERS = {4: 112}  # by tokens: so that 16 warps have room, where the compiler takes 128 for 8.0 if left to itself
 
 
 def _multiply_two(fmt, other, n_tokens):
     sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
-    n_staged = MOST_STAGED * n_tokens
+    bring_one_near, bring_other_near, n_staged = bring_near_of(fmt), bring_near_of(other), MOST_STAGED * n_tokens
     name, most_registers = f"multiply_{fmt.name}_{other.name}_{n_tokens}", MOST_REGISTERS.get(n_tokens)
 
     @kernel("j", SourceArgs, "ii", *2 * (MatrixArgs, "f"), name=name, most_registers=most_registers)
@@ -26,13 +26,20 @@ def _multiply_two(fmt, other, n_tokens):
         `other_y`, are as far apart.
         """
         t, block, is_other = cuda.blockIdx.y * n_tokens, cuda.blockIdx.x, cuda.blockIdx.x >= n_blocks
-        if t >= inputs[N_TOKENS]:
-            return
         words, bias, n_rows, n_units, n_steps, n, n_cuts, has_bias, scale = w
         if is_other:
             words, bias, n_rows, _, _, n, n_cuts, has_bias, scale = other_w  # whose rows are as long
             block, y = block - n_blocks, other_y
         own = MatrixArgs(words, bias, n_rows, n_units, n_steps, n, n_cuts, has_bias, scale)
+        if cuda.blockIdx.y == 0:
+            n_tiles = quotient(cuda.blockDim.x // WARP, n_cuts)
+            if is_other:
+                bring_other_near(own, block * n_tiles, n_tiles)
+            else:
+                bring_one_near(own, block * n_tiles, n_tiles)
+        wait_for_launch()
+        if t >= inputs[N_TOKENS]:
+            return
         i = cuda.threadIdx.x % WARP
         warp = block * (cuda.blockDim.x // WARP) + cuda.threadIdx.x // WARP
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
