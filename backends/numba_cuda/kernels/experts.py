@@ -150,36 +150,48 @@ def _take_best(scores, start, n, i):
 
 
 @lane
-def _place(routes, n_most, n, tile, row):
-    """Where a row comes to stand among n, and how many rows a tile has that begins with it."""
-    expert, place, index, count = routes[EXPERTS * n_most + row], 0, 0, 0
-    for other in range(n):
-        found = routes[EXPERTS * n_most + other]
-        is_before = found == expert and other < row
-        place += 1 if found < expert or is_before else 0
-        index += 1 if is_before else 0
-        count += 1 if found == expert else 0
-    routes[PLACES * n_most + row] = place
-    routes[SOURCES * n_most + place] = row
-    before = (place - index) & 1 if tile > TILES[-1] else 0  # tensor cores take tiles from even places on
-    at = remainder(before + index, tile)
-    routes[STARTS * n_most + place] = min(tile - at, count - index) if index == 0 or at == 0 else 0
+def _four(routes, section, row, n):
+    """Four neighbours of a section of n rows, which are read at once; -1 beyond them."""
+    a, b, c, d = routes[section + row], routes[section + row + 1], routes[section + row + 2], routes[section + row + 3]
+    nothing = np.int32(-1)
+    return a, b if row + 1 < n else nothing, c if row + 2 < n else nothing, d if row + 3 < n else nothing
 
 
 @lane
-def _list_tile(routes, n_most, n, place):
-    """Write down the tile that begins at a place of n, if one does: after how many there are, an expert, and its places."""
-    size, before, total = routes[STARTS * n_most + place], 0, 0
-    if size == 0:
-        return
-    for other in range(n):
-        is_start = 1 if routes[STARTS * n_most + other] > 0 else 0
-        total += is_start
-        before += is_start if other < place else 0
-    routes[1 + 3 * before] = routes[EXPERTS * n_most + routes[SOURCES * n_most + place]]
-    routes[2 + 3 * before] = place
-    routes[3 + 3 * before] = place + size
-    if before == total - 1:
+def _place(routes, n_most, n, tile, expert):
+    """Where the rows of an expert come to stand among n, and which tile begins at a place, see `routes`."""
+    first, count, index = 0, 0, 0
+    for row in range(0, n, 4):
+        for found in _four(routes, EXPERTS * n_most, row, n):
+            first += 1 if 0 <= found < expert else 0
+            count += 1 if found == expert else 0
+    before = first & 1 if tile > TILES[-1] else 0  # tensor cores take tiles from even places on
+    for row in range(0, n if count else 0, 4):
+        four = _four(routes, EXPERTS * n_most, row, n)
+        for j in range(4):
+            if four[j] == expert:
+                place, at = first + index, remainder(before + index, tile)
+                routes[PLACES * n_most + row + j] = place
+                routes[SOURCES * n_most + place] = row + j
+                begins = index == 0 or at == 0
+                routes[STARTS * n_most + place] = WARP * expert + min(tile - at, count - index) if begins else 0
+                index += 1
+
+
+@lane
+def _list_tiles(routes, n_most, n, expert):
+    """Write down the tiles of an expert among all of n rows: after how many there are, the expert, and its places."""
+    total = 0
+    for place in range(0, n, 4):
+        four = _four(routes, STARTS * n_most, place, n)
+        for j in range(4):
+            if four[j] > 0:
+                if four[j] // WARP == expert:
+                    routes[1 + 3 * total] = expert
+                    routes[2 + 3 * total] = place + j
+                    routes[3 + 3 * total] = place + j + four[j] % WARP
+                total += 1
+    if expert == 0:
         routes[0] = total
 
 
@@ -219,13 +231,12 @@ def _route(inputs, how):
             _weigh(weights, at, k, gating, how.is_normalised, factor)
             weights[at + k] = sigmoid(logits[start + n_experts]) if how.has_share else np.float32(1)
     cuda.syncthreads()
-    if thread == 0:
-        routes[0] = 0
-    for row in range(thread, n * n_all, n_threads):
-        _place(routes, n_most, n * n_all, how.tile, row)
+    n_kinds = quotient(n_experts, how.n_alike) + how.is_joined
+    for expert in range(thread, n_kinds, n_threads):
+        _place(routes, n_most, n * n_all, how.tile, expert)
     cuda.syncthreads()
-    for place in range(thread, n * n_all, n_threads):
-        _list_tile(routes, n_most, n * n_all, place)
+    for expert in range(thread, n_kinds, n_threads):
+        _list_tiles(routes, n_most, n * n_all, expert)
 
 
 route, _route_together = kernel("j", RouteArgs, name="route")(_route), together(_route)

@@ -5,8 +5,8 @@ those of one expert stand beside each other, in *places*; a few of them at a tim
 products are does not depend on the others, and a token's sum is taken in the order of its experts' ranks.
 
 Routes are one array of int32, in sections of as many numbers as a pass has rows at most: four with the tiles, how many and
-what `matmul` says of each; the experts of rows, the places of rows, the rows of places, and how many rows a tile has that
-begins at a place.
+what `matmul` says of each; the experts of rows, the places of rows, the rows of places, and which tile begins at a place:
+32 times its expert, and how many rows it has.
 """
 
 from __future__ import annotations
