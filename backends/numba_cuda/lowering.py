@@ -68,11 +68,13 @@ class Lowering:
         buffers: Memory by name, once it has a place.
         inputs: Where a pass's inputs are copied to.
         hidden: Where the hidden states are that it is given.
+        chooses: Whether rows are logits of tokens. Those of a head's encoder are hidden states, and no value of them is best.
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
+        self.chooses = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab
         self._streams, n_layers = Streams(plan), len(plan.layers)
         self._layers: list[list[BlockEmitter]] = []
         for layer in plan.every_layer:
@@ -193,7 +195,7 @@ class Lowering:
         """What such a program does."""
         ends = self._nextn.get(parts.layers, self._ends)
         tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
-        tape.narrow = self._narrow if parts.is_narrow else {}
+        tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
         self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
         if self._injections and parts.takes_hidden:
             tape.norm_first([injection.norm for injection in self.plan.injections[:1]])

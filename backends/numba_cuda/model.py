@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.tape import Size, tokens_of
 from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
-from augury.passes import NamedPass, Pass
+from augury.passes import ArrayPass, NamedPass, Pass
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class CudaModel(Model):
         is_chained = self._sequences is None and self._plan.block is None
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
+        self._staged: dict[str, np.ndarray] = {}  # arrays for features, and for the hidden states that passes are given
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
@@ -162,17 +163,21 @@ class CudaModel(Model):
         *,
         n_passes: int = 1,
         narrow: NarrowOutput | None = None,
-    ) -> DevicePass:
+    ) -> Pass:
         """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""
         positions = batch.positions[span]
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
         n = len(positions)
         self._write_inputs(batch, tree, span, rows)
         if batch.hidden is not None:
-            self._device.write(self._lowering.hidden, np.ascontiguousarray(batch.hidden[span]))
+            staged = self._staging("hidden", batch.hidden.shape[1])[: n * batch.hidden.shape[1]]
+            staged.view(np.float32).reshape(n, -1)[:] = batch.hidden[span]
+            self._device.send(staged, self._lowering.hidden)
         self._device.mark()
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()
+        if not self._lowering.chooses:
+            return self._as_arrays(len(rows), n, parts.features)
         row_slots = np.tile(batch.slots[span][rows], n_passes)
         width = self._n_logits if narrow is None else len(narrow.tokens)
         if (chooser := self._choosers.get(width)) is None:
@@ -183,8 +188,30 @@ class CudaModel(Model):
             n = len(rows)
         begun = chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
-        features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
+        features = {name: self._begin_feature(name, n) for name in parts.features}
         return DevicePass(chooser, self._fetched, row_slots, features, width, begun, before_s)
+
+    def _as_arrays(self, n_rows: int, n: int, names: Sequence[str]) -> Pass:
+        """A pass in memory: all of its rows are wanted, and none of them is chosen from."""
+        self._device.mark()
+        features = {name: self._begin_feature(name, n) for name in names}
+        rows = np.empty((n_rows, self._n_logits), np.float32)
+        self._device.read(self._lowering.buffers["logits"], rows)
+        return ArrayPass(rows, {name: values.copy() for name, values in features.items()})
+
+    def _begin_feature(self, name: str, n: int) -> np.ndarray:
+        """Begin to fetch a feature (n, F) of the first tokens of a pass."""
+        width = self.features[name]
+        staged = self._staging(name, width)[: n * width]
+        self._device.fetch(self._lowering.buffers[name], staged)
+        values: np.ndarray = staged.view(np.float32).reshape(n, width)
+        return values
+
+    def _staging(self, name: str, width: int) -> np.ndarray:
+        """A staging array for rows of all tokens of a pass."""
+        if name not in self._staged:
+            self._staged[name] = self._device.staging(MAX_TOKENS * width)
+        return self._staged[name]
 
     def _go_on(self, logits: Logits, names: Pointer | None, rows: np.ndarray, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain after one with `rows` (r,), and let the rows of all be in order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
@@ -13,9 +12,6 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS
 from augury.errors import UnsupportedError
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Pointer
 
 
 def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
@@ -46,14 +42,17 @@ def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
 
 
 class DevicePass(Pass):
-    """Rows of logits (r, V) on a device. A few hundred bytes come to the host: `fetched` has best tokens, then logits."""
+    """Rows of logits (r, V) on a device. A few hundred bytes come to the host: `fetched` has best tokens, then logits.
+
+    Features (n, F) come, too, since they are asked for when the pass begins: their staging arrays are the next pass's.
+    """
 
     def __init__(
         self,
         chooser: RowReader,
         fetched: np.ndarray,
         row_slots: np.ndarray,
-        features: Mapping[str, tuple[Pointer, int, int]],
+        features: Mapping[str, np.ndarray],
         n: int,
         begun: PendingRows,
         before_s: float = 0.0,
@@ -150,10 +149,8 @@ class DevicePass(Pass):
     def features(self, name: str) -> np.ndarray:
         if name not in self._features:
             return super().features(name)
-        at, n, width = self._features[name]
-        values = np.empty((n, width), np.float32)
-        self._chooser.device.read(at, values)
-        return read_only(values)
+        self.wait()
+        return read_only(self._features[name].copy())
 
     def first(self, n: int) -> Pass:
         self.wait()

@@ -97,6 +97,7 @@ class Tape:
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: What routers have chosen, by value.
         narrow: What computes the logits of some tokens alone, by the matrix of all.
+        chooses: Whether the best of the logits are wanted.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
@@ -107,6 +108,7 @@ class Tape:
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
         self.narrow: Mapping[Linear, NarrowOutput] = {}
+        self.chooses = True
         # rows that the next norm adds to x, as they are or normed, or swaps with it
         self._pending: tuple[Rows, Norm | None, bool] | None = None
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms

@@ -64,4 +64,6 @@ class Encoder(RowModel):
         """Features (m, F) by name, side by side; of several residual streams the mean counts."""
         m = len(next(iter(features.values())))
         parts = [features[name] if name else np.zeros((m, self.width), np.float32) for name in self.names]
-        return np.hstack([part.reshape(m, -1, self.width).mean(axis=1, dtype=np.float32) for part in parts])
+        if any(part.shape[1] != self.width for part in parts):
+            parts = [part.reshape(m, -1, self.width).mean(axis=1, dtype=np.float32) for part in parts]
+        return np.concatenate(parts, axis=1)

@@ -56,7 +56,7 @@ class GiveInputsEmitter(OperationEmitter):
 
 
 class GiveLogitsEmitter(OperationEmitter):
-    """Computes logits, and tells of each row the best token and its logit."""
+    """Computes logits, and tells of each row the best token and its logit where these are wanted."""
 
     operation: GiveLogits
 
@@ -80,6 +80,8 @@ class GiveLogitsEmitter(OperationEmitter):
         if operation.softcap is not None:
             grid = (-(-n_vocab // THREADS), tape.size.n_rows)
             tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=operation.softcap)
+        if not tape.chooses:
+            return
         logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
         n, best = tape.size.n_rows, tape.buffers["best"]
         tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_ROWS))]

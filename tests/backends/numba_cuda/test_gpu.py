@@ -6,6 +6,8 @@ import attrs
 import numpy as np
 import pytest
 from oracles.cuda_driver import KERNELS
+from oracles.drafts import draft_file
+from oracles.models import nmse, tiny_file
 from oracles.passes import run_of, tree_of
 
 from augury.backends.numba_cuda import aot
@@ -13,12 +15,13 @@ from augury.backends.numba_cuda.aot import Binary, Compiler
 from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.inputs import SIZE
+from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.loader import plan_of
+from augury.loader import make_backend, plan_of
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.stages import Stage, StagedBackend
@@ -99,6 +102,32 @@ def test_a_round_is_one_graph_and_one_wait(driver, tmp_path):
     moving = ["cuMemcpyHtoDAsync", "cuLaunchKernelEx", "cuLaunchKernelEx"]  # of keys and of values
     assert calls([8], 2, moves=[(0, 2, 1)]) == (0, [*moving, *pass_of_one])
     model.close()
+
+
+def test_features_come_with_their_pass_and_rows_of_an_encoder_alone(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    model = load(tmp_path / "tiny.gguf")
+    head = ModelFile.open(draft_file("eagle3-llama"))
+    head.borrow_from(tiny_file("llama-dense"))
+    plan = plan_of(head, Registry.discover(), "encoder")
+    encoder = NumbaCuda(NumbaCudaOptions()).load(head, plan, ModelOptions(n_ctx=32), Progress())
+    hidden = np.random.default_rng(1).standard_normal((2, plan.n_hidden), np.float32)
+    for _ in range(2):  # the first records a graph
+        driver.calls.clear()
+        passed = model.forward(Batch.chain([4, 5, 6], features=("layer.0", "output")))
+        driver.calls.clear()
+        found = [passed.argmax(), passed.features("layer.0"), passed.features("output")]
+        assert driver.calls.count("cuStreamSynchronize") == 1
+        assert np.array_equal(found[0], passed.rows().argmax(axis=1))
+        driver.calls.clear()
+        rows = encoder.forward(Batch.chain([0, 0], hidden=hidden)).rows()
+    assert driver.calls.count("cuStreamSynchronize") == 2, "before its inputs are written, and for its rows"
+    kernels = {arguments[1].name for name, arguments in driver.graph if name == "cuLaunchKernelEx"}
+    assert not {each for each in kernels if "best" in each}
+    right = make_backend(Registry.discover(), "reference").load(head, plan, ModelOptions(n_ctx=32), Progress())
+    assert nmse(rows, right.forward(Batch.chain([0, 0], hidden=hidden)).rows()) < NumbaCuda.tolerance
+    for each in (model, encoder):
+        each.close()
 
 
 def test_a_draft_is_a_chain_of_graphs_and_one_wait(driver, tmp_path):
