@@ -282,13 +282,7 @@ def rounds():
     ):
         with engine_of(file, **options) as engine:
             for name, params in requests.items():
-                begun = time.perf_counter()
-                (result,) = engine.generate([prompt], max_tokens=300, ignore_eos=True, **params)
-                seconds = time.perf_counter() - begun
-                figures[f"{name}, {how}"] = {
-                    "us per round": round(1e6 * seconds / result.stats.n_rounds),
-                    "tokens per s": round(len(result.tokens) / seconds),
-                }
+                figures[f"{name}, {how}"] = _round_of(engine, prompt, **params)
     return figures
 
 
@@ -301,17 +295,21 @@ def heads():
         options = {"spec_type": "draft-eagle3", "draft_model": head.path, "spec_fixed": True, "spec_synth_rates": ACCEPTED}
         with engine_of(file, head, **options) as engine:
             for n in (0, 1, 2, 3, 5):
-                how = {"temperature": 0.0, "ignore_eos": True, "speculative": {"n_max": n}}
-                engine.generate(prompt, max_tokens=30, **how)  # which records graphs
-                begun = time.perf_counter()
-                stats = engine.generate(prompt, max_tokens=300, **how).stats
-                seconds, drafter = time.perf_counter() - begun, stats.drafters["draft-eagle3"]
-                figures[f"drafts of {n}"] = {
-                    "us per draft": round(1e6 * drafter.draft_s / max(1, drafter.calls)),
-                    "us per round": round(1e6 * seconds / stats.n_rounds),
-                    "tokens per round": round(stats.n_emitted / stats.n_rounds, 2),
-                    "tokens per s": round(stats.n_emitted / seconds),
-                }
+                figures[f"drafts of {n}"] = _round_of(engine, prompt, temperature=0.0, speculative={"n_max": n})
+    return figures
+
+
+def _round_of(engine, prompt, **params):
+    """Of rounds of a request that is made for the second time, so that graphs are there; without its prompt."""
+    for _ in range(2):
+        stats = engine.generate(prompt, max_tokens=300, ignore_eos=True, **params).stats
+    figures = {
+        "us per round": round(1e6 * stats.timings.predict_s / (stats.n_rounds - 1)),
+        "tokens per round": round(stats.timings.n_predicted / (stats.n_rounds - 1), 2),
+        "tokens per s": round(stats.timings.predicted_per_second),
+    }
+    for name, drafter in stats.drafters.items():
+        figures[f"us per draft of {name}"] = round(1e6 * drafter.draft_s / max(1, drafter.calls))
     return figures
 
 
