@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 import numpy as np
@@ -43,7 +45,7 @@ from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
-from gpu.models import Q4_K_M, SMALL, TINY, TINY_MIXTURE, load, random_model
+from gpu.models import Q4_K_M, SMALL, TINY, TINY_MIXTURE, load, random_head, random_model
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 N_OVERLAPPED = 500  # while a CPU drafts
@@ -278,29 +280,49 @@ def speculation():
 
 
 def chains():
-    """What a model feeds itself is what it is fed one by one, to the bit; and with such drafts a text is that without."""
-    file, rows = random_model(TINY, Q4_K_M), []
+    """What a model or a head feeds itself is what it is fed one by one, to the bit; and with such drafts texts are the same."""
+    with TemporaryDirectory() as folder:
+        target, draft = random_model(SMALL, Q4_K_M), random_model(attrs.evolve(TINY, n_vocab=SMALL.n_vocab), Q4_K_M)
+        head = random_head(target, Path(folder) / "head.gguf")
+        head.borrow_from(target)
+        n_compared = sum(map(_n_chained, (draft, head)))
+        return {"rows compared": n_compared, **_texts_by_chains(target, draft, head)}
+
+
+def _n_chained(file):
+    """How many rows of chains are those of passes one by one, with graphs and without."""
+    rng, rows = np.random.default_rng(1), []
     starts, tokens, slots = np.array(CHAINED_FROM, np.int32), np.int32([1, 2, 3]), np.arange(3, dtype=np.int32)
+    width = file.metadata[f"{file.architecture}.embedding_length"]
+    hidden = rng.standard_normal((CHAINED_FROM[-1] + 3, width), np.float32)
     for graphs in (True, False):
         model = load(file, n_ctx=1024, n_slots=3, graphs=graphs)
+        is_head = file.target is not None
         for slot, start in enumerate(starts):
-            model.forward(Batch.chain(np.arange(start) % 500, slot=slot))
+            model.forward(Batch.chain(np.arange(start) % 500, slot=slot, hidden=hidden[:start] if is_head else None))
+        batch = Batch(tokens, slots, starts, slots)
+        if is_head:
+            batch = attrs.evolve(batch, hidden=hidden[-3:], features=(f"layer.{model.info.n_layers - 1}",))
         for n in (2, 5, 14, 14):
-            batch = Batch(tokens, slots, starts, slots)
-            found, right = (chain(model, batch, n).rows().copy() for chain in (type(model).forward_chain, Model.forward_chain))
-            assert np.array_equal(found, right), f"{n} passes"
-            rows.append(found)
+            passes = [chain(model, batch, n) for chain in (Model.forward_chain, type(model).forward_chain)]
+            right, found = ([each.rows(), *map(each.features, batch.features)] for each in passes)
+            assert all(map(np.array_equal, found, right)), f"{n} passes of {file.architecture}"
+            rows.append(found[0].copy())
         model.close()
     assert all(np.array_equal(*each) for each in zip(rows[:4], rows[4:], strict=True)), "graphs and single launches differ"
-    target, draft = random_model(SMALL, Q4_K_M), random_model(attrs.evolve(TINY, n_vocab=SMALL.n_vocab), Q4_K_M)
+    return sum(map(len, rows))
+
+
+def _texts_by_chains(target, draft, head):
+    """What is drafted and accepted of texts that are the same with drafts of models and of a head, and without."""
     found, prompts = [], [[*range(first, first + 20)] for first in (5, 600, 9000)]
-    ways = [{"spec_type": "none"}]
+    ways = [{"spec_type": "none"}, {"spec_type": "draft-eagle3", "draft_model": head.path, "spec_fixed": True, "slots": 3}]
     for drafting, p_min in ((draft, 0.0), (draft, 0.02), (target, 0.0)):
         options = {"draft-model": {"p_min": p_min}}
         how = {"spec_type": "draft-model", "draft_model": drafting.path, "spec_options": options}
         ways.append({**how, "spec_fixed": True, "slots": 3})
     for how in ways:
-        with engine_of(target, draft, **how) as engine:
+        with engine_of(target, draft, head, **how) as engine:
             results = engine.generate(prompts, max_tokens=N_CHAINED, temperature=0.0, logprobs=1, ignore_eos=True)
         found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
         assert found[-1] == found[0], how
