@@ -62,7 +62,9 @@ class CudaModel(Model):
         is_chained = self._sequences is None and self._plan.block is None
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
-        self._staged: dict[str, np.ndarray] = {}  # arrays for features, and for the hidden states that passes are given
+        self._staged: dict[
+            tuple[str, int], np.ndarray
+        ] = {}  # arrays for features, and for the hidden states that passes are given
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
@@ -170,8 +172,8 @@ class CudaModel(Model):
         n = len(positions)
         self._write_inputs(batch, tree, span, rows)
         if batch.hidden is not None:
-            staged = self._staging("hidden", batch.hidden.shape[1])[: n * batch.hidden.shape[1]]
-            staged.view(np.float32).reshape(n, -1)[:] = batch.hidden[span]
+            staged = self._staging("hidden", batch.hidden.shape[1])[: batch.hidden[span].size]
+            staged.view(np.float32)[:] = batch.hidden[span].reshape(-1)
             self._device.send(staged, self._lowering.hidden)
         self._device.mark()
         if n:
@@ -209,9 +211,10 @@ class CudaModel(Model):
 
     def _staging(self, name: str, width: int) -> np.ndarray:
         """A staging array for rows of all tokens of a pass."""
-        if name not in self._staged:
-            self._staged[name] = self._device.staging(MAX_TOKENS * width)
-        return self._staged[name]
+        key = name, width  # layers that predict further tokens may be given wider hidden states than others
+        if key not in self._staged:
+            self._staged[key] = self._device.staging(MAX_TOKENS * width)
+        return self._staged[key]
 
     def _go_on(self, logits: Logits, names: Pointer | None, rows: np.ndarray, n_passes: int, last: int, parts: Parts) -> None:
         """Begin the further passes of a chain after one with `rows` (r,), and let the rows of all be in order."""
