@@ -296,6 +296,7 @@ class Target(ABC):
     nextn_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which sees what the target keeps
     lack_of_nextn: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
+    chain_rows: int = 0  # of passes of `forward_nextn` that follow each other; see `Model`
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -316,7 +317,13 @@ class Target(ABC):
             CapacityError: The tokens do not fit into a slot.
         """
 
-    def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:  # noqa: ARG002
+    def forward_nextn(
+        self,
+        feeds: Sequence[NextnSlotInput],  # noqa: ARG002
+        layer: int = 0,
+        vocabulary: np.ndarray | None = None,  # noqa: ARG002
+        n_more: int = 0,  # noqa: ARG002
+    ) -> Pass:
         """Compute a layer that predicts further tokens, or an assistant, for several slots, and the output that belongs to it.
 
         The states of certain tokens stay with the slot's text, wherever that goes. The next certain token overwrites those of
@@ -326,9 +333,12 @@ class Target(ABC):
             feeds: The shares, one for each slot.
             layer: Which of these layers.
             vocabulary: See `Batch.vocabulary`.
+            n_more: How many further passes through the layer there are, each over the best token after the one before, and what
+                was given on with it; of shares that all have one row.
 
         Returns:
-            Rows in the order of the feeds; if there are any, the feature `nextn_given` is the hidden state for one token more.
+            Rows in the order of the feeds, those of the first pass first; if there are any, the feature `nextn_given` of the
+            last pass is the hidden state for one token more.
 
         Raises:
             OptionError: There is no such layer, or a share does not fit.

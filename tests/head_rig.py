@@ -84,9 +84,9 @@ class Told:
         self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
         forward = self.target.forward_nextn
 
-        def counted(feeds, layer=0, vocabulary=None):
+        def counted(feeds, layer=0, vocabulary=None, n_more=0):
             self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
-            self.passed = forward(feeds, layer, vocabulary)
+            self.passed = forward(feeds, layer, vocabulary, n_more)
             return self.passed
 
         self.target.forward_nextn = counted

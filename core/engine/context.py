@@ -145,7 +145,7 @@ class EngineContext(Context):
         return logits
 
     def forward_nextn(
-        self, feeds: Sequence[NextnSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None
+        self, feeds: Sequence[NextnSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None, n_more: int = 0
     ) -> Pass:
         """See `Target.forward_nextn`."""
         sizes, seen, starts = [len(feed.tokens) for feed in feeds], list[SlotInput](), [feed.start for feed in feeds]
@@ -168,17 +168,17 @@ class EngineContext(Context):
         marked = [] if self.nextn is None else [(self.nextn, feed) for feed in feeds]
         for marks, feed in marked:
             marks.forget(layer, feed.slot, feed.start)
-        passed = self._forward_draft(seen, batch)
+        passed = self._forward_draft(seen, batch, n_more)
         for each in seen:
             self.commit(each)
         for marks, feed in marked:
             marks.keep(layer, feed.slot, feed.start, feed.tokens[: feed.n_certain])
         return passed
 
-    def _forward_draft(self, feeds: Sequence[SlotInput], batch: Batch) -> Pass:
+    def _forward_draft(self, feeds: Sequence[SlotInput], batch: Batch, n_more: int = 0) -> Pass:
         """A pass of a drafter, which sees to what is reserved for feeds; if it fails, nothing is known of these slots."""
         try:
-            return self.model.forward(batch)
+            return self.model.forward_chain(batch, 1 + n_more) if n_more else self.model.forward(batch)
         except BaseException:
             self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.reservation.accepted)
             raise
@@ -268,6 +268,7 @@ class EngineTarget(Target):
         self.nextn_features, self.nextn_keeps = context.info.nextn_features, context.info.nextn_keeps
         self.lack_of_nextn = context.lack_of_nextn
         self.features = context.model.features
+        self.chain_rows = context.chain_rows if self.nextn_keeps else 0
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -280,10 +281,14 @@ class EngineTarget(Target):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
 
-    def forward_nextn(self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
+    def forward_nextn(
+        self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None, n_more: int = 0
+    ) -> Pass:
         """See `Target.forward_nextn`; `check_batch` sees that positions and hidden states fit."""
         if not 0 <= layer < len(self.nextn_features):
             return super().forward_nextn(feeds, layer, vocabulary)
+        if n_more and not (self.nextn_keeps and all(feed.n_rows == 1 for feed in feeds)):
+            raise OptionError(f"{n_more} more passes, expected one row of each slot, and layers that keep something of tokens")
         self._check_idle()
         spec, info = self._context.spec, self._context.info
         feeds = [attrs.evolve(feed, tokens=_checked(feed.slot, feed.tokens, spec, info)) for feed in feeds]
@@ -292,7 +297,7 @@ class EngineTarget(Target):
             raise OptionError(
                 f"shares of {len(feeds)} slots, {len(slots)} with tokens; expected some tokens of each slot, once"
             )
-        return self._context.forward_nextn(feeds, layer, self.nextn_given(layer), vocabulary)
+        return self._context.forward_nextn(feeds, layer, self.nextn_given(layer), vocabulary, n_more)
 
     def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
         nextn = self._context.nextn

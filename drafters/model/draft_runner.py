@@ -119,6 +119,19 @@ class WrittenDraft:
         return len(self.tokens) < request.limit and self.reach >= request.least_reach
 
 
+def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int) -> int:
+    """How many passes more are begun together with the next one, whose tokens a model chooses itself; `n_most` in all.
+
+    As many as the longest draft wants. Where drafts may end before, at `p_min` or `least_reach`, as many in all as were looked
+    at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one.
+    """
+    if any(request.sampler is not None for request in requests):
+        return 0
+    if any(request.p_min > 0 or request.least_reach > 0 for request in requests):
+        n_most = min(n_most, max(n_written, _FIRST_CHAIN))
+    return max(n_most - 1, 0)
+
+
 class DraftRunner:
     """A draft model that the drafters of all slots share.
 
@@ -230,18 +243,9 @@ class DraftRunner:
         n_written: int,
         n_wanted: int,
     ) -> int:
-        """How many passes more are begun together with the next one, whose tokens the model chooses itself.
-
-        As many as the longest draft wants. Where drafts may end before, at `p_min` or `least_reach`, as many in all as were
-        looked at so far: of the passes after an end there are fewer than tokens before it, or one.
-        """
-        if not self._context.chain_rows or any(request.sampler is not None for request in requests):
-            return 0
+        """How many passes more are begun together with the next one; see `n_chained`."""
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
-        n_passes = min(n_wanted, room + 1, self._context.chain_rows // len(feeds))
-        if any(request.p_min > 0 or request.least_reach > 0 for request in requests):
-            n_passes = min(n_passes, max(n_written, _FIRST_CHAIN))
-        return max(n_passes - 1, 0)
+        return n_chained(requests, n_written, min(n_wanted, room + 1, self._context.chain_rows // len(feeds)))
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.

@@ -24,7 +24,7 @@ from attrs import define, evolve
 
 from augury.batch import NextnSlotInput
 from augury.drafters.model.cached_text import n_common
-from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft
+from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, n_chained
 
 if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest
@@ -142,7 +142,7 @@ class NextnRunner:
         self._text(slot).n_computed = None
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
-        """Write ahead for several slots, a token of each with every pass.
+        """Write ahead for several slots, a token of each with every pass, or with each of a chain of passes.
 
         Returns:
             The tokens written for each request, in order; none where not all tokens before were fed.
@@ -154,15 +154,30 @@ class NextnRunner:
         while writing:
             layer = min(step, self._n_layers - 1)
             feeds = [self._feed(requests[i], written[i].tokens, made[i], layer) for i in writing]
-            logits = self._forward(feeds, layer, is_draft=True)
-            ends = np.cumsum([len(feed.tokens) for feed in feeds])
-            given, going_on = logits.features(self._given[layer])[ends - 1], []
-            for row, (i, best) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
-                made[i].append(given[row : row + 1])
-                if written[i].add(requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED):
-                    going_on.append(i)
-            writing, step = going_on, step + 1
+            n_more = self._n_more([requests[i] for i in writing], step)
+            logits = self._forward(feeds, layer, is_draft=True, n_more=n_more)
+            going_on = set(writing)
+            for row, best in enumerate(logits.argmax().tolist()):
+                i = writing[row % len(writing)]
+                if i in going_on and not written[i].add(
+                    requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED
+                ):
+                    going_on.remove(i)
+            if going_on:
+                ends = np.cumsum([1 if n_more else len(feed.tokens) for feed in feeds])
+                given = logits.features(self._given[layer])[ends - 1]
+                for row, i in enumerate(writing):
+                    made[i].append(given[row : row + 1])
+            writing, step = [i for i in writing if i in going_on], step + 1 + n_more
         return written
+
+    def _n_more(self, requests: Sequence[DraftRequest], n_written: int) -> int:
+        """How many passes more are begun together with the next one; see `n_chained`. Several layers take turns."""
+        if self._n_layers > 1:
+            return 0
+        n_wanted = max(request.limit for request in requests) - n_written
+        room = self._n_ctx - max(len(request.history) for request in requests) + 1 - n_written
+        return n_chained(requests, n_written, min(n_wanted, room, self._target.chain_rows // len(requests)))
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
         """A request for no more tokens than can be drafted after its text."""
@@ -217,9 +232,9 @@ class NextnRunner:
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)
                 self._forward([NextnSlotInput(slot, start, tokens, hidden, text.n - start, 0)], layer)
 
-    def _forward(self, feeds: Sequence[NextnSlotInput], layer: int, *, is_draft: bool = False) -> Pass:
-        """One pass; its certain tokens count as computed from then on."""
-        logits = self._target.forward_nextn(feeds, layer, self._vocabulary.tokens if is_draft else None)
+    def _forward(self, feeds: Sequence[NextnSlotInput], layer: int, *, is_draft: bool = False, n_more: int = 0) -> Pass:
+        """A pass, or a chain of passes; its certain tokens count as computed from then on."""
+        logits = self._target.forward_nextn(feeds, layer, self._vocabulary.tokens if is_draft else None, n_more)
         for feed in feeds:
             text = self._text(feed.slot)
             if feed.n_certain and text.n_computed is not None:

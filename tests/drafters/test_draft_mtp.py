@@ -18,7 +18,7 @@ from augury.drafters.draft_mtp import DraftMtp, augury_drafters
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.nextn_file import with_nextn
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import Loader, plan_of
 from augury.options import NoOptions
 from augury.testing.toys import TINY_TARGET, registry_with_toys
@@ -47,6 +47,21 @@ def test_logits_of_drafts_do_not_depend_on_how_the_prompt_was_cut(name):
         assert np.array_equal(logits, other_logits)
 
 
+@pytest.mark.parametrize(("name", "chain_rows"), [("mtp-glm4moe", 42), ("mtp-qwen35", 2), (ASSISTANT, 0)])
+def test_a_layer_that_feeds_itself_drafts_the_same(name, chain_rows, monkeypatch):
+    run, chains, chain = runs(name)[-1], [], Model.forward_chain
+    monkeypatch.setattr(Model, "forward_chain", lambda model, batch, n: (chains.append(n), chain(model, batch, n))[1])
+    found = []
+    for rows in (chain_rows, 0):
+        told = Told(name)
+        assert told.target.chain_rows == 0
+        told.target.chain_rows = rows
+        found.append(list(zip(*told.replayed(run), strict=True)))
+    assert list(found[0][0]) == run.drafts.tolist()
+    assert np.array_equal(found[0][1], found[1][1])
+    assert {*chains} == ({min(run.k, chain_rows)} if chain_rows else set())
+
+
 def test_slots_are_drafted_for_together_with_the_same_bits():
     told, texts = Told("mtp-glm4moe", n_slots=3), [runs("mtp-glm4moe")[0].text[i : i + 12 + i] for i in range(3)]
     for slot, text in enumerate(texts):
@@ -60,6 +75,10 @@ def test_slots_are_drafted_for_together_with_the_same_bits():
     assert [each.tokens for each in together] == [each.tokens[: 4 - slot] for slot, each in enumerate(alone)]
     assert [each.confidence for each in together] == [each.confidence[: 4 - slot] for slot, each in enumerate(alone)]
     assert [n for _, n in told.passes] == [3, 3, 2, 1]  # all was computed but for each one's last token
+    told.target.chain_rows = 42
+    chained = told.runner.draft([told.request(text, 4 - slot, slot) for slot, text in enumerate(texts)])
+    assert [each.tokens for each in chained] == [each.tokens for each in together]
+    assert [n for _, n in told.passes[4:]] == [3]
 
 
 def test_each_token_of_a_text_is_computed_once():
@@ -372,6 +391,8 @@ def test_passes_that_do_not_fit_are_refused():
         told.target.forward_nextn([feed], 1)
     with pytest.raises(OptionError, match="some tokens of each slot, once"):
         told.target.forward_nextn([feed, feed])
+    with pytest.raises(OptionError, match="2 more passes, expected one row of each slot"):
+        told.target.forward_nextn([attrs.evolve(feed, n_rows=0)], n_more=2)
 
 
 def test_it_is_offered_and_drafts_on_the_tiny_model():
