@@ -1,5 +1,6 @@
 """`augury run` on JSON lines, of which some are bad, and on standard input."""
 
+import gc
 import io
 import json
 import re
@@ -10,6 +11,7 @@ from commands import here, run
 
 from augury.cli.prompts import Prompt, prompts_of_lines
 from augury.cli.run import _submitted, _with_kwargs
+from augury.engine.engine import Engine
 from augury.registry import Registry
 from augury.testing.toys import registry_with_toys
 
@@ -190,6 +192,16 @@ def test_a_prompt_cache_is_for_one_prompt_and_a_damaged_one_is_an_error(capsys, 
     assert (code, out) == (1, "")
     assert f"{file}: is no saved slot" in err
     assert file.read_bytes() == b"damaged"
+
+
+def test_nothing_looks_for_garbage_in_a_model_while_it_is_loaded_or_runs(capsys, monkeypatch):
+    is_looked_for, load = [], Engine.load
+    monkeypatch.setattr(Engine, "load", lambda *words, **flags: is_looked_for.append(gc.isenabled()) or load(*words, **flags))
+    n_before = gc.get_freeze_count()
+    assert run(capsys, "run", *GREEDY, "--prompt-tokens", "1")[0] == 0
+    assert is_looked_for == [False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > n_before
 
 
 def test_metadata_of_the_model_is_overridden(capsys):
