@@ -32,7 +32,7 @@ class Reference(Backend):
         plan.for_context(options.n_ctx)  # refuses one that is too long
         options.check_cache_types(plan)
         for block in plan.blocks():
-            if not has_function(block, plan):
+            if not has_function(block):
                 check_operations(block, plan.n_seen(block))
         kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
         n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)

@@ -16,7 +16,6 @@ from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
 from augury.blocks import (
     Attention,
-    BlockIndexer,
     Embedding,
     Experts,
     FeedForward,
@@ -98,12 +97,10 @@ def attention(
         normed = np.hstack([each_normed(embedded, block.embedded_norm, weights), normed])
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
     cells = positions if tree is None else tree.cells
-    indexer: Any = block.indexer
-    compared = _compared(indexer, weights, normed, positions)
     if block.source is None:
         keys, values = _keys_and_values(block, weights, normed, positions)
         for token, (slot, cell) in enumerate(zip(batch.slots.tolist(), cells, strict=True)):
-            cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
+            cache.store(slot, cell, keys[token], values[token])
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, end) in enumerate(zip(batch.slots.tolist(), positions.tolist(), ends.tolist(), strict=True)):
@@ -111,12 +108,8 @@ def attention(
         first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
         seen = slice(first, end + 1) if tree is None else tree.seen(token)[first:]
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
-        keys_seen, values_seen, *compared_seen = cache.seen(slot, seen)
-        chosen = None
-        if indexer is not None:
-            sizes = (indexer.size, indexer.n_chosen, indexer.n_local)
-            chosen = chosen_positions(*sizes, compared[1][token], compared_seen[0][0], first)
-        mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
+        keys_seen, values_seen = cache.seen(slot, seen)
+        mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
         gates = sigmoid(gates) if block.gate_kind is GateKind.SIGMOID else np.logaddexp(gates, 0.0)
@@ -136,41 +129,6 @@ def _keys_and_values(block: Attention, weights: Weights, x: np.ndarray, position
     keys = _heads(block, block.k, block.k_norm, weights, x, positions)
     values = _clamped(weights.product(block.v, x), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
     return keys, each_normed(values, block.v_norm, weights)
-
-
-def _compared(indexer: BlockIndexer | None, weights: Weights, x: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E); nothing without one."""
-    if indexer is None:
-        return []
-    made = []
-    for linear, each_norm in ((indexer.k, indexer.k_norm), (indexer.q, indexer.q_norm)):
-        heads = each_normed(weights.product(linear, x).reshape(len(x), -1, each_norm.size), each_norm, weights)
-        made.append(rotate(heads, positions, indexer.rope))
-    return made
-
-
-def chosen_positions(size: int, n_chosen: int, n_local: int, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
-    """Whether each seen position takes part (G, T), with queries (G, D_i), and keys (T, D_i) from position `first` on.
-
-    Of blocks of `size` positions `n_chosen` are, the last `n_local` in any case; see `BlockIndexer`.
-    """
-    blocks = np.arange(first, first + len(keys)) // size
-    chosen = np.empty((len(queries), len(keys)), bool)
-    for group, query in enumerate(queries):
-        scores = np.full(blocks[-1] + 1, -np.inf)
-        np.maximum.at(scores, blocks, keys @ query)
-        scores[max(len(scores) - n_local, 0) :] = np.inf
-        chosen[group] = np.isin(blocks, np.argsort(-scores, kind="stable")[:n_chosen])
-    return chosen
-
-
-def best_of(queries: np.ndarray, shares: np.ndarray | None, keys: np.ndarray, n_chosen: int) -> np.ndarray:
-    """The places, rising, of the keys (b, D_i) with the highest scores of queries (H_i, D_i) and their weights (H_i,)."""
-    if len(keys) <= n_chosen:
-        return np.arange(len(keys))
-    shares = np.full(len(queries), 1.0 / math.sqrt(queries.shape[1])) if shares is None else shares
-    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
-    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[:n_chosen])
 
 
 def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import best_of, chosen_positions, sharpness
+from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.formula import attend, rotate
 from augury.backends.reference.weights import each_normed
 from augury.blocks import Preparation
@@ -92,19 +93,32 @@ def _choose(run: Run, each: Choose) -> None:
         best = np.arange(n_blocks)
         if each.queries is not None and each.keys is not None:
             (keys,) = run.block.cache.seen_part(each.keys, slot, path[size - 1 :: size])
-            shares = None if each.weights is None else run.get(each.weights)[token]
-            best = best_of(run.get(each.queries)[token].reshape(-1, keys.shape[1]), shares, keys, each.n_chosen)
+            heads = run.get(each.queries)[token].reshape(-1, keys.shape[1])
+            equal = np.full(len(heads), 1.0 / math.sqrt(keys.shape[1]))
+            shares = equal if each.weights is None else run.get(each.weights)[token]
+            scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, heads, strict=True))
+            best = _best(np.asarray(scores), each.n_chosen)
         chosen = np.isin(places // size, [*best, n_blocks]) if window is None else places > position - window
         made.append((chosen[None], (best + 1) * size - 1))
     run.choose(each.out, made)
+
+
+def _best(scores: np.ndarray, n: int) -> np.ndarray:
+    """The places, rising, of the n highest of some scores, of equal ones the first."""
+    return np.sort(np.argsort(-scores, kind="stable")[:n])
 
 
 def _choose_by_head(run: Run, each: ChooseByHead) -> None:
     queries, made = run.get(each.queries), []
     for token, (slot, _, _, path) in enumerate(run.tokens()):
         (keys,) = run.block.cache.seen_part(each.keys, slot, path)
-        heads, sizes = queries[token].reshape(-1, keys.shape[1]), (each.out.size, each.n_chosen, each.n_local)
-        made.append((chosen_positions(*sizes, heads, keys, 0), np.empty(0, np.int64)))
+        blocks, chosen = np.arange(len(keys)) // each.out.size, []
+        for query in queries[token].reshape(-1, keys.shape[1]):
+            scores = np.full(blocks[-1] + 1, -np.inf)
+            np.maximum.at(scores, blocks, keys @ query)
+            scores[max(len(scores) - each.n_local, 0) :] = np.inf
+            chosen.append(np.isin(blocks, _best(scores, each.n_chosen)))
+        made.append((np.array(chosen), np.empty(0, np.int64)))
     run.choose(each.out, made)
 
 

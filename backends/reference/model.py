@@ -10,7 +10,6 @@ import numpy as np
 
 from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
 from augury.backends.reference.cache import LayerCache, SharedCache
-from augury.backends.reference.latent import share_choices
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
 from augury.backends.reference.mixers import CACHES, MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
@@ -44,13 +43,12 @@ class ReferenceModel(Model):
                 block, options, weights
             )
             for i, block in blocks
-            for is_known in [has_function(block, plan)]
+            for is_known in [has_function(block)]
             if not is_known or type(block) in CACHES
         }
         for i, mixer in self._caches:
             if type(mixer) is Attention and mixer.source is not None:
                 self._caches[i, mixer] = SharedCache(self._cache_of(mixer.source))
-        share_choices(self._caches.values())
         self._chosen: list[Choice] = []
         self.options = options
 
@@ -86,7 +84,7 @@ class ReferenceModel(Model):
         x = read(ends.output.connection, weights, streams)
         normed, linear = each_normed(x, ends.output.norm, weights), ends.output.given
         features["output"] = (normed if linear is None else weights.product(linear, normed)).astype(np.float32)
-        if has_function(ends.output, self._plan):
+        if has_function(ends.output):
             logits = output(ends.output, weights, normed[batch.rows])
         else:
             logits = self._end(ends.output, weights, batch, tree, x)[0].astype(np.float32)
@@ -133,7 +131,7 @@ class ReferenceModel(Model):
         layer, streams = self._layers[i], before
         for block in layer.blocks:
             x = read(block.connection, weights, before if block.is_parallel else streams)
-            if not has_function(block, self._plan):
+            if not has_function(block):
                 y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
                 besides = (embedded,) if block.reads_embedding else ()
@@ -150,7 +148,7 @@ class ReferenceModel(Model):
 
     def _embed(self, block: Embedding, weights: Weights, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
         """What an embedding makes of tokens: x (n, E), and inputs of layers (n, layers, P)."""
-        if has_function(block, self._plan):
+        if has_function(block):
             x = embed(block, weights, batch)
             return x, layer_inputs(block, weights, batch, x)
         *made, x = self._end(block, weights, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))

@@ -12,7 +12,7 @@ from augury.blocks.block import AllStreams, Block, Connection
 from augury.blocks.draft_block import Convolved, DraftBlock, Injection
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.heads import Preparation
-from augury.blocks.indexer import BlockIndexer, Indexer, PositionIndexer
+from augury.blocks.indexer import PositionIndexer
 from augury.blocks.latent import LatentAttention
 from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.parts import (
@@ -63,7 +63,6 @@ __all__ = [
     "AssistantInput",
     "Attention",
     "Block",
-    "BlockIndexer",
     "Connection",
     "Convolution",
     "Convolved",
@@ -76,7 +75,6 @@ __all__ = [
     "Gating",
     "HasKernels",
     "HasParts",
-    "Indexer",
     "Injection",
     "Integers",
     "KimiDeltaAttention",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
+from attrs import frozen
 
-from augury.blocks import Activation, BlockIndexer, Gating, Indexer, Layer, Norm, NormKind, Rope
+from augury.blocks import Activation, Gating, Layer, Linear, Norm, NormKind, PositionIndexer, Preparation, Rope
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
+from augury.lowering import Builder, Choice, Value
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_attention
@@ -20,6 +22,69 @@ from augury.plugins.architectures.transformer import Transformer
 
 _EPS = 1e-6  # of the norm of what is compared; files do not state it
 _N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers share choices; its first files do not say which
+
+
+@frozen
+class Indexer(PositionIndexer):
+    """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
+
+    A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of the same values as attention's q. The
+    score of a token is the sum of w_h * max(q_h · k, 0) over heads, with w = weights(n); of equal ones the earlier is chosen.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1. Its Hadamard transforms leave products as they are.
+    """
+
+    q: Linear  # → H_i * D_i
+    k: Linear  # E → D_i
+    k_norm: Norm
+    weights: Linear  # E → H_i
+    rope: Rope
+    n_chosen: int
+
+    @property
+    def reach(self) -> int:
+        return self.n_chosen
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        return (("cache_type_k", 1, self.k.n_out),)
+
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+        q, k, weights = made
+        steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
+        q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
+        return build.choose(q, weights, cache, self.n_chosen)
+
+
+@frozen
+class BlockIndexer(PositionIndexer):
+    """Chooses the `n_chosen` blocks of `size` positions that a token attends to, for each KV head by itself.
+
+    A token keeps k = rope(k_norm(k(n))), and has a q = rope(q_norm(q(n))) of D_i values for each KV head. The score of a block
+    is the largest q · k of the tokens in it that are seen. The last `n_local` blocks, its own the last of them, are chosen
+    before all others; of equal ones the earlier is.
+    """
+
+    q: Linear  # E → G * D_i
+    k: Linear  # E → D_i
+    q_norm: Norm
+    k_norm: Norm
+    rope: Rope
+    size: int
+    n_chosen: int
+    n_local: int
+
+    @property
+    def reach(self) -> int:
+        return self.n_chosen * self.size
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        return (("cache_type_k", 1, self.k.n_out),)
+
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+        steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
+        q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
+        n_heads = self.q.n_out // self.k.n_out
+        return build.choose_by_head(q, n_heads, cache, self.n_chosen, self.n_local, self.size)
 
 
 def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:

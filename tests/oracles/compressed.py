@@ -1,9 +1,10 @@
 """Attention to the last tokens, and to rows that stand for blocks of tokens, token by token: see `CompressedAttention`."""
 
+import math
+
 import attrs
 import numpy as np
 
-from augury.backends.reference.blocks import best_of
 from augury.backends.reference.formula import rotate, softmax
 from augury.backends.reference.weights import each_normed
 
@@ -80,3 +81,12 @@ def best_blocks(indexer, weights, keys, asking, normed, position):
     queries = queries if indexer.rope is None else rotate(queries, position, indexer.rope)
     shares = None if indexer.weights is None else weights.product(indexer.weights, normed[None])[0]
     return best_of(queries, shares, keys, indexer.n_chosen)
+
+
+def best_of(queries, shares, keys, n_chosen):
+    """The places, rising, of the keys (b, D_i) with the highest scores of queries (H_i, D_i) and their weights (H_i,)."""
+    if len(keys) <= n_chosen:
+        return np.arange(len(keys))
+    shares = np.full(len(queries), 1.0 / math.sqrt(queries.shape[1])) if shares is None else shares
+    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
+    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[:n_chosen])
