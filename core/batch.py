@@ -217,7 +217,7 @@ class Tree:
 
 @define
 class StateUpdate:
-    """What a pass does to a slot's state of the sequence: in this order, and then it takes in the slot's certain tokens."""
+    """The update of a slot's state of the sequence in a pass: in this order, and then it takes in the slot's certain tokens."""
 
     is_start: bool = False  # it is emptied
     is_restored: bool = False  # it is set back to what was last saved

@@ -193,7 +193,7 @@ class Shared:
 
 
 class Loader:
-    """Loads each model once, and remembers what is to be closed."""
+    """Loads each model once, and remembers which ones to close."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Loader:
 
     @property
     def models(self) -> list[Model]:
-        """Those that are loaded, the target first."""
+        """The loaded models, the target first."""
         return [context.model for context in self.contexts]
 
     def open(self, reference: str | Path, draft: str | Path | None = None) -> ModelFile:

@@ -190,7 +190,7 @@ class Lowering:
         return writing.program()
 
     def _emit_layer(self, writing: Tape, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool) -> None:
-        """Write the records of a layer; of a last one that is not read, only those that store caches and states."""
+        """Write the records of a layer; of a last one that is not read, only the records that store caches and states."""
         self._emit_blocks(writing, i, layer, is_read=is_read)
         if not is_read:
             return

@@ -27,7 +27,7 @@ class Arena:
         self._shared: dict[Hashable, int] = {}
 
     def zeros(self, n_bytes: int, purpose: str) -> int:
-        """Allocate bytes that are zero; the system finds memory for those that are used. Returns their address."""
+        """Allocate bytes that are zero; the system finds memory for the bytes that are used. Returns their address."""
         array = np.zeros(n_bytes + _LINE + _SLACK, np.uint8)
         self._arrays.append(array)
         self.count(purpose, array.nbytes)

@@ -261,7 +261,7 @@ class NumbaCpuModel(Model):
         self._team.run(program.records)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
-        """Do what is to be done to states before a batch, whose tokens are taken in this order."""
+        """Bring states up to date before a batch, whose tokens are taken in this order."""
         is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
         if (runs := sequences.begin(batch, is_drafted)) is not None:
             self._runs[: len(runs)] = runs

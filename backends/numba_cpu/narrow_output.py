@@ -28,7 +28,7 @@ class NarrowOutput:
 
     Attributes:
         program: As the whole output's.
-        tokens: (m,) int32, rising: those that have logits, which are all rows of the panels, in the order of these logits.
+        tokens: (m,) int32, rising, of each logit: all rows of the panels.
     """
 
     program: Program

@@ -1,4 +1,4 @@
-"""What a pass does to the states of its sequences, run by run."""
+"""The updates of sequences' states in a pass, run by run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GIVEN = "given"
 """The buffer of what an output makes of x for features."""
 
-PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
+PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for the thread that does it
 KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
 
 
@@ -76,7 +76,7 @@ class Workspace:
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
-        """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
+        """Bytes of the rows that all blocks share: x, its norm, and rows to be added to x."""
         layers = plan.every_layer
         names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
@@ -131,7 +131,7 @@ class Program:
         self.logits["y"] = address + self.places
 
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
-        """Itself, told where hidden states come from and features go to, (n, E) float32 each: the rows from `start` on."""
+        """Itself, with the places of hidden states and of features, (n, E) float32 each: the rows from `start` on."""
         if hidden is not None:
             view(self.records[self.hidden], step.CopyRows)["x"]["address"] = hidden[start:].ctypes.data
         for name, values in features.items():
@@ -223,9 +223,9 @@ class Tape:
     def waits(self, waits: bool) -> None:
         self._rows[-1][1] = int(waits)
 
-    def add_later(self, post_norm: Norm | None, y: int | None = None) -> None:
-        """Let the next norm add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
-        self._pending.append((self.y if y is None else y, post_norm))
+    def add_later(self, post_norm: Norm | None) -> None:
+        """Let the next norm add y, or its norm, to x."""
+        self._pending.append((self.y, post_norm))
 
     def take_added(self) -> list[Place]:
         """The rows that a block left to be added to x, and now are not."""

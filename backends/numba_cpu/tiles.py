@@ -31,7 +31,7 @@ def permission() -> str:
 
 
 def note() -> str | None:
-    """What a user is told of the tiles of this machine; None where it has none."""
+    """A note for users on the tiles of this machine; None where it has none."""
     try:
         flags = set(_CPU_INFO.read_text().split())
     except OSError:

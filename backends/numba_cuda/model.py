@@ -31,7 +31,7 @@ _CHAIN_ROWS = MAX_ROWS * 2 // 3  # of two passes or more; beside them there is r
 
 
 class CudaModel(Model):
-    """Copies what a pass is to compute to the device in one piece, and runs the program of its size."""
+    """Copies the inputs of a pass to the device in one piece, and runs the program of its size."""
 
     pass_sizes = PASS_SIZES
     is_asynchronous = True
@@ -72,7 +72,7 @@ class CudaModel(Model):
         return self._named(batch)
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
-        """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
+        """See `Model.forward_chain`: the device names the tokens of each pass but the first."""
         if n_passes == 1 or n_passes * len(batch.rows) > self.chain_rows or len(batch.tokens) > self._n_most:
             passed = super().forward_chain(batch, n_passes)
             features = {name: passed.features(name) for name in batch.features}
@@ -273,7 +273,7 @@ class CudaModel(Model):
             self._sequences.write(to, span, end)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, tree: Tree | None) -> None:
-        """Do what is to be done to states of sequences before a batch."""
+        """Bring states of sequences up to date before a batch."""
         sequences.begin(batch, tree)
         for _ in sequences.write_first(self._inputs):
             if self._states is None:
@@ -282,7 +282,7 @@ class CudaModel(Model):
             self._device.wait()
 
     def _program(self, size: Size, parts: Parts, named: tuple[Pointer | None, int] | None = None) -> Program:
-        """The program of a size; those that were not used for longest are dropped.
+        """The program of a size; programs that were not used for longest are dropped.
 
         One for a further pass of a chain is `named`: it has the tokens of logits on the device, or None, and their number.
         """

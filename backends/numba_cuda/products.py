@@ -1,4 +1,4 @@
-"""Launches of products: which kernel multiplies by a matrix, in which blocks, and what it is told."""
+"""Launches of products: which kernel multiplies by a matrix, in which blocks, and its arguments."""
 
 from __future__ import annotations
 

@@ -51,12 +51,12 @@ class Operand:
 
     @property
     def target(self) -> Any:
-        """What kernels are told that write it."""
+        """The arguments of kernels that write it."""
         places = (self.floats, self.factors, self.sums, self.quantised, self.halves)
         return TargetArgs(*places, self.width, self.as_floats, self.as_bytes)
 
     def source(self, *, is_float: bool) -> Any:
-        """What kernels are told that multiply it with weights that are floats, or with others."""
+        """The arguments of kernels that multiply it with weights that are floats, or with others."""
         return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums, self.halves)
 
     def after(self, n: int) -> Operand:
@@ -67,7 +67,7 @@ class Operand:
         return evolve(self, floats=floats, quantised=quantised, factors=factors, sums=sums, halves=halves)
 
     def before(self, norm: Norm | None) -> Operand:
-        """What is to be written where a norm comes in between, if one does."""
+        """The form to write where a norm comes in between, if one does."""
         return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
 
 

@@ -1,4 +1,4 @@
-"""What a pass does to the states of its sequences, as kernels are told it; see `kernels/inputs`."""
+"""The updates of sequences' states in a pass, as kernels read them; see `kernels/inputs`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Gate:
     constants: Sequence[float] = ()
 
     def arguments(self, *, has_up: bool) -> Any:
-        """What kernels are told, and whether gates are multiplied with `up`."""
+        """The arguments of kernels; `has_up` says whether gates are multiplied with `up`."""
         limit = math.inf if self.limit is None else self.limit
         return GateArgs(NUMBERS[self.activation.value], has_up, self.limits_activated, limit, *self.constants)
 
@@ -89,7 +89,7 @@ class Tape:
         size: What for.
         weights: The plan's.
         buffers: Memory by name.
-        inputs: What a pass is told, see `kernels.inputs`.
+        inputs: The inputs of a pass, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
         streams: What goes on from layer to layer: all residual streams of a token.
@@ -134,7 +134,7 @@ class Tape:
     def norm(
         self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, as_floats: bool = False, is_output: bool = False
     ) -> Operand:
-        """Norm what blocks see, for products with some matrices: of all tokens, or of those that have logits."""
+        """Norm what blocks see, for products with some matrices: of all tokens, or of tokens that have logits."""
         if norm in self._normed:
             return self._normed[norm]
         to = self.operand("normed", self.x.width, parts)
@@ -157,7 +157,7 @@ class Tape:
             self._normed[norm] = to
 
     def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
-        """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of those that have logits."""
+        """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of tokens that have logits."""
         self._norm(x, size, norm, to, is_output=is_output)
 
     def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
@@ -280,7 +280,7 @@ class Tape:
     def multiply_matrices(
         self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: Rows, *, adds: bool = False, is_output: bool = False
     ) -> None:
-        """Multiply rows by matrices, one after the other: of all tokens, or of those that have logits."""
+        """Multiply rows by matrices, one after the other: of all tokens, or of tokens that have logits."""
         for matrix, column in matrices:
             tiles = self._tiles(matrix, is_output=is_output)
             which = OF_OUTPUT if is_output else OF_TOKENS
@@ -289,7 +289,7 @@ class Tape:
     def multiply_gated(
         self, x: Operand, parts: Sequence[Linear | Matrices], to: Operand, gate: Gate, tiles: Tiles | None = None
     ) -> bool:
-        """Multiply few rows by gate and up, and activate what comes of them, if one launch can do both.
+        """Multiply few rows by gate and up, and activate the products, if one launch can do both.
 
         Args:
             x: What is multiplied.

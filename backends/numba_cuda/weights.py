@@ -81,7 +81,7 @@ class Matrix:
 
     @property
     def arguments(self) -> Any:
-        """What kernels are told."""
+        """The arguments of kernels."""
         has_bias = 0 if self.bias is None else HAS_SCALES if self.has_scales else HAS_BIAS
         sizes = (self.n_rows, self.n_units, self.n_steps, self.n, self.n_cuts)
         return MatrixArgs(self.words, self.bias, *sizes, has_bias, self.scale)
@@ -121,7 +121,7 @@ def _place(name: str, device: str) -> tuple[str, str]:
 
 
 def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
-    """About what a plan's weights take on a device, without those that are lent."""
+    """About what a plan's weights take on a device, without lent ones."""
     n_words = 0
     for part in dict.fromkeys(plan.parts()):
         if isinstance(part, Linear | Matrices):
@@ -230,7 +230,7 @@ class Weights:
         return self._hold((norm, n_heads), make)
 
     def norm_arguments(self, norm: Norm | None, n_heads: int = 1) -> Any:
-        """What kernels are told of a norm of some heads, or of None: to pass on values as they are."""
+        """The arguments of kernels for a norm of some heads, or for None: to pass on values as they are."""
         if norm is None:
             return NormArgs(kind=AS_IS)
         kind = (LAYER if norm.kind is NormKind.LAYER else RMS) | (BIASED if norm.bias is not None else 0)

@@ -1,4 +1,4 @@
-"""What becomes of keys and values in each cache type: values → arrays → the values that are read back.
+"""Keys and values in each cache type: values → arrays → the values that are read back.
 
 Every function works on the last axis alone, (..., D). Encoding takes float64; what it gives is kept as it is.
 """

@@ -130,25 +130,25 @@ def activate(x: np.ndarray, activation: Activation, constants: Sequence[float] =
     """
     if activation is Activation.SILU:
         with np.errstate(over="ignore"):  # as in `sigmoid`
-            bent: np.ndarray = x / (1.0 + np.exp(-x))
+            activated: np.ndarray = x / (1.0 + np.exp(-x))
     elif activation is Activation.GELU:
-        bent = _gelu(x)
+        activated = _gelu(x)
     elif activation is Activation.GELU_HALF:
         inner = _gelu(np.clip(x, -10.0, 10.0).astype(np.float16).astype(np.float64)).astype(np.float16)
-        bent = np.where(np.abs(x) < 10.0, inner, np.maximum(x, 0.0))
+        activated = np.where(np.abs(x) < 10.0, inner, np.maximum(x, 0.0))
     elif activation is Activation.SITU:
-        bent = softcap(x, constants[0] or None) * sigmoid(x)
+        activated = softcap(x, constants[0] or None) * sigmoid(x)
     elif activation is Activation.XIELU:
         below, above, slope, eps = constants
-        bent = slope * x + np.where(x > 0.0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
+        activated = slope * x + np.where(x > 0.0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
     elif activation is Activation.SWIGLU_OAI:
         limited = np.minimum(x, _OAI_LIMIT)
-        bent = limited * sigmoid(_OAI_FACTOR * limited)
+        activated = limited * sigmoid(_OAI_FACTOR * limited)
     else:
-        bent = np.maximum(x, 0.0)
+        activated = np.maximum(x, 0.0)
         if activation is Activation.RELU_SQUARED:
-            bent *= bent
-    return bent
+            activated *= activated
+    return activated
 
 
 def gated(
@@ -160,12 +160,12 @@ def gated(
 
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
-    bent = activate(gate, activation, constants)
+    activated = activate(gate, activation, constants)
     if activation is Activation.SITU:
         up = softcap(up, constants[1] or None)
     elif activation is Activation.SWIGLU_OAI:
         up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
-    return np.minimum(bent, limit) * up.clip(-limit, limit)
+    return np.minimum(activated, limit) * up.clip(-limit, limit)
 
 
 def choose_experts(
@@ -205,8 +205,8 @@ def choose_experts(
 
 def _gelu(x: np.ndarray) -> np.ndarray:
     """The tanh approximation."""
-    bent: np.ndarray = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-    return bent
+    activated: np.ndarray = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    return activated
 
 
 def softmax(x: np.ndarray, sinks: np.ndarray | float | None = None) -> np.ndarray:

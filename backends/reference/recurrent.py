@@ -48,7 +48,7 @@ class _State:
         return self.values.nbytes + self._saved.nbytes + self._aside.nbytes
 
     def begin(self, batch: Batch) -> None:
-        """Restore, take in what was accepted, empty the slots that start, and save what is to be saved before any token."""
+        """Restore, take in what was accepted, empty the slots that start, and save states as they are before any token."""
         for slot in batch.restores.tolist() if batch.restores is not None else ():
             self.values[slot] = self._saved[slot]
         for slot, cell, _ in batch.accepted.tolist() if batch.accepted is not None else ():
@@ -114,7 +114,7 @@ class LayerStates:
         return sum(state.n_bytes for state in self.states)
 
     def begin(self, batch: Batch) -> None:
-        """Do what a pass begins with."""
+        """Begin a pass."""
         for state in self.states:
             state.begin(batch)
 

@@ -19,7 +19,7 @@ __all__ = ["Convolved", "DraftBlock", "Injection"]
 
 @frozen
 class DraftBlock:
-    """What a pass of such a model is over: the last token of a text, and masks in place of the tokens after it.
+    """The tokens of a pass of such a model: the last token of a text, and masks in place of the tokens after it.
 
     Its attention sees keys and values of the text before, which are made of hidden states: a pass that is given these
     (`Batch.hidden`) keeps them in every layer, and computes nothing else; see `Injection`.

@@ -22,7 +22,7 @@ class MixtureOfExperts(Block):
     """x += post_norm(sum of w_e * expert_e(n) over the token's experts + s * shared(n)) with n = norm(x).
 
     An expert is a feed-forward, down_e(activation(gate_e(n)) * up_e(n)). `shared` is one that all tokens pass through, with
-    s = sigmoid(shared_gate · n), or 1 where there is no such gate. What comes of all is sent through the `adjugate` mixture,
+    s = sigmoid(shared_gate · n), or 1 where there is no such gate. The sum of all is sent through the `adjugate` mixture,
     too, whose router has the same logits, and both are added.
 
     With `latent_down` and `latent_up`, experts are of another size: expert_e(latent_down(n)), and latent_up(sum_norm(sum)).

@@ -21,7 +21,7 @@ __all__ = ["PositionIndexer"]
 
 @frozen
 class PositionIndexer(HasParts, ABC):
-    """Chooses the positions that a token attends to, of those that it sees.
+    """Chooses the positions that a token attends to, of all positions that it sees.
 
     It writes operations as blocks do (`Block.lower`), on the products of its `linears`: the first multiplies the values that
     attention's queries are made of, the others norm(x).

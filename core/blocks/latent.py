@@ -26,7 +26,7 @@ class LatentAttention(Block):
     what it mixes are the c, and what it gives to o is values[h] of that.
 
     With `window` w a token at position p sees positions p-w+1 … p. With an `indexer` it sees those of them that this chooses;
-    `reuses_choice`: those that the last indexer before chose.
+    `reuses_choice`: the positions that the last indexer before chose.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1; what is stored is the smaller of its two forms.
     """

@@ -127,7 +127,7 @@ class ModelPlan:
 
     @property
     def injections(self) -> tuple[Injection, ...]:
-        """By layer, what a pass that is given hidden states computes in place of it; nothing without a `block`."""
+        """By layer, the block that a pass with hidden states computes in place of it; nothing without a `block`."""
         if self.block is None:
             return ()
         mixers = [(i, mixer) for i, layer in enumerate(self.layers) for mixer in layer.mixers]

@@ -105,12 +105,10 @@ class Attention(Block):
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     slopes: tuple[float, ...] | None = None  # of ALiBi, by query head
     sinks: Vector | None = None  # (H,) scores
-    gate: Linear | None = (
-        None  # E → H * D_v, or E → H: of norm(x); what becomes of it, times what is mixed, by value or by head
-    )
+    gate: Linear | None = None  # E → H * D_v, or E → H: of norm(x); its activation times the mixed values, by value or by head
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
-    indexer: PositionIndexer | None = None  # of those that are seen, it chooses what takes part
+    indexer: PositionIndexer | None = None  # chooses the seen positions that take part
     source: int | None = None  # a layer's number
     embedded_norm: Norm | None = None
     is_causal: bool = True

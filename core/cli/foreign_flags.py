@@ -20,7 +20,7 @@ _SWITCHED = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "disable
 
 @frozen
 class ForeignFlag:
-    """A flag of another program, and what becomes of it."""
+    """A flag of another program, and its meaning here."""
 
     name: str
     kind: Literal["ignored", "refused", "same as"]

@@ -50,7 +50,7 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
     ((name, values),) = named
     try:
         found: type[Constraint] = registry.find("constraint", name)
-    except PluginError as error:  # a request names it, not whoever installed the plugins
+    except PluginError as error:  # a request names it, not the user who installed the plugins
         raise OptionError(str(error)) from None
     return _with_options(found, values, f"constraint {found.name}")
 

@@ -84,7 +84,7 @@ _NO_TOKENS = np.empty(0, np.int64)
 
 
 def breakers(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
-    """The tokens of breakers: those that hold one, and those that begin one, with the rest of it."""
+    """The tokens of breakers: tokens that hold one, and tokens that begin one, with the rest of it."""
     found: dict[int, list[tuple[int, ...]]] = {}
     for text in texts:
         wanted = text.encode()[:_LONGEST_TEXT]

@@ -107,7 +107,7 @@ class Sequence(DraftedSequence):
         session.is_synthetic = bool(self.speculation.synthetic)
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
-        """Of the sampler `dry`: made once for those that most requests have."""
+        """Of the sampler `dry`: made once for the breakers that most requests have."""
         sampling, tokenizer = self.request.sampling, self.tokenizer
         if not sampling.dry_multiplier or tokenizer is None:
             return None

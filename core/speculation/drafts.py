@@ -165,7 +165,7 @@ class RequestDrafters:
 
     @property
     def members(self) -> list[RequestDrafter]:
-        """Those that can still be asked, by priority."""
+        """The drafters that can still be asked, by priority."""
         return [drafter for drafter in self.every if not drafter.guard.is_left_out]
 
 

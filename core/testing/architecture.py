@@ -56,7 +56,7 @@ class ArchitectureSubject:
         self.check(plans, self.file, "")
         return plans
 
-    def check(self, plans: Any, file: ModelFile, told: str) -> None:
+    def check(self, plans: Any, file: ModelFile, detail: str) -> None:
         """See that plans are such, and fit their file.
 
         Raises:
@@ -67,10 +67,10 @@ class ArchitectureSubject:
         except (AttributeError, TypeError):
             is_mapping = False
         if not is_mapping:
-            raise PLANS.broken(self.architecture.name, f"{plans!r:.80}{told}")
+            raise PLANS.broken(self.architecture.name, f"{plans!r:.80}{detail}")
         for name, plan in plans.items():
             for contract, seen in _flaws(plan, file):
-                raise contract.broken(self.architecture.name, f"{seen}, in plan {name!r}{told}")
+                raise contract.broken(self.architecture.name, f"{seen}, in plan {name!r}{detail}")
 
 
 def whole_file(subject: ArchitectureSubject) -> None:
@@ -122,7 +122,7 @@ class _Watched(Mapping[str, object]):
         return len(self._values)
 
 
-def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: Mapping[str, Any], told: str) -> None:
+def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: Mapping[str, Any], detail: str) -> None:
     whole = subject.file
     file = ModelFile(whole.path, whole.paths, whole.n_bytes, {}, tensors)
     file.metadata = metadata
@@ -131,8 +131,8 @@ def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: 
     except (ModelFileError, UnsupportedError):
         return
     except Exception as error:
-        raise DAMAGED.broken(subject.architecture.name, f"{type(error).__name__}: {error}, {told}") from error
-    subject.check(plans, file, f", {told}")
+        raise DAMAGED.broken(subject.architecture.name, f"{type(error).__name__}: {error}, {detail}") from error
+    subject.check(plans, file, f", {detail}")
 
 
 def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:

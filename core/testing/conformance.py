@@ -78,8 +78,8 @@ class CheckItem(pytest.Item):
         """A broken contract in words, with what led to it and the plugin's own error; of anything else the traceback."""
         if isinstance(excinfo.value, ContractError):
             cause = excinfo.value.__cause__
-            told = [] if cause is None else ["", *traceback.format_exception(cause)]
-            return "\n".join([str(excinfo.value), *getattr(excinfo.value, "__notes__", ()), *told])
+            trace = [] if cause is None else ["", *traceback.format_exception(cause)]
+            return "\n".join([str(excinfo.value), *getattr(excinfo.value, "__notes__", ()), *trace])
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:

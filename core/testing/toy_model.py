@@ -137,8 +137,8 @@ class ToyModel(Model):
         """Rows of logits, and, where they are asked for, features of every token, of which this is held."""
         asked = held if batch.features else ()
         features = [self._feature(each) for each in asked]
-        told = {name: np.array(features, np.float32).reshape(-1, self.info.n_embd) for name in batch.features}
-        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), told)
+        by_name = {name: np.array(features, np.float32).reshape(-1, self.info.n_embd) for name in batch.features}
+        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), by_name)
 
     def _logits(self, held: bytes, repeated: int | None, n_layers: int | None) -> np.ndarray:
         """What follows everything that is held, where `repeated` is the token that came a period before."""

@@ -80,7 +80,7 @@ class WordPieceCodec:
 
 
 class _Characters(dict[int, str]):
-    """What becomes of a character before text is cut into words, for `str.translate`; filled as characters come."""
+    """The replacement of a character before text is cut into words, for `str.translate`; filled as characters come."""
 
     def __init__(self, *, lowercases: bool, strips_accents: bool) -> None:
         super().__init__()

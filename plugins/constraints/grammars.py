@@ -57,8 +57,8 @@ class JsonSchema(Guided):
         try:
             self._schema = json.loads(self.limited(self.options.schema, _N_COMPILED))
         except (ValueError, RecursionError) as error:
-            told = f"json-schema: the schema {self.options.schema!r:.80} is not JSON: {error}"
-            raise OptionError(f"{told}; give it as text, or its file by --json-schema-file") from None
+            message = f"json-schema: the schema {self.options.schema!r:.80} is not JSON: {error}"
+            raise OptionError(f"{message}; give it as text, or its file by --json-schema-file") from None
         if self._schema is True:
             self._schema = {}
         if not isinstance(self._schema, dict):

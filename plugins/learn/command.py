@@ -177,8 +177,8 @@ def _record(
         for start in range(0, len(left), args.parallel):
             progress("hidden states", len(pieces) - len(left) + start, len(pieces))
             numbers = left[start : start + args.parallel]
-            told = engine.hidden_states([pieces[number].tolist() for number in numbers], names)
-            for number, each in zip(numbers, told, strict=True):
+            hidden = engine.hidden_states([pieces[number].tolist() for number in numbers], names)
+            for number, each in zip(numbers, hidden, strict=True):
                 recorded.add_features(number, each)
     n, n_all = (sum(map(len, each)) for each in (pieces, texts))
     left_out = f"; {n_all - n} are left out (--disk, short ends, repeated texts)" if n < n_all else ""

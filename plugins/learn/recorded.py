@@ -65,10 +65,10 @@ class Recorded:
         """Whether those of a text are there."""
         return self._features(number).exists()
 
-    def add_features(self, number: int, told: Mapping[str, np.ndarray]) -> None:
+    def add_features(self, number: int, features: Mapping[str, np.ndarray]) -> None:
         """Keep the target's features of a text, of several residual streams the mean."""
         n_embd = self.sizes.n_embd
-        columns = [told[name] for name in (*self.sizes.features, "output")]
+        columns = [features[name] for name in (*self.sizes.features, "output")]
         means = [values.reshape(len(values), -1, n_embd).mean(axis=1) for values in columns]
         with AtomicFile(self._features(number).resolve()) as out:
             np.save(out.file, np.clip(np.hstack(means), -_MAX, _MAX).astype(np.float16))

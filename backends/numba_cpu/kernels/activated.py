@@ -94,22 +94,22 @@ class MultiplyActivated(Record):
 
 def activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
     """Make the helper of (gate, address of up, address of divisors or 0, how many are left, limit, constants)."""
-    (bend, of_up), is_capped, is_xielu = _FUNCTIONS[activation], activation == "situ", activation == "xielu"
+    (of_gate, of_up), is_capped, is_xielu = _FUNCTIONS[activation], activation == "situ", activation == "xielu"
 
     @helper
-    def bent(value: Any, constants: Any) -> Any:
+    def activated_gate(value: Any, constants: Any) -> Any:
         """The activation of a gate."""
         if is_xielu:
             return xielu(value, constants.a, constants.b, constants.c, constants.d)
         if is_capped:
-            return mul(bend(value), capped(value, constants.a))
-        return bend(value)
+            return mul(of_gate(value), capped(value, constants.a))
+        return of_gate(value)
 
     @helper
     def activate_lanes(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
         if is_limited and not limits_activated:
             value = minimum(limit, value)  # the second operand stays where it is NaN
-        value = bent(value, constants)
+        value = activated_gate(value, constants)
         if is_limited and limits_activated:
             value = minimum(limit, value)
         if divisors != 0:

@@ -127,8 +127,8 @@ def xielu(x, below, above, slope, eps):
     """Above x^2 + slope x above 0, below (e^min(x, eps) - 1 - x) + slope x elsewhere; none but x is a vector."""
     least = minimum(splat_f32(f32(eps)), x)
     low = mul(splat_f32(f32(below)), add(exponential_rest(least), sub(least, x)))
-    bent = choose_below(sub(zero_f32(), x), f32(0.0), mul(splat_f32(f32(above)), mul(x, x)), low)
-    return fma(splat_f32(f32(slope)), x, bent)
+    gated = choose_below(sub(zero_f32(), x), f32(0.0), mul(splat_f32(f32(above)), mul(x, x)), low)
+    return fma(splat_f32(f32(slope)), x, gated)
 
 
 @helper

@@ -193,7 +193,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
         scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
         scale = simd.splat_f32(f32(layer.scale))
-        bend, lines_k, lines_v = layer.bend, 0, 0
+        adjust, lines_k, lines_v = layer.adjust_scores, 0, 0
         if tile < n_tiles:
             lines_k = share_of_lines(all_lines_k, tile, n_tiles)
             if not is_latent:  # else scoring fetches them
@@ -214,8 +214,8 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             if is_tree:
                 by_position = scratch + ROW_SCORES
                 gather(by_cell, by_position, mark, token, position, parents, start, base, first)
-            if bend != 0:
-                invoke(bend, (layer, by_position, first, end, start - position, group * share + (row + r) % share))
+            if adjust != 0:
+                invoke(adjust, (layer, by_position, first, end, start - position, group * share + (row + r) % share))
             top, total = soften(by_position, first, end, low, high)
             if low >= high:  # nothing to see here: no weights, and a total that says so
                 total = f32(-1)

@@ -1,4 +1,4 @@
-"""What the attention kernels of a layer are told, and how large the memory is that they work in."""
+"""The operands of a layer's attention kernels, and the sizes of the memory that they work in."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AttentionLayer:
     chunk: int  # of every so many positions it sees those of its own only
     sees_run: bool  # whether it sees the later positions of its run, too
     sinks: int  # (n_heads,) float32, address
-    bend: int  # address of the kernel that changes scores, see `bend.py`
+    adjust_scores: int  # address of the kernel, see `score_adjustment.py`; 0: scores stay as they are
     cap: float  # of scores
     slopes: int  # (n_heads,) float32, address
     parts: int  # of rows, address

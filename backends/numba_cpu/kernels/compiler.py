@@ -104,7 +104,7 @@ class KernelCompiler(CompilerBase):  # type: ignore[misc]
     lowering = _KernelLowering
 
     def define_pipelines(self) -> list[Any]:
-        """Name the passes: numba's, without those that find nothing in kernels, and with another one that makes code."""
+        """Name the passes: numba's, without the passes that find nothing in kernels, and with another one that makes code."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         kept = [(each, what) for each, what in passes.passes if each not in _USELESS]
         passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in kept]

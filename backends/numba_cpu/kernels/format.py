@@ -65,7 +65,7 @@ EXPONENT_BYTES = 2 * PANEL_ROWS  # of a panel's rows
 
 @frozen
 class Format:
-    """What a weight type is packed to, named like the type, or one of those that share it."""
+    """The packed form of a weight type, named like the type, or like one of the types that share it."""
 
     kind: str
     unit_blocks: int = 1

@@ -104,9 +104,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:
-    """Load or compile `kernels`, and report how many of those that were not in the cache are there.
+    """Load or compile `kernels`, and report how many of the kernels that were not in the cache are there.
 
-    Those that other processes are compiling right now come last, so that processes that start at once share the work.
+    Kernels that other processes are compiling right now come last, so that processes that start at once share the work.
     """
     kernels = list(kernels)
     missing = [k for k in kernels if _signature(k) not in k.overloads and not k._cache.holds()]  # noqa: SLF001

@@ -164,11 +164,11 @@ def prepare_kernel(kind: str) -> Any:
                 lay_out(x, row, latent, padded)
                 invoke(prepare_head, (row, layer.norm, 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)
-            ways = layer.turn
+            steps = layer.turn
             if head == n_heads:
-                ways = layer.turn_kept
-            if ways != 0:
-                invoke(prepare_head, (to, ways, 0, position, turned))
+                steps = layer.turn_kept
+            if steps != 0:
+                invoke(prepare_head, (to, steps, 0, position, turned))
             if head == n_heads:
                 cell = get_i64(get_i64(state + SLOTS) + 8 * t) * layer.n_rows + get_i64(get_i64(state + CELLS) + 8 * t)
                 put(row, layer.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)

@@ -1,4 +1,4 @@
-"""What becomes of a row of logits: it is capped; sampling asks for its best token, its best k, the sum of its exponentials.
+"""Rows of logits: they are capped, and sampling asks for a row's best token, its best k, the sum of its exponentials.
 
 A row is read once, 64 logits at a step; most steps hold nothing of interest, which one comparison tells.
 """
@@ -132,7 +132,7 @@ def argmax(logits, width, n_rows, n, out):
 
 @helper
 def insert(ids, values, n_kept, k, token, value):
-    """Insert a token after those that are at least as good; of k tokens the last falls off. Returns how many there are."""
+    """Insert a token after the tokens that are at least as good; of k tokens the last falls off. Returns how many there are."""
     place = n_kept
     if n_kept == k:
         place -= 1

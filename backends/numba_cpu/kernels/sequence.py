@@ -1,4 +1,4 @@
-"""What a pass does to the states of the sequences that take part in it, as kernels read it.
+"""The updates of sequences' states in a pass, as kernels read them.
 
 Beside each run of a slot's tokens lies how many of them are certain, and what else the slot's states take in. In order: what
 was saved is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then the certain ones. On

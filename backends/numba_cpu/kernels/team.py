@@ -8,7 +8,7 @@ Every thread runs every record's kernel with `(record, state, thread, n_threads)
 A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
 core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. Where a
 teammate was last seen on its own core, as happens when another process is busy, it lets that one run instead of spinning.
-Sleeping is reading from a file that whoever ends the wait writes to, which every libc can do.
+A thread sleeps by reading from a file to which the thread writes that ends the wait. Every libc can do that.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def wait(state, thread, address, value, linger_ns):
                 linger_ns = 0
         else:
             exchange(own, 1)
-            # Either whoever changes the value sees that this thread sleeps, or this thread sees the change. Where both do,
+            # Either the thread that changes the value sees that this one sleeps, or this thread sees the change. Where both do,
             # the flag tells who was first: once it is taken, a token is on its way.
             if ordered_load(address) == value or exchange(own, 0) == 0:
                 while take_token(get_i64(own + READ)) != 8:  # a signal came between

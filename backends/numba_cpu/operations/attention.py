@@ -132,7 +132,7 @@ class AttendEmitter(OperationEmitter):
             chunk=operation.chunk or 0,
             sees_run=not operation.is_causal,
             sinks=0 if sinks is None else placed.weights.vector(sinks.weight, sinks.size),
-            bend=address(adjust_scores) if self._adjusts_scores else 0,
+            adjust_scores=address(adjust_scores) if self._adjusts_scores else 0,
             cap=operation.softcap or 0.0,
             slopes=0 if slopes is None else arena.keep(np.array(slopes, np.float32), "scratch"),
             parts=buffers["parts of attention"],

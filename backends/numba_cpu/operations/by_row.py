@@ -53,7 +53,7 @@ def _kind(operation: Operation, operand: Any) -> type:
 
 
 def _operand(given: Any, placed: Placed) -> Operand:
-    """What the kernel is told of an operand."""
+    """An operand as the kernel reads it."""
     address = width = stride = count = 0
     number = 0.0
     if isinstance(given, Value):

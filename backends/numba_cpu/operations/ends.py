@@ -48,7 +48,7 @@ class InPlaceEmitter(OperationEmitter):
             tape.norm_x(self.operation.norm)
         else:
             tape.add_to_x(self.placed.rows(self.operation.other, tape))
-            tape.waits = True  # whoever writes next may write these rows
+            tape.waits = True  # the next record may write these rows
 
 
 class GiveInputsEmitter(OperationEmitter):

@@ -163,7 +163,7 @@ class BeginStreamsEmitter(OperationEmitter):
         size = y[0].width
         if to.stride:  # x, which every thread has for itself
             tape.copy(self.placed.rows(y[0], tape), to)
-            tape.waits = True  # whoever writes next may write these rows
+            tape.waits = True  # the next record may write these rows
             return
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])

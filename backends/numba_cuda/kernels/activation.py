@@ -68,8 +68,8 @@ def silu(g):
 @lane
 def _tanh_gelu(g):
     cube = mul(mul(g, g), g)
-    bent = tanh(mul(np.float32(0.7978845608028654), fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
-    return mul(mul(np.float32(0.5), g), add(np.float32(1), bent))
+    gated = tanh(mul(np.float32(0.7978845608028654), fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
+    return mul(mul(np.float32(0.5), g), add(np.float32(1), gated))
 
 
 @lane

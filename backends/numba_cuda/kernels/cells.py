@@ -35,7 +35,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
 
 NOT_KEPT, F16, Q8_0, Q4_0, F32 = range(-1, 4)
 TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
-"""What kernels are told that a cache type is. As F32 is kept what no user has a choice of."""
+"""The numbers of cache types in kernels. Caches whose type no option gives are kept as F32."""
 BLOCK = 32  # values that share a scale
 StoreArgs = record("StoreArgs", b="codes", h="halves", i="kept_as")
 """The planes of a cache that is written, and its type."""

@@ -3,7 +3,7 @@
 Kernels and lanes use numba's names for threads, barriers, shared and local arrays (`cuda`), and for all that has an instruction
 of its own the operations of `instructions`, and those of a warp, below. With NUMBA_ENABLE_CUDASIM=1, numba's switch, lanes are
 compiled for the CPU by the same typing rules as on the device, and the threads of a block are coroutines (`simulator`): a warp
-operation or a barrier passes on to the next, so that what comes of a kernel can be told without a device.
+operation or a barrier passes on to the next, so that the results of a kernel are known without a device.
 """
 
 from __future__ import annotations

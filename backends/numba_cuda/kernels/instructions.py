@@ -172,7 +172,7 @@ if SIMULATED:
     def arrive(counters, i, n):
         """Count one more of n at a place, and return how many were there before; the last of them sets its counter to 0 again.
 
-        What was written before it comes is seen by whoever comes later.
+        A block that comes later sees all that was written before this one came.
         """
         before = counters[i]
         counters[i] = 0 if before == n - 1 else before + 1

@@ -1,7 +1,7 @@
 """Latent attention: what is kept of a position is read once for many heads, which tensor cores multiply it with.
 
 A block takes one split of positions (see `attention`) and 16 or 32 heads of one token: the rows of an instruction are heads,
-never tokens, so what comes of a token depends on no other one. Of few splits the last block of some heads to end merges what
+never tokens, so a token's result depends on no other one. Of few splits the last block of some heads to end merges what
 all gave.
 """
 

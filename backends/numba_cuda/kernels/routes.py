@@ -1,4 +1,4 @@
-"""Which rows of a pass go to which experts, and how what comes of them is added up.
+"""Which rows of a pass go to which experts, and how the experts' rows are added up.
 
 A pass of n tokens with k experts each has n * k rows, row t * k + j of token t. They are sorted by expert, then by row, so that
 those of one expert stand beside each other, in *places*; a few of them at a time are a tile, see `matmul`. What a row's

@@ -35,7 +35,7 @@ MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token
 
 @frozen(eq=False)
 class Heads:
-    """So many heads of so many values each, what becomes of them, and what keeps them if they are kept."""
+    """So many heads of so many values each, their steps, and the cache that keeps them if they are kept."""
 
     n: int
     dim: int
@@ -44,7 +44,7 @@ class Heads:
 
 
 def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads]) -> None:
-    """Write what becomes of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
+    """Write the steps of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
     roles, steps = ("q", "k", "v")[heads[0].cache is not None :], heads[0].steps
     n = dict(zip(roles, (each.n for each in heads), strict=False))
     arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": steps.lag}
@@ -165,7 +165,7 @@ def n_blocks(choice: Choice, n_ctx: int) -> int:
 
 
 def choice_args(tape: Tape, choice: Choice | None, n_ctx: int) -> Any:
-    """What kernels are told of the positions that they attend to."""
+    """The arguments of kernels for the positions that tokens attend to."""
     if choice is None or choice.is_all:
         return ChoiceArgs()
     n = n_blocks(choice, n_ctx)
@@ -201,7 +201,7 @@ def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Any:
-    """What kernels are told of a rope."""
+    """The arguments of kernels for a rope."""
     if rope is None:
         return TurnArgs()
     key = ("turns", rope.frequencies.tobytes(), rope.magnitude, rope.ahead)

@@ -49,7 +49,7 @@ class ChooseExpertsEmitter(OperationEmitter):
         tape.launch(experts.route, (1,), THREADS, how=self.arguments(tape))
 
     def arguments(self, tape: Tape) -> Any:
-        """What kernels are told; leaves the routes to their readers."""
+        """The arguments of kernels; leaves the routes to their readers."""
         operation, router, buffers = self.operation, self.operation.router, tape.buffers
         logits, n_experts = self.layout.rows(operation.logits, tape), router.logits.n_out
         is_joined = bool(operation.joined) and tape.weights.join(operation.joined)

@@ -309,7 +309,7 @@ class Layout:
                 yield [*self._in_order(sorted(made, key=lambda value: (value in last, self._makers[value] in after)))]
 
     def _in_order(self, values: Sequence[Value]) -> Iterator[Value]:
-        """The values, each with those that it needs to have next to it."""
+        """The values, each followed by the values that it needs to have next to it."""
         following = {self._next[value] for value in values if value in self._next}
         for first in values:
             value = None if first in following else first

@@ -81,7 +81,7 @@ class ConvolveEmitter(OperationEmitter):
         self._convolve(tape, is_state_alone=True)
 
     def _steps(self, tape: Tape) -> Any:  # noqa: ARG002 - for those with some
-        """What kernels are told of decays that are made beside it."""
+        """The arguments of kernels for decays that are made beside it."""
         return StepArgs()
 
     def _convolve(self, tape: Tape, *, is_state_alone: bool) -> None:
@@ -265,7 +265,7 @@ class RecurEmitter(OperationEmitter):
         self.emit(tape)
 
     def kept(self, tape: Tape) -> Any:
-        """What `gate_groups` is told of inputs of drafted tokens, which are kept aside."""
+        """The arguments of `gate_groups` for inputs of drafted tokens, which are kept aside."""
         recur, layout = self.operation, self.layout
         row, n_keys = layout.whole_row(recur.keys, tape), recur.keys.width
         step_at = layout.row(recur.betas if recur.decays is None else recur.decays)[1]

@@ -79,13 +79,13 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
 
 
 def stages(subject: BackendSubject) -> None:
-    """A pass in two parts is the whole pass, and what a pass tells beside logits does not depend on its company."""
+    """A pass in two parts is the whole pass, and features do not depend on a pass's company."""
     tokens, more = _tokens(24), 7
     with _closing(subject.load("Q8_0")) as model, _closing(subject.load("Q8_0", is_reference=True)) as oracle:
         names = tuple(name for name in oracle.features if name in model.features)
         passed, right = (each.forward(Batch.chain(tokens, features=names)) for each in (model, oracle))
-        logits, told = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
-        for name, values in told.items():
+        logits, features = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
+        for name, values in features.items():
             if values.shape != (len(tokens), model.features[name]):
                 raise contract.FEATURES.broken(subject.backend.name, f"{name} of shape {values.shape}")
             subject.near(contract.FEATURES, values, right.features(name), name)
@@ -93,7 +93,7 @@ def stages(subject: BackendSubject) -> None:
             found = model.forward(attrs.evolve(joint, features=(name,))).features(name)[more:]
             subject.same(contract.FEATURES, found, values, f"{name} beside another slot")
         for cut in range(1, model.info.n_layers if "layer.0" in names else 1):
-            batch = Batch.chain(tokens, layers=(cut, model.info.n_layers), hidden=told[f"layer.{cut - 1}"])
+            batch = Batch.chain(tokens, layers=(cut, model.info.n_layers), hidden=features[f"layer.{cut - 1}"])
             subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
 
 
@@ -108,8 +108,8 @@ def nextn(subject: BackendSubject) -> None:
     ):
         if model.info.nextn_features != given:
             raise contract.NEXTN.broken(subject.backend.name, f"given {model.info.nextn_features}, expected {given}")
-        told = oracle.forward(Batch.chain(tokens, features=given)).features("output")
-        hidden = np.concatenate([np.zeros_like(told[:1]), told])
+        features = oracle.forward(Batch.chain(tokens, features=given)).features("output")
+        hidden = np.concatenate([np.zeros_like(features[:1]), features])
 
         def batch_of(tokens: np.ndarray, start: int = 0, **others: Any) -> Batch:
             rows = np.ascontiguousarray(hidden[start : start + len(tokens)])
@@ -215,12 +215,12 @@ def saved_slots(subject: BackendSubject) -> None:
             with suppress(UnsupportedError), _closing(subject.load(n_slots=3, **given)) as typed:
                 typed.forward(Batch.chain(tokens, slot=1))
                 wrongs.append((typed.save(1, 37), f"what a model with {kind} saved, by one with f16,"))
-        for wrong, told in wrongs:
+        for wrong, detail in wrongs:
             try:
                 other.restore(1, wrong)
             except ModelFileError:
                 continue
-            raise contract.SAVED.broken(subject.backend.name, f"{told} taken for a slot")
+            raise contract.SAVED.broken(subject.backend.name, f"{detail} taken for a slot")
 
 
 def handle(subject: BackendSubject) -> None:
@@ -238,7 +238,7 @@ def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
     for row, values, ids_of_row, values_of_row in zip(some.tolist(), rows[some], best, best_values, strict=True):
         order = np.lexsort((np.arange(n), -values))[:9]
         exact = float(np.log(np.exp(values.astype(np.float64)).sum()))
-        for told, is_so in (
+        for detail, is_so in (
             ("argmax", int(logits.argmax()[row]) == int(values.argmax())),
             ("top_k", np.array_equal(ids_of_row, order) and np.array_equal(values_of_row, values[order])),
             ("gather", np.array_equal(logits.gather(row, ids), values[ids])),
@@ -246,7 +246,7 @@ def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
             ("row", np.array_equal(logits.row(row), values)),
         ):
             if not is_so:
-                raise contract.HANDLE.broken(subject.backend.name, f"{told} of row {row}")
+                raise contract.HANDLE.broken(subject.backend.name, f"{detail} of row {row}")
 
 
 def vocabulary(subject: BackendSubject) -> None:
@@ -287,8 +287,8 @@ def outside(subject: BackendSubject) -> None:
             (Batch.chain([N_VOCAB]), OptionError),
             (Batch.chain([-1]), OptionError),
         ):
-            told = f"token {batch.tokens[0]} at position {batch.positions[0]} of slot {batch.slots[0]}"
-            _raises(subject, contract.OUTSIDE, error, told, lambda: model.forward(batch))  # noqa: B023 - called at once
+            detail = f"token {batch.tokens[0]} at position {batch.positions[0]} of slot {batch.slots[0]}"
+            _raises(subject, contract.OUTSIDE, error, detail, lambda: model.forward(batch))  # noqa: B023 - called at once
         found = model.forward(Batch.chain(tokens[-1:], start=len(tokens) - 1)).rows()
         subject.same(contract.OUTSIDE, found, whole[-1:], "after passes that were refused")
     model.close()
@@ -317,14 +317,16 @@ def memory_table(subject: BackendSubject) -> None:
         raise contract.TABLE.broken(subject.backend.name, f"{grown} bytes for states that take {needed}")
 
 
-def _raises(subject: BackendSubject, promise: Contract, error: type[Exception], told: str, call: Callable[[], object]) -> None:
+def _raises(
+    subject: BackendSubject, promise: Contract, error: type[Exception], detail: str, call: Callable[[], object]
+) -> None:
     try:
         call()
     except error:
         return
     except Exception as other:
-        raise promise.broken(subject.backend.name, f"{told}: {type(other).__name__}: {other}") from other
-    raise promise.broken(subject.backend.name, f"{told} was taken")
+        raise promise.broken(subject.backend.name, f"{detail}: {type(other).__name__}: {other}") from other
+    raise promise.broken(subject.backend.name, f"{detail} was taken")
 
 
 class _closing:  # noqa: N801 - reads as contextlib's

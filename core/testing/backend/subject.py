@@ -77,7 +77,7 @@ class BackendSubject:
             raise contract.HANDLE.broken(self.backend.name, f"forward returned a {type(passed).__name__}")
         return passed
 
-    def near(self, promise: Contract, found: np.ndarray, right: np.ndarray, told: str) -> None:
+    def near(self, promise: Contract, found: np.ndarray, right: np.ndarray, detail: str) -> None:
         """See that numbers are the reference's, up to the tolerance.
 
         Raises:
@@ -85,13 +85,13 @@ class BackendSubject:
         """
         error = float(np.mean((found.astype(np.float64) - right) ** 2) / np.mean(right.astype(np.float64) ** 2))
         if not error <= self.tolerance:
-            raise promise.broken(self.backend.name, f"{told}: error {error:.2g}, tolerance {self.tolerance:.2g}")
+            raise promise.broken(self.backend.name, f"{detail}: error {error:.2g}, tolerance {self.tolerance:.2g}")
 
-    def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, told: str) -> None:
+    def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, detail: str) -> None:
         """See that logits are the same to the bit.
 
         Raises:
             ContractError: They are not.
         """
         if found.shape != expected.shape or not np.array_equal(found, expected):
-            raise promise.broken(self.backend.name, f"other logits {told}")
+            raise promise.broken(self.backend.name, f"other logits {detail}")

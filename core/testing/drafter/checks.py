@@ -52,8 +52,8 @@ def scope(subject: Subject) -> None:
     if subject.scope == "request":
         second = subject.drafts([other, REPEATING])[1:]
         if second != alone:
-            told = "scope is “request”, but after another request drafts are others"
-            raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, second)}")
+            detail = "scope is “request”, but after another request drafts are others"
+            raise contract.SCOPE.broken(subject.name, f"{detail}: {_difference(alone, second)}")
     if subject.is_alone:
         with DrivenLoop(subject, 2) as loop:
             first = loop.start(ScriptedRequest(other.prompt, other.rounds * 3))
@@ -61,8 +61,8 @@ def scope(subject: Subject) -> None:
                 loop.round()
             beside = loop.play(REPEATING).drafts
         if [beside] != alone:
-            told = f"scope is “{subject.scope}”, but another slot's requests change drafts"
-            raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, [beside])}")
+            detail = f"scope is “{subject.scope}”, but another slot's requests change drafts"
+            raise contract.SCOPE.broken(subject.name, f"{detail}: {_difference(alone, [beside])}")
 
 
 def interleaved(subject: Subject) -> None:
@@ -105,8 +105,8 @@ def prefilling(subject: Subject) -> None:
         long = loop.start(LONG)
         loop.run(long, beside)
     if subject.scope == "request" and [long.drafts] != (alone := subject.drafts([LONG])):
-        told = f"after requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [long.drafts])}"
-        raise contract.SCOPE.broken(subject.name, told)
+        detail = f"after requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [long.drafts])}"
+        raise contract.SCOPE.broken(subject.name, detail)
     if subject.is_alone and [beside.drafts] != (alone := subject.drafts([busy], n_slots=2)):
         raise contract.SCOPE.broken(subject.name, f"beside a slot that is in `begin`: {_difference(alone, [beside.drafts])}")
 

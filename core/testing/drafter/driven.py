@@ -172,16 +172,16 @@ class ScriptedDrafting(Drafting):
         """See that a draft ends where it does not pay to go on."""
         if (pace := self._pace) is None:
             return
-        told, reach = "", [1.0]  # of the history, then of each token
+        detail, reach = "", [1.0]  # of the history, then of each token
         if draft.depth > pace.depth:
-            told = f"{draft.depth} tokens one after another, where {pace.depth} were asked for"
+            detail = f"{draft.depth} tokens one after another, where {pace.depth} were asked for"
         confidence = np.ones(len(draft)) if draft.confidence is None else draft.confidence
         for parent, chance in zip(draft.above.tolist(), confidence.tolist(), strict=True):
             if reach[parent + 1] < pace.least_reach:
-                told = f"a token after a path of {reach[parent + 1]:.3f}, where {pace.least_reach} was asked for"
+                detail = f"a token after a path of {reach[parent + 1]:.3f}, where {pace.least_reach} was asked for"
             reach.append(reach[parent + 1] * chance)
-        if told:
-            raise contract.PACE.broken(drafter.profile.name, told)
+        if detail:
+            raise contract.PACE.broken(drafter.profile.name, detail)
 
     def _compare(self, slot: SlotProposals, draft: Draft) -> None:
         """See that what was drafted ahead is what was drafted now, as far as both go."""

@@ -73,7 +73,7 @@ def engine_with(
 
 
 def answers(name: str, engine: Engine, params: dict[str, Any], report: DrafterReport) -> list[Result]:
-    """What becomes of all prompts, counted; errors are those of `counted`."""
+    """The counted results of all prompts; errors are those of `counted`."""
     asked = {"max_tokens": N_TOKENS, "logprobs": 0, "ignore_eos": True, **params}
     return counted(name, lambda: engine.generate(PROMPTS, **asked), report)
 

@@ -68,8 +68,8 @@ def distribution(subject: Subject) -> None:
     expected = _N_ANSWERS * np.array(list(chances.values()))
     if (distance := _distance(found, expected)) > _LARGEST:
         most = int(abs(found - expected).argmax())
-        told = f"{list(chances)[most]} {found[most]:.0f} times in {_N_ANSWERS}, expected {expected[most]:.0f}"
-        raise contract.DISTRIBUTION.broken(subject.name, f"{told}; all in all {distance:.0f} standard deviations from chance")
+        detail = f"{list(chances)[most]} {found[most]:.0f} times in {_N_ANSWERS}, expected {expected[most]:.0f}"
+        raise contract.DISTRIBUTION.broken(subject.name, f"{detail}; all in all {distance:.0f} standard deviations from chance")
 
 
 def _by_rejection(subject: Subject) -> Subject:

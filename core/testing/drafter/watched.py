@@ -43,8 +43,8 @@ class Watched(Drafter):
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
         self.__text = np.full(self.session.options.n_ctx + 1, _POISON, np.int32)
         self.__n_text, self.__n_own_references = 0, sys.getrefcount(self.__text)
-        told = f"begin with {len(history)} tokens, {n_reused} of them reused"
-        steps: Any = self.__call(told, super().begin, self.watched_history(history), n_reused)
+        event = f"begin with {len(history)} tokens, {n_reused} of them reused"
+        steps: Any = self.__call(event, super().begin, self.watched_history(history), n_reused)
         if not isinstance(steps, Iterator | None):
             raise self.__broken(contract.BEGIN, f"a {type(steps).__name__}")
         return None if steps is None else self.__steps(steps)
@@ -80,8 +80,8 @@ class Watched(Drafter):
         return tokens
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
-        told = f"accept of {verdict.n_accepted} of {verdict.n_offered}{'' if verdict.is_used else ', no draft of its own'}"
-        self.__call(told, super().accept, self.watched_history(history), verdict)
+        event = f"accept of {verdict.n_accepted} of {verdict.n_offered}{'' if verdict.is_used else ', no draft of its own'}"
+        self.__call(event, super().accept, self.watched_history(history), verdict)
 
     def end(self) -> None:
         """See `Drafter.end`; what a drafter reads from its history afterwards is poison."""
@@ -123,8 +123,8 @@ class Watched(Drafter):
             raise self.__broken(contract.DRAFT, seen)
         return draft
 
-    def __call(self, told: str, method: Callable[..., Any], *args: Any) -> Any:
-        self.__journal.append(told)
+    def __call(self, event: str, method: Callable[..., Any], *args: Any) -> Any:
+        self.__journal.append(event)
         before = self.__text.copy()
         try:
             result = method(*args)

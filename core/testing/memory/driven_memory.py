@@ -23,7 +23,7 @@ from augury.types import Draft
 
 @frozen(eq=False)
 class Guess:
-    """One slot's draft in a round, and what becomes of it.
+    """One slot's draft in a round, and its fate.
 
     Attributes:
         draft: A chain or a tree.
@@ -52,13 +52,13 @@ class DrivenMemory:
 
     def open(self, prompt: Sequence[int], *, may_reuse: bool, chunk: int, slot: int | None = None) -> None:
         """Begin a request: take a slot, and process the prompt in chunks."""
-        told = f"open of {list(prompt)}{'' if may_reuse else ', no reuse'}{'' if slot is None else f', slot {slot}'}"
+        event = f"open of {list(prompt)}{'' if may_reuse else ', no reuse'}{'' if slot is None else f', slot {slot}'}"
         n_ctx, n_slots = self._context.spec.n_ctx, self._context.spec.n_slots
         tokens = np.array(prompt, np.int32)
         if len(prompt) > n_ctx and len(self.texts) < n_slots:
-            self._refused(told, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
+            self._refused(event, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
             return
-        opened = self._call(told, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
+        opened = self._call(event, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
         if opened is None or opened.slot in self.texts or not 0 <= opened.slot < n_slots or slot not in (None, opened.slot):
             if opened is None and len(self.texts) == n_slots:
                 return
@@ -71,7 +71,7 @@ class DrivenMemory:
 
     @property
     def free_slots(self) -> list[int]:
-        """Those that no request has."""
+        """The slots that no request has."""
         return [slot for slot in range(self._context.spec.n_slots) if slot not in self.texts]
 
     def round(self, guesses: dict[int, Guess]) -> None:
@@ -97,8 +97,8 @@ class DrivenMemory:
         written = [self.texts[slot][-1], 2, 3][:room]
         for n in range(1, len(written) + 1):
             tokens = np.array(written[:n], np.int32)
-            told = f"passes ahead of slot {slot} over {written[:n]}"
-            rows = self._call(told, lambda tokens=tokens: self._context.forward_drafts({slot: tokens}, 1).rows())
+            event = f"passes ahead of slot {slot} over {written[:n]}"
+            rows = self._call(event, lambda tokens=tokens: self._context.forward_drafts({slot: tokens}, 1).rows())
             self._compare(rows, [[*self.texts[slot][:-1], *written[:n]]])
 
     def truncate(self, slot: int) -> None:
@@ -162,8 +162,8 @@ class DrivenMemory:
 
     def _feed(self, slot: int, kept: list[int], tokens: list[int], draft: Draft | None = None) -> SlotInput:
         k = 0 if draft is None else len(draft)
-        told = f"prepare of {len(tokens)} and {k} drafted in slot {slot}"
-        feed = self._call(told, self._context.feed, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
+        event = f"prepare of {len(tokens)} and {k} drafted in slot {slot}"
+        feed = self._call(event, self._context.feed, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
         reservation = feed.reservation
         if not 0 <= reservation.mark <= len(kept) or list(reservation.replay) != kept[reservation.mark :]:
             raise self._broken(contract.RESERVATION, f"{reservation} where {kept} is kept")
@@ -196,11 +196,11 @@ class DrivenMemory:
                 raise self._broken(contract.STATE, f"other states than those of {text}")
 
     def _commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
-        told = f"commit of {feed.tokens.tolist()} and {list(path)} of the draft to slot {feed.slot}"
-        self._call(told, self._context.commit, feed, path)
+        event = f"commit of {feed.tokens.tolist()} and {list(path)} of the draft to slot {feed.slot}"
+        self._call(event, self._context.commit, feed, path)
 
-    def _refused(self, told: str, call: Callable[[], Any]) -> None:
-        self._journal.append(told)
+    def _refused(self, event: str, call: Callable[[], Any]) -> None:
+        self._journal.append(event)
         try:
             result = call()
         except CapacityError:
@@ -209,8 +209,8 @@ class DrivenMemory:
             raise self._broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
         raise self._broken(contract.CAPACITY, f"{result}")
 
-    def _call(self, told: str, call: Callable[..., Any], *args: Any) -> Any:
-        self._journal.append(told)
+    def _call(self, event: str, call: Callable[..., Any], *args: Any) -> Any:
+        self._journal.append(event)
         try:
             return call(*args)
         except Exception as error:
