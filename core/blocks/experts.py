@@ -12,7 +12,7 @@ from augury.blocks.parts import Activation, Experts, Linear, Matrices, Norm, Rou
 if TYPE_CHECKING:
     from augury.blocks.transformer import FeedForward
     from augury.lowering.builder import Builder
-    from augury.lowering.operations import Value
+    from augury.lowering.operation import Value
 
 __all__ = ["MixtureOfExperts"]
 

@@ -12,29 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from attrs import field, fields, frozen
 
-__all__ = [
-    "Activation",
-    "Convolution",
-    "Experts",
-    "GateKind",
-    "Gating",
-    "HasKernels",
-    "HasParts",
-    "Integers",
-    "Linear",
-    "LinearRecurrence",
-    "Matrices",
-    "Norm",
-    "NormKind",
-    "Part",
-    "Rope",
-    "Router",
-    "Rows",
-    "SequenceState",
-    "Temperature",
-    "Vector",
-]
-
 
 @frozen
 class HasParts:

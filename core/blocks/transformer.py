@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from augury.blocks.indexer import PositionIndexer
     from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
-    from augury.lowering.operations import Value
+    from augury.lowering.operation import Value
 
 __all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection", "SecondStream"]
 

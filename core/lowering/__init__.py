@@ -12,7 +12,7 @@ from augury.lowering.attention import (
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.operation import KeptRows, source_key
+from augury.lowering.operation import KeptRows, Operation, Value, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -30,13 +30,11 @@ from augury.lowering.operations import (
     LastTokens,
     Multiply,
     Normalize,
-    Operation,
     ReadHidden,
     ReadInput,
     Recur,
     Route,
     ScaleToLength,
-    Value,
 )
 
 __all__ = [

@@ -30,7 +30,7 @@ from augury.lowering.attention import (
     PrepareLatents,
 )
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.operation import KeptRows
+from augury.lowering.operation import KeptRows, Operation, Value
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -48,13 +48,11 @@ from augury.lowering.operations import (
     LastTokens,
     Multiply,
     Normalize,
-    Operation,
     ReadHidden,
     ReadInput,
     Recur,
     Route,
     ScaleToLength,
-    Value,
 )
 
 if TYPE_CHECKING:

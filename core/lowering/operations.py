@@ -28,32 +28,6 @@ from augury.blocks.parts import (
 )
 from augury.lowering.operation import Operation, Value
 
-__all__ = [
-    "Activate",
-    "Add",
-    "AddStream",
-    "AddWeighed",
-    "BeginStreams",
-    "Constant",
-    "Convolve",
-    "ConvolveBlock",
-    "Decay",
-    "DecayByKey",
-    "FeedExperts",
-    "Gate",
-    "Join",
-    "LastTokens",
-    "Multiply",
-    "Normalize",
-    "Operation",
-    "ReadHidden",
-    "ReadInput",
-    "Recur",
-    "Route",
-    "ScaleToLength",
-    "Value",
-]
-
 
 @frozen(eq=False)
 class Normalize(Operation):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.errors import UnsupportedError
-from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Value
+from augury.lowering.operation import Operation, Value
+from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear

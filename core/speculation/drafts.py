@@ -16,20 +16,6 @@ from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
 from augury.types import NO_DRAFT, Draft
 
-__all__ = [
-    "AheadDraft",
-    "Choice",
-    "CostlyAsk",
-    "DrafterProfile",
-    "LossBudget",
-    "Outcome",
-    "Proposal",
-    "RequestDrafter",
-    "RequestDrafters",
-    "SlotProposals",
-]
-
-
 _LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 32  # with each ask, of a request and of all
 
 
