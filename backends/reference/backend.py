@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.mixers import CACHES, has_function
+from augury.backends.reference.mixers import has_function
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
@@ -34,8 +34,7 @@ class Reference(Backend):
         for block in plan.blocks():
             if not has_function(block):
                 check_operations(block, plan.n_seen(block))
-        kept = [(CACHES.get(type(mixer), LayerCache), mixer) for mixer in plan.mixers]
-        n_bytes = sum(cache.bytes_per_position(mixer, options) for cache, mixer in kept)
+        n_bytes = sum(LayerCache.bytes_per_position(mixer, options) for mixer in plan.mixers)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())
         if not n_floats:
             return StateSpec(options.n_slots, options.n_ctx, n_bytes)

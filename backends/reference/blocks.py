@@ -6,11 +6,10 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
@@ -31,6 +30,9 @@ from augury.blocks import (
     Router,
     Temperature,
 )
+
+if TYPE_CHECKING:
+    from augury.backends.reference.cache import LayerCache
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -236,10 +238,6 @@ def sharpness(temperature: Temperature, position: int) -> float:
     return 1.0 + temperature.scale * math.log1p(periods)
 
 
-CACHES: dict[type, Any] = {Attention: LayerCache}
-"""What a mixer keeps of its slots, by its type."""
-MIXERS: dict[type, Any] = {Attention: attention}
-"""What a mixer that keeps something adds to x, by its type."""
 STATELESS: dict[type, Any] = {
     FeedForward: feed_forward,
     Projection: projection,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from augury.backends.reference.cache_type import TYPES
@@ -11,9 +9,6 @@ from augury.batch import Batch
 from augury.blocks import Block
 from augury.errors import CapacityError
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
 
 
 class _Rows:
@@ -72,12 +67,7 @@ class LayerCache:
 
     purpose = "KV cache"
 
-    def __init__(
-        self,
-        layer: Block,
-        options: ModelOptions,
-        weights: Weights,  # noqa: ARG002 - as states that need some
-    ) -> None:
+    def __init__(self, layer: Block, options: ModelOptions) -> None:
         n_slots, n_ctx = options.n_slots, options.n_ctx
         try:
             self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind, kind)) for kind, n, size in layer.cached()]
@@ -95,11 +85,10 @@ class LayerCache:
         """Bytes of all slots."""
         return sum(part.n_bytes for part in self._parts)
 
-    def store(self, slot: int, cell: int, *rows: np.ndarray | None) -> None:
-        """Keep the rows of one token, (G, D) and so on, as far as they are given."""
+    def store(self, slot: int, cell: int, *rows: np.ndarray) -> None:
+        """Keep the rows of one token, (G, D) and so on."""
         for i, row in enumerate(rows):
-            if row is not None:
-                self.store_part(i, slot, cell, row)
+            self.store_part(i, slot, cell, row)
 
     def store_part(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
         """Keep one of the rows of one token."""

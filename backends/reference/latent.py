@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.reference.blocks import sharpness
-from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
 from augury.blocks import LatentAttention, Rope
+
+if TYPE_CHECKING:
+    from augury.backends.reference.cache import LayerCache
 
 
 def latent_attention(
@@ -49,7 +51,3 @@ def latent_attention(
 
 def _turned(heads: np.ndarray, position: int, rope: Rope | None) -> np.ndarray:
     return heads if rope is None else rotate(heads, position, rope)
-
-
-CACHES: dict[type, Any] = {LatentAttention: LayerCache}
-MIXERS: dict[type, Any] = {LatentAttention: latent_attention}

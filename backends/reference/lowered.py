@@ -42,7 +42,7 @@ class LoweredBlock(LayerStates):
                 a = None if each.a is None else weights.vector(each.a.weight).T
                 advances[each.state] = partial(advance_heads, each.heads, a)
         self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
-        self.cache = LayerCache(block, options, weights)
+        self.cache = LayerCache(block, options)
         self.sources = {
             each.source for each in self.operations if isinstance(each, Attend | PrepareHeads) and each.source is not None
         }

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from augury.backends.reference import blocks, latent, recurrent
+from typing import Any
+
+from augury.backends.reference import recurrent
+from augury.backends.reference.blocks import STATELESS, attention
+from augury.backends.reference.latent import latent_attention
 from augury.blocks import (
+    Attention,
     Block,
     Embedding,
     Injection,
+    LatentAttention,
     LayerInput,
     MixtureOfExperts,
     NextnInput,
     Output,
 )
 
-CACHES = {**blocks.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
-"""What a mixer keeps of its slots."""
-MIXERS = {**blocks.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
-"""What a mixer that keeps something adds to x."""
-KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *CACHES})
+MIXERS: dict[type, Any] = {Attention: attention, LatentAttention: latent_attention, **recurrent.MIXERS}
+"""What a mixer that keeps something adds to x, by its type."""
+KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *STATELESS, *MIXERS})
 """Blocks that have a function, which computes all that they may have; of others the operations are computed."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
 from augury.backends.reference.cache import LayerCache, SharedCache
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
-from augury.backends.reference.mixers import CACHES, MIXERS, has_function
+from augury.backends.reference.mixers import MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
+from augury.backends.reference.recurrent import LayerStates
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree, check_batch
@@ -33,24 +33,18 @@ class ReferenceModel(Model):
     def __init__(self, info: ModelInfo, spec: StateSpec, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
         self.info = info
         self.state_spec = spec
-        self.features = plan.features
+        self.features, self.options = plan.features, options
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
         blocks = [(i, block) for i, layer in enumerate(self._layers) for block in layer.blocks]
         blocks += [(0, block) for block in (plan.embedding, plan.output)]
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): (CACHES[type(block)] if is_known else partial(LoweredBlock, n_embd=plan.n_seen(block)))(
-                block, options, weights
-            )
-            for i, block in blocks
-            for is_known in [has_function(block)]
-            if not is_known or type(block) in CACHES
+            (i, block): self._cache_for(block) for i, block in blocks if type(block) in MIXERS or not has_function(block)
         }
         for i, mixer in self._caches:
             if type(mixer) is Attention and mixer.source is not None:
                 self._caches[i, mixer] = SharedCache(self._cache_of(mixer.source))
         self._chosen: list[Choice] = []
-        self.options = options
 
     def forward(self, batch: Batch) -> Pass:
         weights = self._open()
@@ -177,6 +171,12 @@ class ReferenceModel(Model):
         sources = {layer: self._cache_of(layer) for layer in block.sources}
         rows = {block.x: x, block.before: before, block.embedded: embedded}
         return Run(weights, block, batch, tree, inputs, np.zeros_like(x), rows, sources, self._chosen)
+
+    def _cache_for(self, block: Block) -> Any:
+        """What a block keeps of its slots, empty."""
+        if not has_function(block):
+            return LoweredBlock(block, self.options, self._open(), self._plan.n_seen(block))
+        return LayerStates(block, self.options, self._open()) if block.states() else LayerCache(block, self.options)
 
     def _cache_of(self, layer: int) -> LayerCache:
         """The cache of a layer's mixer."""

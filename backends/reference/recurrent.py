@@ -103,11 +103,6 @@ class LayerStates:
         except (MemoryError, ValueError) as error:
             raise CapacityError(f"no memory for the states of {options.n_slots} slots; ask for fewer") from error
 
-    @staticmethod
-    def bytes_per_position(block: Block, options: ModelOptions) -> int:  # noqa: ARG004 - as caches' that have some
-        """None."""
-        return 0
-
     @property
     def n_bytes(self) -> int:
         """Bytes of states, of their copies, and of what is kept aside."""

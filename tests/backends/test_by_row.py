@@ -6,13 +6,16 @@ import attrs
 import numpy as np
 import pytest
 from oracles.models import nmse, tiny_file
+from oracles.passes import run_of
 from oracles.states import script_rows
 
 from augury import Registry, UnsupportedError
 from augury.backends.numba_cpu.operations.by_row import _name
 from augury.blocks import Block, FeedForward, Vector
+from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.lowering import Operation, Value, source_key
+from augury.lowering import KeptRows, Operation, Value, source_key
+from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
 FILE = tiny_file("llama-dense")
@@ -51,6 +54,44 @@ class Named(Operation):
     kernels: ClassVar = {"numba-cpu": weave}
 
 
+N_SEEN = []
+
+
+def average(x, rows, out):
+    N_SEEN.append(len(rows))
+    rows[-1] = x
+    out[:] = rows.mean(axis=0)
+
+
+@attrs.frozen(eq=False)
+class Average(Operation):
+    x: Value
+    rows: KeptRows
+    out: Value
+
+    kernels: ClassVar = {"reference": average, "numba-cpu": average}
+
+    def cached(self):
+        return {self.rows.cache: self.rows.width}
+
+
+@attrs.frozen
+class Averaging(Block):
+    inner: FeedForward
+
+    def tensors(self):
+        return self.inner.tensors()
+
+    def cached(self):
+        return (("f32", 1, self.inner.up.n_in),)
+
+    def lower(self, build):
+        n = build.normalize(build.x, self.inner.norm)
+        (mean,) = build.write(Average(n, KeptRows(0, n.width), Value(n.width)))
+        (up,) = build.multiply(mean, self.inner.up, purpose="up")
+        build.add_product(up, self.inner.down, "down")
+
+
 @attrs.frozen
 class Woven(Block):
     inner: FeedForward
@@ -81,7 +122,26 @@ def test_rows_vectors_and_numbers_are_given_in_the_order_of_the_fields():
     assert nmse(rows_of("numba-cpu", make), rows_of("reference", make)) < 1e-6
 
 
+def averaging():
+    plan = plan_of(FILE, REGISTRY)
+    layer = attrs.evolve(plan.layers[0], feed_forward=Averaging(plan.layers[0].feed_forward))
+    return attrs.evolve(plan, layers=(layer, *plan.layers[1:]))
+
+
+def test_an_operation_sees_what_earlier_tokens_of_its_sequence_have_kept():
+    kind, options, tokens = REGISTRY.backends["reference"], ModelOptions(n_slots=2, n_ctx=16), [5, 3, 5, 8]
+    model = kind(kind.options_class()).load(FILE, averaging(), options, Progress())
+    N_SEEN.clear()
+    whole = model.forward(run_of(tokens)).rows()
+    assert N_SEEN == [1, 2, 3, 4]
+    model.forward(run_of([9, 9], slot=1))
+    alone = [model.forward(run_of([token], start=start)).rows()[0] for start, token in enumerate(tokens)]
+    assert np.array_equal(whole, alone)
+
+
 def test_a_field_that_a_row_cannot_be_computed_of_is_refused():
+    with pytest.raises(UnsupportedError, match="operation Average has a KeptRows; by rows numba-cpu takes values"):
+        script_rows(REGISTRY.backends["numba-cpu"], FILE, averaging())
     with pytest.raises(
         UnsupportedError, match="operation Named has a str; by rows numba-cpu takes values, vectors, and numbers"
     ):

@@ -10,7 +10,6 @@ from oracles.strangers import with_strangers
 
 from augury import Registry
 from augury.backends.reference import mixers as reference, model
-from augury.backends.reference.cache import LayerCache
 from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
@@ -42,7 +41,6 @@ def test_compressed_attention_computes_what_its_definition_says(name, monkeypatc
     plan = plan_of(file, REGISTRY)
     lowered = rows_of("reference", file, plan)
     monkeypatch.setattr(reference, "KNOWN", reference.KNOWN | {CompressedAttention})
-    monkeypatch.setitem(reference.CACHES, CompressedAttention, LayerCache)
     monkeypatch.setattr(model, "has_function", lambda block: type(block) in reference.KNOWN)
     monkeypatch.setitem(reference.MIXERS, CompressedAttention, compressed_attention)
     assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12

@@ -20,11 +20,11 @@ def compressed_attention(block, weights, cache, batch, tree, x):
     slots, cells = batch.slots.tolist(), (batch.positions if tree is None else tree.cells).tolist()
     paths = [np.arange(p + 1) if tree is None else np.asarray(tree.seen(i)) for i, p in enumerate(positions)]
     for token, (slot, position, cell, path) in enumerate(zip(slots, positions, cells, paths, strict=True)):
-        given = [each for part in kept for each in (part[token][None], None)]
-        cache.store(slot, cell, rotate(rows[token][None], position, block.rope), *given)
+        cache.store_part(0, slot, cell, rotate(rows[token][None], position, block.rope))
         for i, pooling in enumerate(poolings):
+            cache.store_part(1 + 2 * i, slot, cell, kept[i][token][None])
             row = pooled_row(pooling, weights, cache.seen(slot, path)[1 + 2 * i][0], position)
-            cache.store(slot, cell, *[None] * (2 + 2 * i), row[None], *[None] * (2 * (len(poolings) - i - 1)))
+            cache.store_part(2 + 2 * i, slot, cell, row[None])
     sinks, mixed = weights.vector(block.sinks.weight), np.empty((len(x), block.n_heads, block.head_dim))
     for token, (slot, position, path) in enumerate(zip(slots, positions, paths, strict=True)):
         seen = cache.seen(slot, path[-block.window :])[0][0]
