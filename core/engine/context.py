@@ -196,12 +196,12 @@ class EngineContext(Context):
 
     def _batch(self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
-        columns: tuple[list[np.ndarray], ...] = ([], [], [], [])
-        tokens, slots, positions, rows = columns
+        tokens: list[np.ndarray] = []
+        slots, positions, rows = list[int](), list[int](), list[int]()  # NumPy's calls for each feed would take far longer
         accepted: list[tuple[int, ...]] = []
-        n, is_chain = 0, True
+        is_chain = True
         for feed in feeds:
-            reservation, draft, first, m = feed.reservation, feed.draft, n, feed.n_tokens
+            reservation, draft, first, m = feed.reservation, feed.draft, len(slots), feed.n_tokens
             if reservation.restore:
                 n_restores, n_replayed = self.restored(feed.slot)
                 self._restored[feed.slot] = n_restores + 1, n_replayed + len(reservation.replay)
@@ -211,25 +211,26 @@ class EngineContext(Context):
             if len(draft.tokens):
                 tokens.append(draft.tokens)
                 is_chain = is_chain and draft.parents is None
-            start = reservation.mark + feed.n_before
-            positions.append(np.arange(start, start + m, dtype=np.int32))
-            slots.append(np.full(m, feed.slot, np.int32))
-            n += m
+            slots += [feed.slot] * m
+            start, n_chain = reservation.mark + feed.n_before, m if draft.parents is None else m - len(draft.tokens)
+            positions += range(start, start + n_chain)
+            for place in () if draft.parents is None else (draft.parents + n_chain).tolist():
+                positions.append(positions[first + place] + 1 if place >= 0 else start)
             if isinstance(feed.rows, int):
-                rows.append(np.arange(n - feed.rows, n, dtype=np.int32))
+                rows += range(first + m - feed.rows, first + m)
             else:
-                rows.append(feed.rows + (first + len(reservation.replay)))
+                rows += (feed.rows + (first + len(reservation.replay))).tolist()
             accepted += [(feed.slot, *pair) for pair in reservation.accepted]
-        joined = [each[0] if len(each) == 1 else np.concatenate(each) for each in columns]
-        parents = None
-        if not is_chain:
-            parents, depths = _trees(feeds)
-            starts = np.concatenate([np.full(feed.n_tokens, feed.reservation.mark, np.int32) for feed in feeds])
-            joined[2] = starts + depths
-        taken = np.array(accepted, np.int32) if accepted else None
-        if not self._has_sequence_state:
-            return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, layers)
-        return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, layers, *_of_sequences(feeds))
+        columns = (
+            tokens[0] if len(tokens) == 1 else np.concatenate(tokens),
+            np.array(slots, np.int32),
+            np.array(positions, np.int32),
+            np.array(rows, np.int32),
+            None if is_chain else _parents(feeds),
+            np.array(accepted, np.int32) if accepted else None,
+            layers,
+        )
+        return Batch(*columns, *_of_sequences(feeds)) if self._has_sequence_state else Batch(*columns)
 
 
 class CheckedContext(EngineContext):
@@ -340,17 +341,14 @@ def _of_sequences(feeds: Sequence[SlotInput]) -> tuple[np.ndarray | None, np.nda
     return aside if aside.any() else None, restores if len(restores) else None, saves if len(saves) else None
 
 
-def _trees(feeds: Sequence[SlotInput]) -> tuple[np.ndarray, np.ndarray]:
-    """Which token of the pass each follows, -1 at a feed's beginning, and how deep it stands in its feed, both (n,) int32."""
+def _parents(feeds: Sequence[SlotInput]) -> np.ndarray:
+    """Which token of the pass each follows, (n,) int32; -1 at a feed's beginning."""
     parents: list[int] = []
-    depths: list[int] = []
     for feed in feeds:
         first, tree = len(parents), feed.draft.parents
         n_chain = feed.n_tokens if tree is None else feed.n_tokens - len(tree)
         follows = list(range(-1, n_chain - 1))
         if tree is not None:
             follows += (tree + n_chain).tolist()  # -1, the history, is the chain's last token
-        for place in follows:
-            parents.append(first + place if place >= 0 else -1)
-            depths.append(depths[first + place] + 1 if place >= 0 else 0)
-    return np.array(parents, np.int32), np.array(depths, np.int32)
+        parents += [first + place if place >= 0 else -1 for place in follows]
+    return np.array(parents, np.int32)
