@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence as Tokens
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
 from augury.constraint import ConstraintSession
 from augury.engine.channel import Channel
@@ -180,8 +181,11 @@ class Sequence(DraftedSequence):
             first_row: The row after the history; the next k are those after the draft's tokens.
             argmax: Of all rows; may be empty unless `is_plain_argmax`.
         """
-        tokens, sampler, n_emitted, is_plain = draft.tokens.tolist(), self.sampler, self.n_emitted, self.is_plain_argmax
+        tokens, is_plain, speculation = draft.tokens.tolist(), self.is_plain_argmax, self.speculation
         parents = None if draft.parents is None else draft.parents.tolist()
+        if is_plain and parents is None and not speculation.synthetic:
+            return match(tokens, argmax[first_row:].__getitem__)
+        sampler, n_emitted = self.sampler, self.n_emitted
 
         def text(node: int, depth: int) -> np.ndarray:
             """The text up to a node of the draft, whose ancestors were asked for before."""
@@ -193,7 +197,6 @@ class Sequence(DraftedSequence):
             row = first_row + 1 + node
             return argmax[row] if is_plain else sampler.choose(logits, row, text(node, depth), n_emitted + depth)
 
-        speculation = self.speculation
         if speculation.synthetic and parents is None:
             self._buffer[self._n : self._n + len(tokens)] = tokens
             return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), lambda i: choose(i - 1, i))
@@ -207,7 +210,7 @@ class Sequence(DraftedSequence):
                 1 if sampler.follows_text else None,
             )
         if parents is None:
-            return match(tokens, argmax[first_row:].__getitem__ if is_plain else lambda i: choose(i - 1, i))
+            return match(tokens, lambda i: choose(i - 1, i))
         return match_tree(tokens, parents, choose)
 
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
@@ -236,8 +239,8 @@ class Sequence(DraftedSequence):
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
         """
-        emitted, self.is_prefilling = list[tuple[int, str]](), False
-        for token in accepted.tokens:
+        pieces, tokens, path, self.is_prefilling = list[Token](), accepted.tokens, accepted.path, False
+        for i, token in enumerate(tokens):
             if token < 0:
                 odd = f"the model's logits after {self._n} tokens are not finite numbers"
                 message = f"{odd}; its weights are probably damaged, fetch the file again"
@@ -249,23 +252,17 @@ class Sequence(DraftedSequence):
             may_stop = self.n_emitted > self.request.min_tokens
             text = self._text.push(token, may_stop=may_stop)
             self._finish_after(token)
-            if self.finish_reason is not None:
+            if is_end := self.finish_reason is not None:
                 text += self._text.flush(may_stop=may_stop)
-            emitted.append((token, text))
-            if self.finish_reason is not None:
+            origin = None if is_end or i == len(path) or tokens[i + 1] < 0 else drafters[path[i]]
+            pieces.append(Token(token, text, origin, None if i else len(drafters)))  # of the round, with its first token
+            if is_end:
                 break
-        n = len(emitted)
-        rows = [first_row, *[first_row + 1 + node for node in accepted.path]]
-        logprobs = self._logprobs(logits, rows[:n], [token for token, _ in emitted])
-        origins = [*[drafters[node] for node in accepted.path[: max(n - 1, 0)]], None]
-        n_drafted = [len(drafters), *[None] * n]  # of the round, with its first token
-        pieces = [
-            Token(token, text, origin, n_of_round, *more)
-            for (token, text), origin, n_of_round, more in zip(emitted, origins, n_drafted, logprobs, strict=False)
-        ]
+        if (n_top := self.request.logprobs) is not None:
+            pieces = self._with_logprobs(pieces, n_top, logits, [first_row, *[first_row + 1 + node for node in path]])
         self.pieces += pieces
         self.channel.deliver(pieces)
-        return n
+        return len(pieces)
 
     def _finish_after(self, token: int) -> None:
         """See whether the text ends with a token: by a stop, by a constraint that lets nothing follow, or at a limit."""
@@ -283,29 +280,29 @@ class Sequence(DraftedSequence):
         elif self._n == len(self._buffer) and self.error is None and not self.request.context_shift:
             self.finish_reason = "context"
 
-    def _logprobs(self, logits: Pass, rows: Tokens[int], tokens: Tokens[int]) -> list[tuple[Any, ...]]:
-        """`logprob`, `bytes` and `top_logprobs` of each `Token`."""
-        if self.request.logprobs is None:
-            return [()] * len(tokens)
+    def _with_logprobs(self, pieces: Tokens[Token], n_top: int, logits: Pass, rows: Tokens[int]) -> list[Token]:
+        """The tokens of a round with `logprob`, `bytes` and `top_logprobs`."""
         if self.request.post_sampling_probs:
-            return [self._drawn(token, self.n_emitted - len(tokens) + i) for i, token in enumerate(tokens)]
-        found: list[tuple[Any, ...]] = []
-        best = logits.top_k(np.array(rows, np.int32), self.request.logprobs)
-        for token, row, ids, values in zip(tokens, rows, *best, strict=True):
+            return [self._with_drawn(piece, n_top, self.n_emitted - len(pieces) + i) for i, piece in enumerate(pieces)]
+        found, rows = list[Token](), rows[: len(pieces)]
+        best = logits.top_k(np.array(rows, np.int32), n_top)
+        for piece, row, ids, values in zip(pieces, rows, *best, strict=True):
             normalizer = logits.log_normalizer(row)
-            logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
+            logprob = float(logits.gather(row, np.array([piece.token], np.int32))[0]) - normalizer
             top = zip(ids.tolist(), values.tolist(), strict=True)
             alternatives = tuple(TokenLogprob(each, x - normalizer, self.bytes_of(each)) for each, x in top)
-            found.append((logprob, self.bytes_of(token), alternatives))
+            found.append(evolve(piece, logprob=logprob, bytes=self.bytes_of(piece.token), top_logprobs=alternatives))
         return found
 
-    def _drawn(self, token: int, index: int) -> tuple[Any, ...]:
+    def _with_drawn(self, piece: Token, n_top: int, index: int) -> Token:
         """The same of what a token was drawn from, which holds it at least."""
+        token = piece.token
         ids, probabilities = self.sampler.drawn_from.pop(index, (np.array([token]), np.ones(1)))
         with np.errstate(divide="ignore"):
             logprobs = dict(zip(ids.tolist(), np.log(probabilities).tolist(), strict=True))
         best = [TokenLogprob(each, x, self.bytes_of(each)) for each, x in logprobs.items() if x > -np.inf]
-        return logprobs.get(token, -np.inf), self.bytes_of(token), tuple(best[: self.request.logprobs])
+        logprob, alternatives = logprobs.get(token, -np.inf), tuple(best[:n_top])
+        return evolve(piece, logprob=logprob, bytes=self.bytes_of(token), top_logprobs=alternatives)
 
     def bytes_of(self, token: int) -> bytes | None:
         """The bytes of a token by itself; None without a tokenizer."""

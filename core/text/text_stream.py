@@ -33,6 +33,8 @@ class TextStream:
         return shown
 
     def _release(self, text: str, *, may_stop: bool) -> str:
+        if not self._stops:
+            return text
         n_seen = len(self._held)
         self._held += text
         if may_stop:
