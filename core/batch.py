@@ -328,10 +328,8 @@ def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:
-    if len(indices) == 1:  # reductions take longer than all else that Python does for a pass of one token
-        return not 0 <= indices.item() < n
-    # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
-    return bool(len(indices) and np.maximum.reduce(indices.view(np.uint32)) >= n)
+    values = indices.tolist()  # of a round's few tokens a reduction takes longer
+    return bool(values) and not (min(values) >= 0 and max(values) < n)
 
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:

@@ -114,7 +114,7 @@ class NumbaCpuModel(Model):
         n, n_rows = len(tokens), len(rows)
         if n_rows > len(self._logits):
             self._make_room(n_rows)
-        is_sorted = n == 1 or bool((slots[1:] >= slots[:-1]).all())
+        is_sorted = (of := slots.tolist()) == sorted(of)
         if not is_sorted:  # attention works on runs of one slot
             order = np.argsort(slots, kind="stable")
             tokens, slots, positions, cells = tokens[order], slots[order], positions[order], cells[order]

@@ -20,9 +20,9 @@ def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
     Returns:
         (m, 4) int64: first token, tokens, slot, whether it is a tree that is no chain.
     """
-    starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
-    runs = np.zeros((len(starts), 4), np.int64)
-    runs[:, 0], runs[:, 1], runs[:, 2] = starts, np.diff(starts, append=len(slots)), slots[starts]
+    of = slots.tolist()  # of a round's few tokens NumPy's calls take longer
+    starts = [i for i, slot in enumerate(of) if not i or slot != of[i - 1]]
+    runs = np.array([(i, end - i, of[i], 0) for i, end in zip(starts, [*starts[1:], len(of)], strict=True)], np.int64)
     if parents is not None:
         is_branch = parents != np.arange(-1, len(slots) - 1)
         is_branch[starts] = False  # it follows what the slot holds, or an earlier pass of the same chain

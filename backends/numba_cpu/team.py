@@ -45,6 +45,7 @@ class Team:
             self.state[own + kernels.CORE // 8] = -1
         threads: list[threading.Thread] = []
         self._cores = cores
+        self._tape: np.ndarray | None = None  # that was run last
         self._leader: int | None = None  # the thread that was last kept on its core
         self._finalizer = weakref.finalize(self, _stop, self.state, files, threads)
         for index in range(1, n_threads):
@@ -57,8 +58,10 @@ class Team:
         if self._cores and self._leader != threading.get_ident():
             self._leader = threading.get_ident()
             os.sched_setaffinity(0, {self._cores[0]})
-        self.state[kernels.TAPE // 8] = tape.ctypes.data
-        self.state[kernels.N_RECORDS // 8] = len(tape)
+        if tape is not self._tape:
+            self._tape = tape
+            self.state[kernels.TAPE // 8] = tape.ctypes.data
+            self.state[kernels.N_RECORDS // 8] = len(tape)
         kernels.lead(self.address)  # from here to its end no signal is handled
 
     def close(self) -> None:
