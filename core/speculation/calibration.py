@@ -21,7 +21,7 @@ _DEPTH = 1024  # where what a context costs is measured
 _SHALLOWEST = 256  # the least depth that says something about it
 _CHUNK = 64  # tokens of a text that is processed to get there
 _NO_ROWS = np.empty(0, np.int32)
-_LARGEST = 256  # tokens of a pass that has a figure of its own: every round goes through all figures
+_LARGEST = 128  # tokens of a pass that has a figure of its own: every round goes through all figures
 _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
 

@@ -25,6 +25,7 @@ __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
+_INTS, _FLOATS = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = 1e-5  # of float32 probabilities: so much above 1 they may be
 _THROUGH = object()  # with the steps of `begin`
 _NO_GUESS = NO_DRAFT.tokens
@@ -123,10 +124,11 @@ class DrafterGuard:
         if len(ask.guess):
             return NO_DRAFT
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
-        draft: Draft = self._call(
-            "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=NO_DRAFT
-        )
+        draft: Draft = self._call("draft", self._draft, ask.history, limit, otherwise=NO_DRAFT)
         return draft
+
+    def _draft(self, history: np.ndarray, limit: int) -> Draft:
+        return self.checked(self.drafter.draft(history, limit), limit)
 
     @property
     def drafts_ahead(self) -> bool:
@@ -159,7 +161,7 @@ class DrafterGuard:
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""
-        self._call("accept", lambda: self.drafter.accept(self.history, verdict))
+        self._call("accept", self.drafter.accept, self.history, verdict)
         self.sequence.counter.took(self.name, self.seconds, "accept_s")
 
     def end(self) -> None:
@@ -252,24 +254,24 @@ def _answers(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
     """The fault of a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
     parents, confidence, evidence = draft.parents, draft.confidence, draft.evidence
-    n, ints, floats = len(draft.tokens), np.int32, np.float32
+    n = len(draft.tokens)
     for name, array, dtype, expected in (
-        ("tokens", draft.tokens, ints, (n,)),
-        ("parents", parents, ints, (n,)),
-        ("probabilities", draft.probabilities, floats, (n, n_vocab)),
-        ("confidence", confidence, floats, (n,)),
-        ("evidence", evidence, ints, (n,)),
+        ("tokens", draft.tokens, _INTS, (n,)),
+        ("parents", parents, _INTS, (n,)),
+        ("probabilities", draft.probabilities, _FLOATS, (n, n_vocab)),
+        ("confidence", confidence, _FLOATS, (n,)),
+        ("evidence", evidence, _INTS, (n,)),
     ):
         if array is not None and (array.shape != expected or array.dtype != dtype):
-            return f"{name} of shape {array.shape}, expected {expected} of {dtype.__name__}"
+            return f"{name} of shape {array.shape}, expected {expected} of {dtype}"
     tokens = draft.tokens.tolist()
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
-    if parents is not None and ((parents < -1).any() or (parents >= np.arange(n)).any()):
+    if parents is not None and [i for i, parent in enumerate(parents.tolist()) if not -1 <= parent < i]:
         return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
-    if evidence is not None and n and not 0 <= evidence.min() <= evidence.max() < n_grounds:
+    if evidence is not None and n and not (min(grounds := evidence.tolist()) >= 0 and max(grounds) < n_grounds):
         return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"
     return None
