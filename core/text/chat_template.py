@@ -251,7 +251,8 @@ def prompt_ids(
         UnsupportedError: the model lacks what it takes.
     """
     if (prompt is None) == (messages is None):
-        raise OptionError("give either a prompt or messages")
+        found = "neither a prompt nor messages are" if prompt is None else "a prompt and messages are both"
+        raise OptionError(f"{found} given; give either a prompt or messages")
     if messages is None and (tools is not None or kwargs is not None):
         raise OptionError("tools and chat_template_kwargs are for chat templates; give messages instead of a prompt")
     if messages is None and not isinstance(prompt, str):

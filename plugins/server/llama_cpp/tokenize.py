@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from augury.errors import UnsupportedError
-from augury.plugins.server.fields import Fields
+from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.openai.chat import ChatRequest, prompt_of
@@ -23,7 +23,7 @@ from augury.text.tokenizer import Tokenizer
 router = api_router()
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(RequestFields):
     """A text, or tokens and texts; with vLLM's names, too."""
 
     content: str | list[int | str] = Field(validation_alias=AliasChoices("content", "prompt"))
@@ -32,7 +32,7 @@ class TokenizeRequest(Fields):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(RequestFields):
     """Tokens."""
 
     tokens: list[int]

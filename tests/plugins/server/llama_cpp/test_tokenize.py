@@ -23,6 +23,12 @@ def test_a_text_comes_back_from_its_tokens(client, text):
     assert joined == text.encode()
 
 
+def test_vllms_clients_may_name_the_model(client):
+    tokens = ask(client, "/tokenize", model="any", prompt="The sea", add_special_tokens=False)["tokens"]
+    assert tokens == ask(client, "/tokenize", content="The sea")["tokens"]
+    assert ask(client, "/detokenize", model="any", tokens=tokens)["prompt"] == "The sea"
+
+
 def test_control_tokens_are_read_unless_that_is_switched_off(client):
     assert len(ask(client, "/tokenize", content="<|im_start|>")["tokens"]) == 1
     assert len(ask(client, "/tokenize", content="<|im_start|>", parse_special=False)["tokens"]) > 1
