@@ -7,6 +7,7 @@ package is a warning and a line in `augury plugins`, never a crash; two plugins 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -87,11 +88,11 @@ class Registry:
         """
         registry = cls()
         allowed = os.environ.get(ALLOW_LIST)
-        names = None if allowed is None else {"augury", *(name.strip() for name in allowed.split(",") if name.strip())}
+        names = None if allowed is None else {"augury", *(_normalized(name) for name in allowed.split(","))}
         facts = cache(lambda found: (found.name, found.version) if found else ("unknown", ""))  # each time they are parsed
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
             distribution, version = facts(entry.dist)
-            if names is not None and distribution not in names:
+            if names is not None and _normalized(distribution) not in names:
                 continue
             try:
                 module = entry.load()
@@ -205,9 +206,8 @@ class Registry:
             if name == cls.name or name in cls.aliases:
                 return cls
         broken = "".join(f"; {each.name} of {each.distribution} is broken: {each.reason}" for each in self.broken)
-        left_out = (
-            f"; {ALLOW_LIST} is set, and leaves out all distributions but those it names" if ALLOW_LIST in os.environ else ""
-        )
+        allowed = os.environ.get(ALLOW_LIST)
+        left_out = "" if allowed is None else f"; {ALLOW_LIST} is {allowed!r}, which leaves out all other distributions"
         raise PluginError(f"there is no {_WORDS.get(kind, kind)} {name!r}{nearest(name, classes)}{broken}{left_out}")
 
     def choose(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> Any:
@@ -271,6 +271,11 @@ def _check(kind: str, cls: Any, distribution: str) -> None:
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see {where}")
     options_of(cls.options_class)  # which the command line makes flags of, whatever the command
+
+
+def _normalized(distribution: str) -> str:
+    """A distribution's name as package registries compare it (PEP 503): augury_trail is Augury-Trail."""
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
 def _where(record: PluginRecord) -> str:

@@ -195,8 +195,19 @@ def test_the_allow_list_keeps_strangers_out(monkeypatch):
     registry = Registry.discover()
     assert {record.distribution for record in registry.records} == {"augury"}
     assert "none" in registry.drafters
-    with pytest.raises(PluginError, match=r"no drafter 'trail'.*AUGURY_PLUGINS is set, and leaves out"):
+    with pytest.raises(PluginError, match=r"no drafter 'trail'.*AUGURY_PLUGINS is '', which leaves out"):
         registry.find("drafter", "trail")
+
+
+@pytest.mark.parametrize("allowed", ["Augury.Trail", "other, augury_trail", "augury-trail"])
+def test_the_allow_list_knows_distributions_however_they_are_spelt(monkeypatch, allowed):
+    distribution = type("Distribution", (), {"name": "augury-Trail", "version": "1"})
+    entry = types.SimpleNamespace(name="trail", dist=distribution, load=plugin)
+    monkeypatch.setattr("augury.registry.metadata.entry_points", lambda group: [entry])
+    monkeypatch.setenv("AUGURY_PLUGINS", allowed)
+    assert [name for name, _ in Registry.discover().hooks.list_name_plugin()] == ["augury-Trail:trail"]
+    monkeypatch.setenv("AUGURY_PLUGINS", "trail")
+    assert Registry.discover().hooks.list_name_plugin() == []
 
 
 def test_observers_are_called_only_if_someone_listens():
