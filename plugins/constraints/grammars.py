@@ -157,7 +157,7 @@ class ChoiceOptions:
 
 
 class Choice(Guided):
-    """One of several texts."""
+    """One of several texts, with | between them."""
 
     name = "choice"
     keyword = "choice"
