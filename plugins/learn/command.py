@@ -134,8 +134,21 @@ def _checked_prompts(args: argparse.Namespace) -> list[Prompt]:
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
     if find_spec("jax") is None:
         raise UnsupportedError("learning needs jax, which is not installed; the extra has it: pip install 'augury[learn]'")
-    check_writable(args.output, "-o")
+    _check_output(args.output)
     return read_texts(args.file) if args.file else read_prompts(args.prompts)
+
+
+def _check_output(path: Path) -> None:
+    """See that the head takes the place of no model, text or other file, but perhaps of an earlier head."""
+    check_writable(path, "-o")
+    if path.exists() and path.stat().st_size:
+        try:
+            with ModelFile.open(path) as file:
+                is_head = file.architecture == "eagle3"
+        except ModelFileError:
+            is_head = False
+        if not is_head:
+            raise OptionError(f"-o: {path} exists and is no EAGLE-3 head; it is left as it is, name another file")
 
 
 def _plan_of(file: ModelFile, registry: Registry) -> ModelPlan:

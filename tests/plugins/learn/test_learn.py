@@ -213,6 +213,15 @@ def test_what_cannot_be_learnt_from_is_refused(model, capsys, tmp_path, words, c
     assert not (tmp_path / "head.gguf").exists()
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "prompts.jsonl"])
+def test_no_head_takes_the_place_of_a_model_or_a_text(learn, model, name):
+    before = (model / name).read_bytes()
+    code, _, err = learn(model / name)
+    assert code == 2
+    assert f"-o: {model / name} exists and is no EAGLE-3 head; it is left as it is" in err
+    assert (model / name).read_bytes() == before
+
+
 def test_a_model_whose_layers_tell_nothing_is_refused(learn, capsys, model, tmp_path):
     words = ["learn", "-m", tiny_model(UNTOLD), "--prompts", model / "prompts.jsonl", "-o", tmp_path / "head.gguf"]
     code, _, err = run(capsys, *words)
