@@ -161,8 +161,12 @@ def _plugin(name: str, kind: str, options_class: type) -> Iterator[str]:
 
 def _options(options: Iterable[Option]) -> str:
     return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(
-        f"| `{option.name}` | {_default(option)} | {option.help} |" for option in options
+        f"| `{option.name}` | {_cell(_default(option))} | {_cell(option.help)} |" for option in options
     )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")  # which would end it, in code as well
 
 
 def _default(option: Option) -> str:
@@ -184,7 +188,7 @@ def _flags(actions: Iterable[argparse.Action]) -> str:
     for action in actions:
         meaning = "see the drafter's option above" if action.help == argparse.SUPPRESS else str(action.help)
         flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
-        rows.append(f"| {flags} | {meaning.replace('%%', '%').replace('|', '/')} |")
+        rows.append(f"| {flags} | {_cell(meaning.replace('%%', '%'))} |")
     return "| flags | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 

@@ -38,6 +38,13 @@ def test_a_hook_has_a_test_of_its_name(hook):
     assert f"def test_{hook}_" in (ROOT / "tests/core/test_hookspecs.py").read_text()
 
 
+def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", page.read_text()):
+            head, *rows = [re.split(r"(?<!\\)\|", row) for row in table.splitlines()]
+            assert [row for row in rows if len(row) != len(head)] == [], page.name
+
+
 def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
     monkeypatch.setenv("AUGURY_PLUGINS", "augury")
     module = runpy.run_path(str(ROOT / "docs/options.py"))
