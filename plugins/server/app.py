@@ -253,6 +253,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     elif first["msg"].startswith(_EXPECTED):
         alike = [each["msg"] for each in (first, *others) if _param(each, error.body) == param]
         expected = " or ".join(dict.fromkeys(msg.removeprefix(_EXPECTED) for msg in alike if msg.startswith(_EXPECTED)))
+        expected = expected.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
         message = f"{param} is {_shown(first['input'])}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"

@@ -17,6 +17,8 @@ _STARTED = int(time.time())
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
+@router.head("/health", include_in_schema=False)  # as monitors ask, wget --spider for one
+@router.head("/v1/health", include_in_schema=False)
 async def health(server: Serving) -> dict[str, str]:
     """Say that the server is ready; while the model loads it is not, and says how far it has come."""
     _ = server.engine

@@ -45,7 +45,7 @@ class _PageFiles(StaticFiles):
 def add_page(app: FastAPI) -> None:
     """Serve the page at `/` and its files at `/static`. They need no API key: they hold nothing of the model or its users."""
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
 

@@ -54,8 +54,8 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({}, "prompt is missing", "prompt"),
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a valid number", "temperature"),
         ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a valid number", "temperature"),
-        ({"prompt": "a", "top_p": 2}, "top_p is 2, expected less than or equal to 1", "top_p"),
-        ({"prompt": "a", "temperature": -1}, "temperature is -1, expected greater than or equal to 0", "temperature"),
+        ({"prompt": "a", "top_p": 2}, "top_p is 2, expected at most 1", "top_p"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1, expected at least 0", "temperature"),
         ({"prompt": "a", "seed": True}, "seed is True, expected a valid integer", "seed"),
         ({"prompt": "a", "stop": 5}, "stop is 5, expected a valid string or a valid list", "stop"),
         ({"prompt": "a", "stop": ["b", 5]}, "stop.1 is 5, expected a valid string", "stop.1"),
@@ -117,6 +117,13 @@ def test_every_key_opens(strict_server, headers):
 
 def test_health_needs_no_key(strict_server):
     assert strict_server.client.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/"])
+def test_monitors_may_ask_without_a_body(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["Content-Length"]) == len(client.get(path).content)
 
 
 def test_requests_are_logged_where_the_log_is_wanted(server, strict_server):
