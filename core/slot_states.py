@@ -36,10 +36,13 @@ class SlotStates:
     @property
     def identity(self) -> str:
         """What the model is, however its file is called, and how it was loaded; only the same restores what was saved."""
-        kind, options = type(self), self.options
-        types = f"keys {options.cache_type_k}, values {options.cache_type_v}"
+        kind = type(self)
         of = f"{kind.__module__}.{kind.__qualname__}", attrs.evolve(self.info, name="")
-        return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, types) if fact)
+        return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, self._cache_types) if fact)
+
+    @property
+    def _cache_types(self) -> str:
+        return f"keys {self.options.cache_type_k}, values {self.options.cache_type_v}"
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
         """Views of what a slot keeps of its first n positions, and of its sequence; or copies, see `slot_written`.
@@ -79,8 +82,9 @@ class SlotStates:
         kind, digest, n = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0)
         if kind != _KIND or digest != self._digest(n, [body]):
             raise ModelFileError(
-                f"a saved slot of {len(data)} bytes is damaged, or not of {self.identity}; "
-                "load the model as it was when that was saved, or remove it and process its text again"
+                f"a saved slot of {len(data)} bytes is damaged, or of another model or backend than this one "
+                f"({self.info.architecture}, {self.isa}, {self._cache_types}); load the model as it was when that was saved, "
+                "or remove it and process its text again"
             )
         start = 0
         for array in self._memory_of(slot, n):
