@@ -46,6 +46,13 @@ def test_any_blocks_survive_packing(kind, seed, n_rows, n_units):
     assert np.array_equal(bits(np.stack([embed(matrix, row) for row in range(n_rows)])), bits(expected))
 
 
+def test_a_damaged_scale_makes_its_row_undefined_without_a_warning():
+    source = weights.random_weights(np.random.default_rng(1), TensorType.Q4_1, 33, 64).view(np.uint8).reshape(33, -1).copy()
+    source[5, :2] = 0x01, 0x7D  # a signalling NaN
+    matrix = pack(TensorType.Q4_1, (33, 64), source)
+    assert [row for row in range(33) if not np.isfinite(embed(matrix, row)).all()] == [5]
+
+
 @pytest.mark.parametrize("kind", weights.FLOATS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("n_cols", [1, 31, 33, 100])
 def test_float_weights_have_any_number_of_columns(kind, n_cols):

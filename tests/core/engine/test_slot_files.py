@@ -119,7 +119,10 @@ def test_a_file_of_other_weights_another_manager_or_other_types_is_foreign(tmp_p
     with load("reference", renamed) as engine:
         assert engine.load_slot(0, path).tokens[: len(PROMPT)] == PROMPT
     renamed.rename(one)
-    with load("reference", one, cache_type_k="f32") as engine, pytest.raises(ModelFileError, match=f"{path}: .*than this one .*f32"):
+    with (
+        load("reference", one, cache_type_k="f32") as engine,
+        pytest.raises(ModelFileError, match=f"{path}: .*than this one .*f32"),
+    ):
         engine.load_slot(0, path)
     with load("kv") as engine:
         engine.generate(PROMPT, max_tokens=3)
