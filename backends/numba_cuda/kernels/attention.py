@@ -195,14 +195,17 @@ def _attend(type_k, type_v, *, is_pooled=False):
     name, most_registers = f"attend_{'pooled' if is_pooled else type_k}_{type_v}", 128 if type_v == "f16" else None
 
     @lane
-    def stage_queries(how, starts, chunk, thread, staged):
+    def stage_queries(how, starts, chunk, thread, values, staged):
         """Stage fragments of queries, of the dimensions that are read at once from `chunk` on."""
-        for word in range(thread, HEADS * STEP // 2 * key_steps, ATTEND_THREADS):
-            row, i = query_of(word, 1)
-            i, a, b = chunk + i, np.float32(0), np.float32(0)
-            if starts[row] >= 0 and i < how.head_dim:
-                at = starts[row] + i
-                a, b = mul(how.rows[at], np.float32(how.scale)), mul(how.rows[at + 1], np.float32(how.scale))
+        row, i = query_of(thread, 1)
+        start, i = starts[row], np.int32(chunk + i)
+        for step in range(key_steps):
+            is_there = start >= 0 and i + STEP * step < how.head_dim
+            values[2 * step] = how.rows[start + i + STEP * step] if is_there else np.float32(0)
+            values[2 * step + 1] = how.rows[start + i + STEP * step + 1] if is_there else np.float32(0)
+        for step in range(key_steps):
+            a, b = mul(values[2 * step], np.float32(how.scale)), mul(values[2 * step + 1], np.float32(how.scale))
+            word = thread + ATTEND_THREADS * step
             staged[word], staged[n_words + word] = two_halves(a, b)
 
     @together
@@ -232,18 +235,20 @@ def _attend(type_k, type_v, *, is_pooled=False):
             staged[(warp * _N_SUMS + j) * _WORDS + i] = bits_of(mixed[j])
 
     @lane
-    def store_mix(staged, n_groups, n_shares, places, parts, dim, thread):
-        """Store the mix of all rows, once the shares of positions that warps have had are added up."""
+    def store_mix(staged, n_groups, n_shares, places, parts, dim, thread, sums):
+        """Store the mix of all rows, once what warps made of their positions is added up; a thread takes every fourth row."""
+        row, i, n_words_of_warp = thread // VALUES, thread % VALUES, _N_SUMS * _WORDS
         for group in range(n_groups):
-            for at in range(thread, HEADS * VALUES, ATTEND_THREADS):
-                row, i = at // VALUES, at % VALUES
-                if places[row] >= 0 and VALUES * group + i < dim:
-                    j = 4 * (i % 8) + 2 * (row // 8) + i // 8 % 2
-                    word = np.uint32((group * _N_SUMS + j) * _WORDS + 4 * (row % 8) + i // 16)
-                    value = float_of(staged[word])
-                    for share in range(1, n_shares):
-                        value = add(value, float_of(staged[word + share * n_groups * _N_SUMS * _WORDS]))
-                    parts[places[row] + VALUES * group + i] = value
+            word = np.uint32(group * n_words_of_warp + (4 * (i % 8) + i // 8 % 2) * _WORDS + 4 * row + i // 16)
+            clear(sums, 4)
+            for _ in range(n_shares):
+                for j in range(4):
+                    sums[j] = add(sums[j], float_of(staged[word + 16 * (j % 2) + 2 * _WORDS * (j // 2)]))
+                word = np.uint32(word + n_groups * n_words_of_warp)
+            for j in range(4):
+                place = places[row + 4 * j]
+                if place >= 0 and VALUES * group + i < dim:
+                    parts[place + VALUES * group + i] = sums[j]
 
     @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name, most_registers=most_registers)
     def attend(inputs, how, keys, values, choice, merge, to):
@@ -320,7 +325,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
                 read_keys(keys, cells, column + i // 4, how.head_dim, chunk + STEP * step + 8 * (i % 4), held, N_HELD * step)
             if chunk > 0:
                 cuda.syncthreads()  # all have multiplied by what is staged
-            stage_queries(how, starts, chunk, thread, staged)
+            stage_queries(how, starts, chunk, thread, mixed, staged)
             cuda.syncthreads()
             for step in range(key_steps):
                 if has_seen and chunk + STEP * step < how.head_dim:
@@ -364,7 +369,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         cuda.syncthreads()  # all have multiplied by what is staged
         stage_mix(mixed, warp, i, staged)
         cuda.syncthreads()
-        store_mix(staged, n_groups, n_shares, places, parts, value_dim, thread)
+        store_mix(staged, n_groups, n_shares, places, parts, value_dim, thread, mixed)
         if to.width == 0:
             return
         n_alike, n_seen = n_joined(n_of_group * value_dim), high_last // SPLIT - low_first // SPLIT + 1

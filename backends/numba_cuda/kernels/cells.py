@@ -247,7 +247,7 @@ are added in rising order, times their scales.
 
 @lane
 def _read_f16(cache, cell, dim, i):
-    return load16(cache.words, (cell * dim + i) >> 1)
+    return load16(cache.words, cell * (dim >> 1) + (i >> 1))  # of several i the former is multiplied once
 
 
 @lane

@@ -66,12 +66,7 @@ def _read(kind):
 
     @lane
     def read(cache, cell, dim, i, held, at, rest):
-        if cell < 0 or i >= dim:
-            for j in range(4):
-                held[at + j] = np.uint32(0)
-                if rest:
-                    held[rest + at + j] = np.uint32(0)
-        elif is_halves:
+        if is_halves:
             held[at], held[at + 1], held[at + 2], held[at + 3] = read_eight(cache, cell, dim, i)
         else:
             a, b, c, d, e, f, g, h = eight(read_eight(cache, cell, dim, i), i)
@@ -151,16 +146,25 @@ def fragments_of(kind, n_rows):
     @lane
     def read_keys(cache, cells, column, dim, i, held, first):
         """Read 8 dimensions of a position of each tile of the warp: some others in place of what is not seen or not there."""
+        i = i if i < dim else 0
         for tile in range(TILES):
-            read(cache, max(cells[column + 8 * tile], 0), dim, i if i < dim else 0, held, first + 4 * tile, rest_of_held)
+            read(cache, max(cells[np.uint32(column) + 8 * tile], 0), dim, i, held, first + 4 * tile, rest_of_held)
 
     @lane
     def read_values(cache, cells, column, seen, dim, i, held, first):
         """Read 8 dimensions of four positions, of which those of columns that are not seen are 0."""
-        begin, end = seen
+        begin, n = np.uint32(seen[0]), np.uint32(seen[1] - seen[0] if i < dim else 0)
         for j in range(4):
-            at = np.uint32(column) + j % 2 + 8 * (j // 2)
-            read(cache, cells[at] if begin <= at < end else np.int32(-1), dim, i, held, first + 4 * j, rest_of_held)
+            at, cell = np.uint32(column + j % 2 + 8 * (j // 2)), np.int32(-1)
+            if np.uint32(at - begin) < n:
+                cell = cells[at]
+            if cell >= 0:
+                read(cache, cell, dim, i, held, first + 4 * j, rest_of_held)
+            else:
+                for k in range(first + 4 * j, first + 4 * j + 4):
+                    held[k] = np.uint32(0)
+                    if rest_of_held:
+                        held[rest_of_held + k] = np.uint32(0)
 
     return read_keys, add_scores, read_values, add_values
 
