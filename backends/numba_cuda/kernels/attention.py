@@ -69,7 +69,7 @@ AttendArgs = record(
     f="rows slopes parts",
     w="counters",
     i="stride n_heads n_kv_heads n_of_group head_dim value_dim length window chunk sees_block n_splits has_slopes pool"
-    " n_of_tile first_token first_split",
+    " n_doublings first_token first_split",
     r="scale cap",
 )
 """What attends, and to how much.
@@ -79,8 +79,8 @@ lies between. `parts` (tokens from `first_token` on, n_heads, n_splits, value_di
 on, and `counters` one for each token and what is merged of it. A token sees `window` positions (0: all; and all pooled rows),
 and none before the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass,
 too. Of pooled rows one stands for `pool` positions; what is said of positions is true of them instead. Scores s become
-cap * tanh(s / cap), unless cap is 0. `n_of_group` heads attend to the same. A tile of tokens ends at multiples of `n_of_tile`,
-a power of 2.
+cap * tanh(s / cap), unless cap is 0. `n_of_group` heads attend to the same. A tile of tokens is one, `n_doublings`
+times doubled, and ends at multiples of that.
 """
 
 
@@ -125,10 +125,10 @@ def _are_alike(inputs, t, other):
 @lane
 def _tile(inputs, how, t, n_tokens, position):
     """The end of the tile that begins with token t, t if none does, and the lowest and highest position of its tokens."""
-    low, high, end = position, position, t
-    if t & (how.n_of_tile - 1) == 0 or not _are_alike(inputs, t - 1, t):
+    low, high, end, others = position, position, t, (1 << how.n_doublings) - 1
+    if t & others == 0 or not _are_alike(inputs, t - 1, t):
         end = np.int32(t + 1)
-        while end & (how.n_of_tile - 1) and end < n_tokens and _are_alike(inputs, t, end):
+        while end & others and end < n_tokens and _are_alike(inputs, t, end):
             low, high = min(low, inputs[POSITIONS + end]), max(high, inputs[POSITIONS + end])
             end = np.int32(end + 1)
     return end, low, high
@@ -218,16 +218,14 @@ def _attend(type_k, type_v, *, is_pooled=False):
                 add_values(staged, step + j, i, held, N_HELD * j, mixed, (True, True))
 
     @together
-    def add_apart(cache, cells, step, start, dim, first, i, n_of_token, firsts, lasts, staged, held, mixed):
+    def add_apart(cache, cells, step, start, dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed):
         """Add to the mix of each token what it sees of 16 positions."""
-        row = 0
-        while row + n_of_token <= HEADS:
-            begin, end = max(16 * step, firsts[row] - start), min(16 * step + 16, lasts[row] + 1 - start)
+        for token in range(n_of_tile):
+            begin, end = max(16 * step, firsts[token] - start), min(16 * step + 16, lasts[token] + 1 - start)
             if begin < end:
                 read_values(cache, cells, 16 * step + 2 * (i % 4), (begin, end), dim, first, held, 0)
-                rows = (row <= i // 4 < row + n_of_token, row <= i // 4 + 8 < row + n_of_token)
+                rows = (i // 4 & n_of_tile - 1 == token, (i // 4 + 8) & n_of_tile - 1 == token)
                 add_values(staged, step, i, held, 0, mixed, rows)
-            row += n_of_token
 
     @lane
     def stage_mix(mixed, warp, i, staged):
@@ -295,11 +293,11 @@ def _attend(type_k, type_v, *, is_pooled=False):
         if n_blocks > 1:
             group = quotient(group, n_blocks)
         first_head = np.int32(group * n_of_group + HEADS * (cuda.blockIdx.y - group * n_blocks))
-        n_of_token = np.int32(min(HEADS, (group + 1) * n_of_group - first_head))
+        n_of_token, n_of_tile = np.int32(min(HEADS, (group + 1) * n_of_group - first_head)), np.int32(1 << how.n_doublings)
         if thread < HEADS:
             starts[thread], firsts[thread], lasts[thread], places[thread], slopes[thread] = -1, 0, -1, -1, np.float32(0)
-            token, head = t + quotient(thread, n_of_token), first_head + remainder(thread, n_of_token)
-            if token < end:
+            token, head = np.int32(t + (thread & n_of_tile - 1)), np.int32(first_head + (thread >> how.n_doublings))
+            if token < end and head < first_head + n_of_token:
                 first, last = seen(inputs, how, token, inputs[POSITIONS + token])
                 starts[thread], firsts[thread], lasts[thread] = token * how.stride + head * how.head_dim, first, last
                 if start <= last and start + SPLIT > first:
@@ -332,9 +330,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
                     add_scores(staged, step, i, held, N_HELD * step, scores)
         _cap(scores, n_scores, how.cap)
         # 1, 2, 4 or 8 groups of 64 dimensions, and as many warps for each as there are
-        n_doublings = int(value_dim > VALUES) + int(value_dim > 2 * VALUES) + int(value_dim > 4 * VALUES)
-        n_groups, n_shares, n_steps = 1 << n_doublings, ATTEND_WARPS >> n_doublings, 2 << n_doublings
-        share = warp >> n_doublings
+        doubled = int(value_dim > VALUES) + int(value_dim > 2 * VALUES) + int(value_dim > 4 * VALUES)
+        n_groups, n_shares, n_steps, share = 1 << doubled, ATTEND_WARPS >> doubled, 2 << doubled, warp >> doubled
         first = np.int32(VALUES * (warp & n_groups - 1) + 8 * (i // 4))
         step = np.int32(max(share * n_steps, (low_first - start) // 16))
         end_step = np.int32(min((share + 1) * n_steps, (high_last - start) // 16 + 1))
@@ -360,11 +357,11 @@ def _attend(type_k, type_v, *, is_pooled=False):
         clear(mixed, _N_SUMS)
         while step < end_step:
             next_step = np.int32(min(end_step, step + value_steps))
-            if _see_alike(np.int32(start + 16 * step), np.int32(start + 16 * next_step), ranges):
+            if end == t + 1 or _see_alike(np.int32(start + 16 * step), np.int32(start + 16 * next_step), ranges):
                 add_steps(values, cells, step, end_step, value_dim, first, i, staged, held, mixed)
             else:
                 for each in range(step, next_step):
-                    add_apart(values, cells, each, start, value_dim, first, i, n_of_token, firsts, lasts, staged, held, mixed)
+                    add_apart(values, cells, each, start, value_dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed)
             step = next_step
         cuda.syncthreads()  # all have multiplied by what is staged
         stage_mix(mixed, warp, i, staged)

@@ -142,9 +142,9 @@ class AttendEmitter(OperationEmitter):
         read |= self._merged(tape)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             for kernel, n_blocks, how, more in launches:
-                n_of_tile = 1 if more["choice"].block_size else tokens_of_tile(n_of_group, n)
+                n_doublings = 0 if more["choice"].block_size else doublings_of_tile(n_of_group, n)
                 grid = (n_blocks, keys.n_heads * -(-n_of_group // HEADS), n)
-                how_many = how._replace(first_token=first, n_of_tile=n_of_tile)
+                how_many = how._replace(first_token=first, n_doublings=n_doublings)
                 tape.launch(kernel, grid, ATTEND_THREADS, how=how_many, **more)
 
     def _merged(self, tape: Tape) -> Arguments:
@@ -176,9 +176,9 @@ def _planes(cache: Cache) -> Any:
     return CacheArgs(cache.codes, cache.halves)
 
 
-def tokens_of_tile(n_of_group: int, n_tokens: int) -> int:
-    """How many neighbouring tokens a block attends for, so many heads of each: a power of 2, not more than `n_tokens`."""
-    return 1 << (max(1, min(HEADS // n_of_group, n_tokens)).bit_length() - 1)
+def doublings_of_tile(n_of_group: int, n_tokens: int) -> int:
+    """How often one token is doubled to be those that a block attends for, so many heads of each, of `n_tokens` at most."""
+    return max(1, min(HEADS // n_of_group, n_tokens)).bit_length() - 1
 
 
 def check_dim(what: str, dim: int) -> None:

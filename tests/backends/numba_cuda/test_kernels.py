@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
-from augury.backends.numba_cuda.operations.attention import tokens_of_tile
+from augury.backends.numba_cuda.operations.attention import doublings_of_tile
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -105,7 +105,7 @@ def test_attention_over_several_splits(name):
     places = {name: at[name] for name in ("rows", "slopes", "parts", "counters")}
     sizes = {"stride": N_HEADS * key_dim, "n_heads": N_HEADS, "n_kv_heads": N_KV_HEADS, "head_dim": key_dim, "length": N_CTX}
     sizes |= {"value_dim": value_dim, "window": window, "chunk": chunk, "n_splits": n_splits, "has_slopes": "slopes" in how}
-    sizes |= {"n_of_group": N_HEADS // N_KV_HEADS, "n_of_tile": tokens_of_tile(N_HEADS // N_KV_HEADS, n)}
+    sizes |= {"n_of_group": N_HEADS // N_KV_HEADS, "n_doublings": doublings_of_tile(N_HEADS // N_KV_HEADS, n)}
     given = {"how": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap), "keys": CacheArgs(at["keys"], at["key_halves"])}
     given |= {"values": CacheArgs(at["values"], at["value_halves"])}
     given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in how, gates.shape[1], gate_size)}
@@ -160,8 +160,8 @@ def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, wi
     how = how._replace(n_of_group=n_of_group, head_dim=dim, value_dim=dim, length=N_CTX, window=window, n_splits=n_splits)
     given = {"keys": CacheArgs(at["keys"], at["keys"]), "values": CacheArgs(at["values"], at["values"])}
     given["to"] = TargetArgs(at["out"], width=width, as_floats=1)
-    for n_of_tile in (tokens_of_tile(n_of_group, n), 1):
-        of = how._replace(n_of_tile=n_of_tile, pool=1, scale=0.25)
+    for n_doublings in (doublings_of_tile(n_of_group, n), 0):
+        of = how._replace(n_doublings=n_doublings, pool=1, scale=0.25)
         grid = (n_splits, n_kv_heads, n)
         memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], how=of, **given))
         found.append(memory.read("out", (n, width)))
@@ -193,7 +193,7 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
     at, run = memory.at, memory.device.launch
     how = AttendArgs(at["q"], parts=at["parts"], counters=at["counters"], stride=dim, n_heads=1, n_kv_heads=1, head_dim=dim)
     how = how._replace(
-        value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, n_of_group=1, n_of_tile=1, scale=0.25
+        value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, n_of_group=1, scale=0.25
     )
     merge = {"merge": MergeArgs(at["sinks"], has_sinks=1), "to": TargetArgs(at["out"], width=dim, as_floats=1)}
     merge |= {"choice": ChoiceArgs(at["chosen"], 1, N_CTX // pool)}
