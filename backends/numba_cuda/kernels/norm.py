@@ -31,6 +31,7 @@ PartArgs = record("PartArgs", f="weight", i="kind at size", r="eps")
 """A part of a row, `size` values from column `at` on, and its norm."""
 
 _WARPS = THREADS // WARP
+_N_SCALES = 2 * SEVERAL * _WARPS
 
 
 @lane
@@ -171,6 +172,7 @@ def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_flo
     """
     thread, n_units, (mean, inverse) = np.uint32(cuda.threadIdx.x), (n_out + WARP - 1) // WARP, found
     warp, i, values = thread // WARP, thread % WARP, cuda.local.array(SEVERAL, np.float32)
+    scales = cuda.shared.array(_N_SCALES, np.float32)
     for first in range(warp, n_units, SEVERAL * _WARPS):
         if first > warp:
             _read_weights(norm, at, size, WARP * first + i, weights)
@@ -180,7 +182,9 @@ def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_flo
         if to.as_bytes:
             unit = unit_of(inputs, t, first, to.width // WARP)
             step = unit_of(inputs, t, first + _WARPS, to.width // WARP) - unit
-            quantise_several(values, i, to, first_unit + unit, step, (n_units - first + _WARPS - 1) // _WARPS)
+            quantise_several(
+                values, i, to, first_unit + unit, step, (n_units - first + _WARPS - 1) // _WARPS, scales, 2 * SEVERAL * warp
+            )
 
 
 @kernel("jffiiiiiii", NormArgs, NormArgs, TargetArgs)

@@ -18,6 +18,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     nearest,
     record,
     together,
+    warp_barrier,
     warp_max,
 )
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
@@ -29,13 +30,12 @@ _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the in
 
 
 @lane
-def _rounded(value, largest):
-    """A value's byte, and the factor: 1/127 of the largest magnitude; NaN if that is."""
-    value, largest = np.float32(value), np.float32(largest)
-    most = np.float32(127)
+def _scales(largest):
+    """What values of a unit are multiplied with, and the factor: 1/127 of the largest magnitude; NaN if that is."""
+    largest, most = np.float32(largest), np.float32(127)
     if largest < np.float32(_SMALLEST):
-        return np.int32(0), np.float32(0)
-    return nearest(mul(value, div(most, largest))), div(largest, most)
+        return np.float32(0), np.float32(0)
+    return div(most, largest), div(largest, most)
 
 
 @lane
@@ -68,29 +68,40 @@ def _store_sums(of_half, of_all, factor, i, to, unit):
 @together
 def quantise(value, i, to, unit):
     """Store the values that a warp's lanes i hold as one unit."""
-    byte, factor = _rounded(value, warp_max(abs(value)))
+    scale, factor = _scales(warp_max(abs(value)))
+    byte = nearest(mul(value, scale))
     _store_byte(byte, i, to, unit)
     of_half, of_all = half_warp_sums(byte)
     _store_sums(of_half, of_all, factor, i, to, unit)
 
 
+@lane
+def _store_bytes(values, bytes_of_lane, i, to, unit, step, n, scales, at):
+    for j in range(SEVERAL):
+        bytes_of_lane[j] = nearest(mul(values[j], scales[at + j]))
+        if j < n:
+            _store_byte(bytes_of_lane[j], i, to, unit + j * step)
+
+
 @together
-def quantise_several(values, i, to, unit, step, n):
-    """The same of up to SEVERAL values, as n units that lie `step` apart: a warp waits for all of them at once."""
-    factors = cuda.local.array(SEVERAL, np.float32)
-    halves = cuda.local.array(SEVERAL, np.int32)
-    sums = cuda.local.array(SEVERAL, np.int32)
+def quantise_several(values, i, to, unit, step, n, scales, at):
+    """The same of up to SEVERAL values, as n units that lie `step` apart: a warp waits for all of them at once.
+
+    Its part of `scales`, which are shared, has room for twice as many numbers.
+    """
+    bytes_of_lane, mine = cuda.local.array(SEVERAL, np.int32), np.float32(0)
     for j in range(SEVERAL):
-        factors[j] = warp_max(abs(values[j]))
+        most = warp_max(abs(values[j]))
+        mine = most if i == j else mine
+    warp_barrier()  # all have read what was staged before
+    if i < SEVERAL:  # a lane divides for one unit
+        scales[at + i], scales[at + SEVERAL + i] = _scales(mine)
+    warp_barrier()
+    _store_bytes(values, bytes_of_lane, i, to, unit, step, n, scales, at)
     for j in range(SEVERAL):
-        sums[j], factors[j] = _rounded(values[j], factors[j])
+        of_half, of_all = half_warp_sums(bytes_of_lane[j])
         if j < n:
-            _store_byte(sums[j], i, to, unit + j * step)
-    for j in range(SEVERAL):
-        halves[j], sums[j] = half_warp_sums(sums[j])
-    for j in range(SEVERAL):
-        if j < n:
-            _store_sums(halves[j], sums[j], factors[j], i, to, unit + j * step)
+            _store_sums(of_half, of_all, scales[at + SEVERAL + j], i, to, unit + j * step)
 
 
 @together
