@@ -6,14 +6,33 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import clamped
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, StoreArgs, store_cell
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, fma, kernel, lane, mul, record, together
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, fma, kernel, lane, mul, read_early, record, together
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS
 from augury.backends.numba_cuda.kernels.norm import BIASED, NOTHING, NormArgs, moments, normed
 
 MAX_DIM = 512  # of a head
+_AT_ONCE = 4  # values that a thread reads before it waits for one
+_N_HELD = 2 * _AT_ONCE
 HeadsArgs = record("HeadsArgs", i="n_heads n_kv_heads head_dim value_dim")
 TurnArgs = record("TurnArgs", f="turns", i="n_pairs offset is_interleaved")
 """A rope: `turns` (positions, n_pairs, 2) of cosines and sines, of pairs from value `offset` on, which may be neighbours."""
+
+
+@lane
+def _pair_of(turn, i):
+    """The pair that value i of a head is of, -1 if of none, whether it is the first of it, and which is the other one."""
+    at = i - turn.offset
+    if at < 0 or at >= 2 * turn.n_pairs:
+        return -1, False, i
+    if turn.is_interleaved:
+        return at // 2, at % 2 == 0, turn.offset + (at ^ 1)
+    is_first = at < turn.n_pairs
+    return at if is_first else at - turn.n_pairs, is_first, i + turn.n_pairs if is_first else i - turn.n_pairs
+
+
+@lane
+def _turned(value, other, is_first, cosine, sine):
+    return fma(value, np.float32(cosine), mul(other, -np.float32(sine) if is_first else np.float32(sine)))
 
 
 @lane
@@ -22,17 +41,39 @@ def turned_value(head, first, turn, i, start):
 
     Values before and after the pairs stay.
     """
-    at = i - turn.offset
-    if at < 0 or at >= 2 * turn.n_pairs:
+    pair, is_first, other = _pair_of(turn, i)
+    if pair < 0:
         return head[first + i]
-    if turn.is_interleaved:
-        pair, is_first, other = at // 2, at % 2 == 0, turn.offset + (at ^ 1)
-    else:
-        is_first = at < turn.n_pairs
-        pair = at if is_first else at - turn.n_pairs
-        other = i + turn.n_pairs if is_first else i - turn.n_pairs
     cosine, sine = turn.turns[start + 2 * pair], turn.turns[start + 2 * pair + 1]
-    return fma(head[first + i], cosine, mul(head[first + other], -sine if is_first else sine))
+    return _turned(head[first + i], head[first + other], is_first, cosine, sine)
+
+
+@lane
+def _clamp_values(rows, start, dim, limit, first, held, staged):
+    """Stage every 32nd value of a head, from the `first` on, of which a few are read at once."""
+    for begin in range(first, dim, _AT_ONCE * WARP):
+        for j in range(_AT_ONCE):
+            i = begin + j * WARP
+            held[j] = rows[start + i] if i < dim else np.float32(0)
+        for j in range(_AT_ONCE):
+            if begin + j * WARP < dim:
+                staged[begin + j * WARP] = clamped(held[j], limit)
+
+
+@lane
+def _turn_values(head, turn, start, dim, first, held, turned):
+    """Turn such values, by as many cosines and sines."""
+    for begin in range(first, dim, _AT_ONCE * WARP):
+        for j in range(_AT_ONCE):
+            pair, is_first, other = _pair_of(turn, begin + j * WARP)
+            is_there = pair >= 0 and begin + j * WARP < dim
+            held[2 * j] = turn.turns[start + 2 * pair] if is_there else np.float32(1)
+            held[2 * j + 1] = turn.turns[start + 2 * pair + 1] if is_there else np.float32(0)
+        for j in range(_AT_ONCE):
+            i = begin + j * WARP
+            pair, is_first, other = _pair_of(turn, i)
+            if i < dim:
+                turned[i] = head[i] if pair < 0 else _turned(head[i], head[other], is_first, held[2 * j], held[2 * j + 1])
 
 
 @lane
@@ -67,7 +108,9 @@ def prepare_heads(
         keys, values: Caches (slots, n_kv_heads, length, …).
     """
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-    if t >= inputs[N_TOKENS]:
+    n_tokens, position = read_early(inputs, N_TOKENS), read_early(inputs, POSITIONS + t)
+    slot, cell = read_early(inputs, SLOTS + t), read_early(inputs, CELLS + t)
+    if t >= n_tokens:
         return
     n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.head_dim
     is_value = head >= n_heads + n_kv_heads
@@ -85,23 +128,25 @@ def prepare_heads(
     staged = cuda.shared.array(MAX_DIM, np.float32)
     turned = cuda.shared.array(MAX_DIM, np.float32)
     parts = cuda.shared.array(1, np.float32)
-    for j in range(i, dim, WARP):
-        staged[j] = clamped(rows[start + j], limit)
+    held = cuda.local.array(_N_HELD, np.float32)
+    _clamp_values(rows, start, dim, limit, i, held, staged)
     is_normed_last = is_rope_first and not is_value
     if norm.kind != NOTHING and not is_normed_last:
         norm_head(staged, norm, group, dim, parts)
     cuda.syncthreads()
-    at = max(0, inputs[POSITIONS + t] - lag) * 2 * turn.n_pairs
-    for j in range(i, dim, WARP):
-        turned[j] = staged[j] if is_value else turned_value(staged, 0, turn, j, at)
+    if is_value:
+        for j in range(i, dim, WARP):
+            turned[j] = staged[j]
+    else:
+        _turn_values(staged, turn, max(0, position - lag) * 2 * turn.n_pairs, dim, i, held, turned)
     if norm.kind != NOTHING and is_normed_last:
         norm_head(turned, norm, group, dim, parts)
     if kept_as == NOT_KEPT:
-        factor = factors[inputs[POSITIONS + t]] if is_query and has_factors else np.float32(1)
+        factor = factors[position] if is_query and has_factors else np.float32(1)
         for j in range(i, dim, WARP):
             rows[start + j] = mul(turned[j], factor)
         return
-    cell = (inputs[SLOTS + t] * n_kv_heads + group) * length + inputs[CELLS + t]
+    cell += (slot * n_kv_heads + group) * length
     if is_value:
         store_cell(turned, staged, dim, values, cell)
     else:
