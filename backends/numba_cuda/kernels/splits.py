@@ -17,7 +17,6 @@ from augury.backends.numba_cuda.kernels.dialect import (
     mul,
     quotient,
     record,
-    remainder,
     together,
     warp_max,
     warp_sum,
@@ -141,7 +140,8 @@ def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
         value, j = np.float32(0), WARP * unit + i
         column = first_head * dim + j
         if j < size:
-            value = parts[start + quotient(j, dim) * step + remainder(j, dim)]
+            head = quotient(j, dim)
+            value = parts[start + head * step + j - head * dim]
             if how.gate_size:
                 gate = how.gates[t * how.gate_stride + quotient(column, how.gate_size)]
                 value = mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))

@@ -11,7 +11,7 @@ from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import TYPES, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS
+from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
@@ -137,7 +137,7 @@ def test_attention_over_several_splits(name):
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
-@pytest.mark.parametrize(("n_of_group", "window"), [(5, 0), (1, 7)])
+@pytest.mark.parametrize(("n_of_group", "window"), [(5, 0), (1, 7), (18, 0)])
 def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, window):
     dim, n_kv_heads, n_splits = 16, 2, 2
     positions, n_heads = np.arange(252, 260), n_of_group * n_kv_heads
@@ -162,7 +162,7 @@ def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, wi
     given["to"] = TargetArgs(at["out"], width=width, as_floats=1)
     for n_doublings in (doublings_of_tile(n_of_group, n), 0):
         of = how._replace(n_doublings=n_doublings, pool=1, scale=0.25)
-        grid = (n_splits, n_kv_heads, n)
+        grid = (n_splits, n_kv_heads * -(-n_of_group // HEADS), n)
         memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], how=of, **given))
         found.append(memory.read("out", (n, width)))
     assert np.array_equal(found[0], found[1], equal_nan=True)
