@@ -61,7 +61,7 @@ def test_arguments_go_to_kernels_by_name():
     launch = Launch.of(norm_rows, (3, 2), 64, at, size=5, norm=NormArgs(weight, eps=0.5), to=to)
     assert norm_rows.names == ("inputs", "x", "y", *NUMBERS, "y_norm", "norm", "to")
     nothing, numbers = (at, 0, 0), tuple(5 if name == "size" else 0 for name in NUMBERS)
-    assert launch.arguments == (at, at, at, *numbers, *nothing, weight, 0, 0.5, at, at, at, at, 7, 0, 1)
+    assert launch.arguments == (at, at, at, *numbers, *nothing, weight, 0, 0.5, at, at, at, at, at, 7, 0, 1)
     assert len(norm_rows.parameters) == len(launch.arguments)
     assert launch.grid == (3, 2, 1)
     with pytest.raises(TypeError, match="kernel norm_rows has no sise; it has inputs, x"):
