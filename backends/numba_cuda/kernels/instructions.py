@@ -186,9 +186,10 @@ else:
     root = _ptx("sqrt.rn.f32 $0, $1;", "=f,f", float32, float32)
     nearest = _ptx("cvt.rni.s32.f32 $0, $1;", "=r,f", int32, float32)
     larger = _ptx("max.NaN.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
-    quotient = _ptx("div.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
-    remainder = _ptx("rem.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
-    remainder64 = _ptx("rem.u64 $0, $1, $2;", "=l,l,l", uint64, uint64, uint64)
+    # not inline PTX, which would divide by a constant, too
+    quotient = _emitted(int32, lambda builder, values: builder.sdiv(*values), int32, int32)
+    remainder = _emitted(int32, lambda builder, values: builder.srem(*values), int32, int32)
+    remainder64 = _emitted(uint64, lambda builder, values: builder.urem(*values), uint64, uint64)
     index_of = _ptx("cvt.u64.u32 $0, $1;", "=l,r", int64, uint32)
     dp4a = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", int32, uint32, uint32, int32)
     prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
