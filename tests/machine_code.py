@@ -57,7 +57,7 @@ PATTERNS = {
 }
 CONTRACTIBLE = r"\b(add|sub|mul|mad)\.(ftz\.|sat\.)*f(32|64)\b"  # in PTX, without a rounding of its own
 # kernels that go on when all their blocks have ended
-LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$|route_|attend(?!_latent_f16_2)|choose_(?!blocks)"
+LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_([0-9]|matrix_16)$|route_|attend(?!_latent_f16_2)|choose_(?!blocks)"
 OF_MULTIPROCESSOR = 1 << 16  # registers
 LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are addresses
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with

@@ -15,6 +15,7 @@ from augury.backends.numba_cuda.first_products import FirstProducts, columns_of,
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
+from augury.backends.numba_cuda.products import SPLIT_BUFFERS
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
@@ -123,7 +124,7 @@ class Lowering:
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
             needed[HIDDEN] = 4 * MAX_TOKENS * max([self.plan.n_hidden, *(each.input.n_hidden for each in self.plan.nextn)])
-        needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS}
+        needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS} | SPLIT_BUFFERS
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
             needed["first products"] = 4 * MAX_TOKENS * max(widths)

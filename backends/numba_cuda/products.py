@@ -11,7 +11,7 @@ from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.gated_matmul import GATED_WARPS, MULTIPLY_GATED
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
+from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, MULTIPLY
 from augury.backends.numba_cuda.kernels.routes import CombineArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
+SPLIT_BUFFERS = {  # of products whose cuts have blocks of their own: of fewer blocks than enough, with 16 tokens
+    "parts of products": 4 * _BLOCKS_ENOUGH * MOST_CUTS * MATRIX_THREADS * MATRIX_TILE // 2,
+    "counters": 4 * _BLOCKS_ENOUGH,
+}
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
 
@@ -50,7 +54,10 @@ def launch_of(
     given |= {"y": to.at, "stride": to.width, "column": column, "mode": mode, "which": which}
     if tiles.n_apart:
         kernel, grid = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // MATRIX_ROWS), tiles.n)
-        return Launch.of(kernel, grid, MATRIX_THREADS, tiles.at, n_apart=tiles.n_apart, **given)
+        given["n_apart"], n_split = tiles.n_apart, 1
+        if more is not None and tiles.n_rows == MATRIX_TILE and grid[0] * tiles.n < _BLOCKS_ENOUGH and matrix.n_cuts > 1:
+            given, n_split = given | more | {"is_split": True}, matrix.n_cuts
+        return Launch.of(kernel, (*grid, n_split), MATRIX_THREADS, tiles.at, **given)
     n_warps = max(WARPS, matrix.n_cuts)
     kernel, grid = MULTIPLY[matrix.format.name, tiles.n_rows], (-(-matrix.n_tiles * matrix.n_cuts // n_warps), tiles.n)
     given |= {"combined": CombineArgs(n_most=tiles.n_most, k=tiles.per_token), **(more or {})}

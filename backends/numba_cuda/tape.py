@@ -284,7 +284,8 @@ class Tape:
         for matrix, column in matrices:
             tiles = self._tiles(matrix, is_output=is_output)
             which = OF_OUTPUT if is_output else OF_TOKENS
-            self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which))
+            more = {"parts": self.buffers["parts of products"], "counters": self.buffers["counters"]} if tiles.n_apart else None
+            self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which, more))
 
     def multiply_gated(
         self, x: Operand, parts: Sequence[Linear | Matrices], to: Operand, gate: Gate, tiles: Tiles | None = None

@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_r
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILE, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import DevicePass
-from augury.backends.numba_cuda.products import launch_of
+from augury.backends.numba_cuda.products import SPLIT_BUFFERS, launch_of
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.backends.numba_cuda.weights import Matrix
@@ -67,6 +67,7 @@ class Product:
         self.at = {key: device.allocate(array.nbytes, key).at(0) for key, array in arrays.items()}
         for key, array in arrays.items():
             device.write(self.at[key], array)
+        self.at |= {name: device.allocate(n_bytes, name).at(0) for name, n_bytes in SPLIT_BUFFERS.items()}
         places = (self.at[name] for name in ("floats", "factors", "sums", "bytes", "halves"))
         given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1), "x": self.at["x"]}
         given |= {"stride": n_cols, "size": n_cols, "n_out": n_cols}
@@ -76,7 +77,7 @@ class Product:
         assert np.abs(fed - normed).max() <= np.abs(normed).max() / (1e5 if self.fmt.is_float else 127)
         self.right = 0.5 * (fed.astype(np.float64) @ weights.astype(np.float64).T) + bias
 
-    def by(self, tile, *, mode=STORE, n_cuts=1):
+    def by(self, tile, *, mode=STORE, n_cuts=1, is_split=False):
         """What a kernel gives whose blocks take `tile` tokens: by byte dot products, or of more than eight by tensor cores."""
         if tile > TILES[-1]:
             kernel, n_blocks, n_threads = MULTIPLY_MATRIX[self.fmt.name, tile], -(-self.n_rows // MATRIX_ROWS), MATRIX_THREADS
@@ -86,7 +87,8 @@ class Product:
         given = {"w": MatrixArgs(at["w"], at["bias"], *sizes, HAS_BIAS, 0.5), "y": at["y"], "stride": self.n_rows, "mode": mode}
         given |= {"x": SourceArgs(at["floats" if self.fmt.is_float else "bytes"], at["factors"], at["sums"], at["halves"])}
         given |= {"n_apart": MAX_TOKENS} if tile > TILES[-1] else {}
-        grid = (n_blocks, -(-self.n_tokens // tile))
+        given |= {"is_split": True, "parts": at["parts of products"], "counters": at["counters"]} if is_split else {}
+        grid = (n_blocks, -(-self.n_tokens // tile), n_cuts if is_split else 1)
         self.device.launch(Launch.of(kernel, grid, n_threads, self.at["inputs"], **given))
         return self._read("y", (self.n_tokens, self.n_rows))
 

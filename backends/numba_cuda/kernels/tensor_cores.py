@@ -15,6 +15,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     cuda,
     float_of,
     index_of,
+    is_last_block,
     kernel,
     lane,
     load8,
@@ -100,14 +101,36 @@ def _multiply(fmt, n_tokens):
     (read, add_products), n_sums = _unit_of(fmt, n_tokens), n_tokens // 2
     n_of_slice = n_sums * WARP
     n_totals, tree, bring_tiles_near = SLICES * n_of_slice, _tree_of(n_of_slice), bring_near_of(fmt)
-    find = tile_of_block if n_tokens == MATRIX_TILE else tokens_of_block  # which takes fewer registers
-    name = f"multiply_{fmt.name}_matrix_{n_tokens}"
+    is_least = n_tokens == MATRIX_TILE
+    find = tile_of_block if is_least else tokens_of_block  # which takes fewer registers
+    name, takes_more = f"multiply_{fmt.name}_matrix_{n_tokens}", fmt.n_main == 2
+    most_registers = 80 if is_least and takes_more else _REGISTERS[n_tokens]
 
-    @kernel("j", MatrixArgs, SourceArgs, "fiiiii", name=name, most_registers=_REGISTERS[n_tokens])
-    def multiply(inputs, w, x, y, stride, column, mode, which, n_apart):
-        """See `matmul`; units for the same weights are those of `n_apart` rows of x."""
+    @together
+    def add_parts(totals, own, block, n_cuts, parts, counters):
+        """Let the last of the blocks that take a cut each have the sums of all, in the order of cuts; returns whether it is."""
+        first, own_sums = np.int64(block) * n_cuts * n_totals, cuda.local.array(n_sums, np.float32)
+        for j in range(n_sums):
+            parts[first + cuda.blockIdx.z * n_totals + own + WARP * j] = totals[own + WARP * j]
+        if not is_last_block(counters, block, n_cuts):
+            return False
+        for each in range(n_cuts):
+            for j in range(n_sums):
+                part = parts[first + each * n_totals + own + WARP * j]
+                own_sums[j] = add(own_sums[j], part) if each else part
+        for j in range(n_sums):
+            totals[own + WARP * j] = own_sums[j]
+        return True
+
+    @kernel("j", MatrixArgs, SourceArgs, "fiiiiiifw", name=name, most_registers=most_registers)
+    def multiply(inputs, w, x, y, stride, column, mode, which, n_apart, is_split, parts, counters):
+        """See `matmul`; units for the same weights are those of `n_apart` rows of x.
+
+        If `is_split`, cuts have a block each, in the grid's third direction: `parts` (blocks, n_cuts, sums) are kept until the
+        last of them adds these up, and there is a counter for each of as many blocks.
+        """
         n_rows, n_steps, n_cuts = w.n_rows, w.n_steps, w.n_cuts
-        if which == OF_TOKENS and cuda.blockIdx.y == 0:
+        if which == OF_TOKENS and cuda.blockIdx.y == 0 and cuda.blockIdx.z == 0:
             bring_tiles_near(w, cuda.blockIdx.x * (MATRIX_ROWS // TILE_ROWS), MATRIX_ROWS // TILE_ROWS)
         wait_for_launch()
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
@@ -123,11 +146,17 @@ def _multiply(fmt, n_tokens):
         unit = TILE_ROWS * s + i // 4 % TILE_ROWS
         u = np.uint32((above + min(tile, last)) * n_steps * TILE + unit)  # the first units of a lane's rows
         v = np.uint32((above + min(tile + 2, last)) * n_steps * TILE + unit)
-        place, step = np.uint32(s * n_apart + t), np.uint32(TILE_UNITS * n_apart)
-        beyond = np.uint32(w.n_units * n_apart)
+        first_cut, end_cut = np.int32(0), np.int32(n_cuts)
+        if is_least and is_split:
+            first_cut, end_cut = np.int32(cuda.blockIdx.z), np.int32(cuda.blockIdx.z + 1)
+        first_step, step = cut_of(first_cut, n_steps, n_cuts)[0], np.uint32(TILE_UNITS * n_apart)
+        u = np.uint32(u + TILE * min(first_step, n_steps - 1))  # the last cut may be empty
+        v = np.uint32(v + TILE * min(first_step, n_steps - 1))
+        place = np.uint32(first_step * step + s * n_apart + t)
+        beyond = min(np.uint32(w.n_units * n_apart), np.uint32(cut_of(end_cut - 1, n_steps, n_cuts)[1] * step))
         own = np.uint64(s * n_of_slice + i)  # unsigned: a negative one would count from the end
         held = read(w.words, w.n, u, v, i)
-        for cut in range(n_cuts):
+        for cut in range(first_cut, end_cut):
             for j in range(n_sums):
                 sums[j] = np.float32(0)
             end = min(beyond, np.uint32(cut_of(cut, n_steps, n_cuts)[1] * step))
@@ -139,7 +168,11 @@ def _multiply(fmt, n_tokens):
                 u, v, place, held = np.uint32(u + TILE), np.uint32(v + TILE), np.uint32(place + step), ahead
             for j in range(n_sums):
                 at = own + np.uint64(WARP * j)
-                totals[at] = add(totals[at], sums[j]) if cut else sums[j]
+                totals[at] = add(totals[at], sums[j]) if cut > first_cut else sums[j]
+        if is_least and is_split:
+            block = cuda.blockIdx.y * ((n_rows + MATRIX_ROWS - 1) // MATRIX_ROWS) + cuda.blockIdx.x
+            if not add_parts(totals, s * n_of_slice + i, block, n_cuts, parts, counters):
+                return
         cuda.syncthreads()
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)  # anew: to keep them takes registers
         own = np.uint64(thread)

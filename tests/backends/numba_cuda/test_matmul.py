@@ -1,16 +1,20 @@
 """Weights in planes are the file's to the bit, and products with them do not depend on how many tokens share them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from oracles.cuda_products import Product, random_matrix
 
 from augury.backends.numba_cuda import repack as repack_module
-from augury.backends.numba_cuda.device import SimulatedDevice
+from augury.backends.numba_cuda.device import CountingDevice, SimulatedDevice
+from augury.backends.numba_cuda.kernels import sums
 from augury.backends.numba_cuda.kernels.embed import LOOK_UP
 from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
 from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
+from augury.backends.numba_cuda.narrow_output import _parts
 from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
@@ -73,14 +77,37 @@ def test_tensor_cores_give_the_bits_of_byte_dot_products(name):
     assert np.array_equal(many.by(16, mode=ADD), found + found)
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_brought_near_is_the_planes_of_some_tiles_in_sixteens_of_bytes(name, monkeypatch):
+    fmt, found = FORMATS[name], []
+    matrix = Matrix(fmt, CountingDevice().allocate(0, "").at(0), 26, 3 * 256, 1.0, None)  # seven tiles of rows
+    monkeypatch.setattr(sums, "bring_near", lambda _, at, n_bytes: found.append((4 * at, 4 * at + int(n_bytes))))
+    monkeypatch.setattr(sums, "cuda", SimpleNamespace(threadIdx=SimpleNamespace(x=0)))
+    args = matrix.arguments._replace(words=None)
+    for first, n, there in ((0, 2, 2), (5, 4, 2), (7, 4, 0)):
+        found.clear()
+        sums.bring_near_of(fmt)(args, first, n)
+        tiles = [_parts(matrix, first + i) for i in range(there)]
+        right = [(each[0][0].offset, each[-1][0].offset + each[-1][1]) for each in zip(*tiles, strict=True)]
+        assert found == [(begin // 16 * 16, -(-end // 16) * 16) for begin, end in right]
+
+
 def test_a_cut_matrix_gives_the_same_bits_whichever_kernel_multiplies():
     few, many = (Product(SimulatedDevice(), "Q4_0", n, N_ROWS, 32 * 8 * 5 - 32) for n in (2, 17))
     found = [few.by(n, n_cuts=4) for n in (1, 2)]
-    found.append(many.by(16, n_cuts=4)[:2])
+    found += [many.by(16, n_cuts=4, is_split=is_split) for is_split in (False, True, True)]
     assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[1], found[2])
+    assert np.array_equal(found[1], found[2][:2])
+    assert all(np.array_equal(found[2], each) for each in found[3:]), "cuts in blocks of their own, twice by the same counters"
     assert np.abs(found[0] - few.right).max() <= 1e-5 * np.abs(few.right).max()
     assert not np.array_equal(found[0], few.by(2)), "cuts are another order of additions"
+
+
+def test_cuts_have_blocks_of_their_own_where_blocks_are_few():
+    at, more = CountingDevice().allocate(0, "").at(0), {"parts": None, "counters": None}
+    matrix, x, to = Matrix(FORMATS["Q6_K"], at, 1536, 8960, 1.0, None), Rows(at, 8960).operand, Rows(at, 1536)
+    grids = [launch_of(matrix, x, to, 0, Tiles(at, n, 16), STORE, OF_TOKENS, more).grid for n in (1, 2)]
+    assert grids == [(96, 1, 8), (96, 2, 1)]
 
 
 @pytest.mark.sample(0)
