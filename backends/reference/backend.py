@@ -34,7 +34,7 @@ class Reference(Backend):
         for block in plan.blocks():
             if not has_function(block):
                 check_operations(block, plan.n_seen(block))
-        n_bytes = sum(LayerCache.bytes_per_position(mixer, options) for mixer in plan.mixers)
+        n_bytes = sum(LayerCache.bytes_per_position(block, options) for layer in plan.every_layer for block in layer.blocks)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())
         if not n_floats:
             return StateSpec(options.n_slots, options.n_ctx, n_bytes)

@@ -13,7 +13,7 @@ from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
 from augury.batch import Batch, Tree
 from augury.blocks import Block
-from augury.lowering import Attend, Convolve, LastTokens, PrepareHeads, Recur, Value
+from augury.lowering import Attend, Convolve, PrepareHeads, Recur, Value
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class LoweredBlock(LayerStates):
         self.x, self.before, self.embedded = build.x, build.before, build.embedded
         self.operations = build.operations
         advances = {state: shift for each in self.operations if isinstance(each, Convolve) for state in each.states}
-        advances |= {each.state: shift for each in self.operations if isinstance(each, LastTokens)}
         for each in self.operations:
             if isinstance(each, Recur):
                 a = None if each.a is None else weights.vector(each.a.weight).T

@@ -13,7 +13,6 @@ from augury.backends.reference.formula import activate, gated, sigmoid, softcap
 from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import (
     convolved,
-    last_tokens,
     of_length_one,
     recurred,
     silu,
@@ -39,13 +38,13 @@ from augury.lowering import (
     GiveLogits,
     Join,
     KeptRows,
-    LastTokens,
     LookUp,
     Multiply,
     Normalize,
     Operation,
     ReadHidden,
     ReadInput,
+    ReadTokens,
     Recur,
     Route,
     ScaleToLength,
@@ -235,8 +234,8 @@ def _recur(run: Run, each: Recur) -> None:
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
 
 
-def _last_tokens(run: Run, each: LastTokens) -> None:
-    run.arrays[each.out] = last_tokens(each.out.width, run.block.states[each.state], run.batch, run.tree)
+def _read_tokens(run: Run, each: ReadTokens) -> None:
+    run.arrays[each.out] = run.batch.tokens[:, None].astype(np.float64)
 
 
 def _by_row(run: Run, each: Operation) -> None:
@@ -290,7 +289,7 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     Decay: _decay,
     DecayByKey: _decay_by_key,
     Recur: _recur,
-    LastTokens: _last_tokens,
+    ReadTokens: _read_tokens,
     **ATTENTION,
 }
 """The functions of all operations."""

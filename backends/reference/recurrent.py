@@ -160,12 +160,6 @@ def gated_delta_net(
     return weights.product(block.o, y.reshape(n, -1) * (sigmoid(gates) if block.has_sigmoid else silu(gates)))
 
 
-def last_tokens(n: int, state: _State, batch: Batch, tree: Tree | None) -> np.ndarray:
-    """The ids plus 1 of the last tokens (tokens, n), the last one first; a state has those before."""
-    fed = np.repeat(batch.tokens[:, None] + 1.0, n, axis=1)
-    return np.array([[row[0], *before[::-1, 0]] for row, (before, _) in zip(fed, state.follow(batch, tree, fed), strict=True)])
-
-
 def kimi_delta_attention(
     block: KimiDeltaAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:

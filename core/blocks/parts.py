@@ -176,11 +176,6 @@ class SequenceState:
     shape: tuple[int, ...]  # of floats
     n_fed: int  # floats that it is fed with a token: what has to be kept aside of a drafted one
 
-    @classmethod
-    def of_last_tokens(cls, n: int) -> SequenceState:
-        """The n - 1 tokens before, n times each, which `LastTokens` keeps."""
-        return cls((n - 1, n), n)
-
     @property
     def size(self) -> int:
         """Floats of one sequence."""

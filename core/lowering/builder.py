@@ -45,11 +45,11 @@ from augury.lowering.operations import (
     FeedExperts,
     Gate,
     Join,
-    LastTokens,
     Multiply,
     Normalize,
     ReadHidden,
     ReadInput,
+    ReadTokens,
     Recur,
     Route,
     ScaleToLength,
@@ -179,9 +179,9 @@ class Builder:
         """The rows that the embedding made for one of n layers."""
         return self.write(ReadInput(index, n_layers, Value(width)))[0]
 
-    def last_tokens(self, n: int, state: int) -> Value:
-        """The last n tokens of the sequence, kept in a state `SequenceState.of_last_tokens(n)`; see `LastTokens`."""
-        return self.write(LastTokens(state, Value(n)))[0]
+    def read_tokens(self) -> Value:
+        """The ids of tokens, as floats."""
+        return self.write(ReadTokens(Value(1)))[0]
 
     def read_hidden(self, width: int) -> Value:
         """The hidden states that the pass is given."""

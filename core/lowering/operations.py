@@ -143,14 +143,10 @@ class ReadInput(Operation):
 
 
 @frozen(eq=False)
-class LastTokens(Operation):
-    """out = the ids plus 1 of a sequence's last tokens up to each one, that one first; 0 before the sequence."""
+class ReadTokens(Operation):
+    """out = the ids of tokens, as floats."""
 
-    state: int  # a place in `Block.states`
-    out: Value  # of N tokens
-
-    def kept(self) -> dict[int, SequenceState]:
-        return {self.state: SequenceState.of_last_tokens(self.out.width)}
+    out: Value  # 1
 
 
 @frozen(eq=False)

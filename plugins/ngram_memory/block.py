@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from attrs import frozen
 
-from augury.blocks import Block, SequenceState
-from augury.lowering import Operation, Value
+from augury.blocks import Block, Preparation, SequenceState
+from augury.lowering import KeptRows, Operation, Value
 
 if TYPE_CHECKING:
     from augury.blocks import Convolution, Linear, Norm
@@ -45,7 +45,8 @@ def look_up(
     out: np.ndarray,
 ) -> None:
     """Compute `LookUpNgrams` for one token."""
-    out[:] = table[rows_of_ngrams([int(token) - 1 for token in tokens], multipliers, first, size, eos)].reshape(-1)
+    n, seen = len(multipliers), [int(token) for token in tokens[::-1, 0]]
+    out[:] = table[rows_of_ngrams([*seen, *[-1] * n][:n], multipliers, first, size, eos)].reshape(-1)
 
 
 def gate_streams(
@@ -70,7 +71,7 @@ def gate_streams(
 class LookUpNgrams(Operation):
     """out = the rows of a table that heads look up by the last tokens, side by side."""
 
-    tokens: Value  # N, see `LastTokens`
+    tokens: KeptRows  # ids
     table: Linear  # P → rows
     multipliers: tuple[int, ...]  # by how far back a token is
     first: tuple[int, ...]  # by head
@@ -85,7 +86,7 @@ class LookUpNgrams(Operation):
     }
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
-        yield "tokens", self.tokens.width, len(self.multipliers)
+        yield "tokens", self.tokens.width, 1
         yield "rows of heads", self.out.width, len(self.size) * self.table.n_in
 
 
@@ -143,14 +144,18 @@ class NgramMemory(Block):
     size: tuple[int, ...]
     eos: int
 
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """The ids of tokens."""
+        return (("f32", 1, 1),)
+
     def states(self) -> tuple[SequenceState, ...]:
-        """The tokens before; the convolution's inputs."""
-        return (SequenceState.of_last_tokens(len(self.multipliers)), self.conv.state)
+        return (self.conv.state,)
 
     def lower(self, build: Builder) -> None:
-        x, tokens = build.normalize(build.x, None), build.last_tokens(len(self.multipliers), 0)
+        x = build.normalize(build.x, None)
+        build.prepare_heads([build.read_tokens()], [1], [Preparation()], [0])
         rows, streams = Value(self.key.n_in), (Value(x.width), Value(x.width))
-        build.write(LookUpNgrams(tokens, self.table, self.multipliers, self.first, self.size, self.eos, rows))
+        build.write(LookUpNgrams(KeptRows(0, 1), self.table, self.multipliers, self.first, self.size, self.eos, rows))
         keys, values = build.multiply(rows, self.key, self.value, purpose="keys and values of n-grams")
         given, normed = build.write(GateStreams(x, keys, values, self.key_norm, self.query_norm, self.conv_norm, streams))
-        build.add(build.add_weighed(given, build.convolve([normed], [self.conv], [1], has_silu=True)))
+        build.add(build.add_weighed(given, build.convolve([normed], [self.conv], [0], has_silu=True)))

@@ -23,11 +23,12 @@ class LookUpNgramsEmitter(OperationEmitter):
 
     def emit(self, tape: Tape) -> None:
         operation, n_heads, found = self.operation, len(self.operation.size), tape.buffers[_NUMBERS]
-        tokens, numbers = self.layout.rows(operation.tokens, tape), (*operation.multipliers, *operation.first, *operation.size)
+        numbers, tokens = (*operation.multipliers, *operation.first, *operation.size), self.scope.cache(operation.tokens.cache)
         known = tape.weights.constant(("n-grams", numbers), lambda: np.array([each % 2**64 for each in numbers], np.uint64))
-        sizes: Arguments = {"n": operation.tokens.width, "n_heads": n_heads, "eos": operation.eos, "stride": tokens.width}
+        sizes: Arguments = {"n": len(operation.multipliers), "n_heads": n_heads, "eos": operation.eos}
+        sizes["length"] = self.scope.options.n_ctx
         grid = (-(-n_heads // WARP), tape.size.n_tokens)
-        tape.launch(find_ngrams, grid, WARP, tokens=tokens.at, numbers=known, rows=found, **sizes)
+        tape.launch(find_ngrams, grid, WARP, tokens=tokens.codes, numbers=known, rows=found, **sizes)
         look_up(tape, operation.table, self.layout.rows(operation.out, tape), found, per_token=n_heads)
 
 

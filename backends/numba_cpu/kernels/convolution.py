@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from augury.backends.numba_cpu.kernels.activation import silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
@@ -18,23 +16,19 @@ from augury.backends.numba_cpu.kernels.simd import (
     load_f32,
     mul,
     prefetch,
-    put_f32,
     put_i64,
     store_f32,
     stream_f32,
     zero_f32,
 )
-from augury.backends.numba_cpu.kernels.step import scratch_of, share
+from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
-    N_TOKENS,
     SEGMENTS,
     SEQUENCES,
-    TOKENS,
     Record,
     StridedRows,
-    row_of,
     segments_at,
 )
 
@@ -62,21 +56,6 @@ class ConvolutionLayer:
 @struct
 class Convolve(Record):
     layer: int = pointer_to(ConvolutionLayer)
-
-
-@struct
-class PutTokens(Record):
-    x: Any = nested(StridedRows)  # (n, n_each) float32
-    n_each: int
-
-
-@kernel(record=PutTokens)
-def put_tokens(record, state, thread, n_threads):
-    """X[t] = the token's id plus 1, `n_each` times."""
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
-    for t in range(first, end):
-        for i in range(record.n_each):
-            put_f32(row_of(record.x, t) + 4 * i, np.float32(get_i64(get_i64(state + TOKENS) + 8 * t) + 1))
 
 
 def scratch_bytes(size: int, n_aside: int) -> int:

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, ThreadRows, own, row_of
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, ThreadRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
 
@@ -100,3 +100,16 @@ def add_inputs(record: Any, state: int, thread: int, n_threads: int) -> None:
             left = size - index
             value = simd.fma(load_part(y + 4 * index, left), factor, load_part(x + 4 * index, left))
             store_part(to + 4 * index, simd.mul(scale, value), left)
+
+
+@struct
+class ReadTokens(Record):
+    out: Any = nested(StridedRows)  # (n, 1) float32
+
+
+@kernel(record=ReadTokens)
+def read_tokens(record: Any, state: int, thread: int, n_threads: int) -> None:
+    """out[t] = id t."""
+    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, 0)
+    for t in range(first, end):
+        simd.put_f32(row_of(record.out, t), np.float32(simd.get_i64(simd.get_i64(state + TOKENS) + 8 * t)))

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmit
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
-from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize
+from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize, ReadTokens
 
 
 class LookUpEmitter(OperationEmitter):
@@ -35,6 +35,16 @@ class LookUpEmitter(OperationEmitter):
             scale=operation.scale,
             ids_at=POSITIONS if operation.is_by_position else TOKENS,
         )
+
+
+class ReadTokensEmitter(OperationEmitter):
+    """Writes the ids of tokens as floats."""
+
+    operation: ReadTokens
+    kernels = (embed.read_tokens,)
+
+    def emit(self, tape: Tape) -> None:
+        tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
 
 
 class InPlaceEmitter(OperationEmitter):
@@ -91,6 +101,7 @@ class GiveLogitsEmitter(OperationEmitter):
 
 OPERATIONS: Emitters = {
     LookUp: LookUpEmitter,
+    ReadTokens: ReadTokensEmitter,
     GiveInputs: GiveInputsEmitter,
     GiveLogits: GiveLogitsEmitter,
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +12,16 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength, Value
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.state import State
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,
     GateKind.SIGMOID: recurrent_ends.SIGMOID,
     GateKind.SOFTPLUS: recurrent_ends.SOFTPLUS,
 }
-_TOKENS = "tokens"
 _GROUP = 256  # values that a thread gates at once where no norm says how many
 
 
@@ -42,9 +38,23 @@ class ConvolveEmitter(OperationEmitter):
         self._records = []
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
-            bias = 0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels)
-            how = {"gate_in": before, "gate_out": after, "bias": bias, "has_silu": operation.has_silu}
-            self._records.append(_place_taps(taps, placed.states[state], placed, x=placed.at(value), y=placed.at(part), **how))
+            padded = np.zeros((len(taps), up(conv.n_channels, 16)), np.float32)
+            padded[:, : conv.n_channels] = taps
+            layer = convolution.ConvolutionLayer(
+                x=placed.at(value),
+                gate_in=before,
+                gate_out=after,
+                y=placed.at(part),
+                n_channels=conv.n_channels,
+                width=padded.shape[1],
+                size=len(padded),
+                taps=placed.arena.keep(padded, "weights"),
+                bias=0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
+                has_silu=operation.has_silu,
+                state=placed.states[state],
+                n_aside=placed.n_aside,
+            )
+            self._records.append(placed.arena.keep(table([layer]), "scratch"))
 
     def emit(self, tape: Tape) -> None:
         self.emit_states(tape)
@@ -52,33 +62,6 @@ class ConvolveEmitter(OperationEmitter):
     def emit_states(self, tape: Tape) -> None:
         for record in self._records:
             tape.add(Work("convolution"), convolution.convolve, layer=record)
-
-
-class LastTokensEmitter(OperationEmitter):
-    """Keeps the tokens before.
-
-    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
-    branch of a tree.
-    """
-
-    operation: LastTokens
-    kernels = (convolution.convolve, convolution.put_tokens)
-
-    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
-        return {_TOKENS: row_bytes(self.operation.out.width)}
-
-    def place(self, placed: Placed) -> None:
-        n, out, state = self.operation.out.width, self.operation.out, placed.states[self.operation.state]
-        self._x, taps = Place(placed.buffers[_TOKENS], n), np.eye(n, dtype=np.float32)[::-1]
-        how = {"gate_in": 0, "gate_out": 0, "bias": 0, "has_silu": False}
-        self._layer = _place_taps(taps, state, placed, x=self._x, y=placed.at(out), **how)
-
-    def emit(self, tape: Tape) -> None:
-        tape.add(Work("last tokens"), convolution.put_tokens, x=self._x, n_each=self.operation.out.width)
-        self.emit_states(tape)
-
-    def emit_states(self, tape: Tape) -> None:
-        tape.add(Work("convolution"), convolution.convolve, layer=self._layer)
 
 
 class ScaleToLengthEmitter(OperationEmitter):
@@ -270,27 +253,9 @@ def _by_block(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))
 
 
-def _place_taps(taps: np.ndarray, state: State, placed: Placed, **given: Any) -> int:
-    """Write the `ConvolutionLayer` of taps (inputs, channels), of all but these given; returns its address."""
-    (size, n_channels), arena = taps.shape, placed.arena
-    padded = np.zeros((size, up(n_channels, 16)), np.float32)
-    padded[:, :n_channels] = taps
-    layer = convolution.ConvolutionLayer(
-        n_channels=n_channels,
-        width=padded.shape[1],
-        size=size,
-        taps=arena.keep(padded, "weights"),
-        state=state,
-        n_aside=placed.n_aside,
-        **given,
-    )
-    return arena.keep(table([layer]), "scratch")
-
-
 OPERATIONS: Emitters = {
     Gate: GateEmitter,
     Convolve: ConvolveEmitter,
-    LastTokens: LastTokensEmitter,
     ScaleToLength: ScaleToLengthEmitter,
     Decay: DecayEmitter,
     DecayByKey: DecayByKeyEmitter,

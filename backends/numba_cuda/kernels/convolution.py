@@ -30,14 +30,12 @@ from augury.backends.numba_cuda.kernels.inputs import (
     IS_START,
     N_CERTAIN,
     N_RUNS,
-    N_TOKENS,
     ORDER,
     RUN_FIELDS,
     RUNS,
     SAVE,
     SLOT,
     STATES,
-    TOKENS,
     N,
 )
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_of
@@ -57,14 +55,6 @@ n_channels).
 """
 StepArgs = record("StepArgs", f="ends dt a", i="stride n at")
 """What decays and betas are made of: `ends` (n, stride) of n heads, `dt` and `a` (n,). They lie in rows of y from `at` on."""
-
-
-@kernel("jfi")
-def put_tokens(inputs, x, n):
-    """X[t] = the token's id plus 1, n times: (tokens, n)."""
-    t, i = cuda.blockIdx.x, cuda.threadIdx.x
-    if t < inputs[N_TOKENS] and i < n:
-        x[t * n + i] = np.float32(inputs[TOKENS + t] + 1)
 
 
 @lane

@@ -1,4 +1,4 @@
-"""The embedding: rows of a matrix, as floats."""
+"""The embedding: rows of a matrix as floats, and the ids of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, kernel, lane, mul
 from augury.backends.numba_cuda.kernels.formats import FORMATS, floats_of, unit_at, weights_of, words_of
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
 
 
 def _look_up(fmt):
@@ -61,3 +61,11 @@ def _embed(name):
 
 EMBED = {name: _embed(name) for name in FORMATS}
 """Kernels by the weights' type."""
+
+
+@kernel("jfi")
+def read_tokens(inputs, out, stride):
+    """Out[t] = id t, (n, stride); a thread for each token."""
+    t = cuda.blockIdx.x * WARP + cuda.threadIdx.x
+    if t < inputs[N_TOKENS]:
+        out[t * stride] = np.float32(inputs[TOKENS + t])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from augury.backends.numba_cuda.choosing import Logits
-from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.embed import read_tokens
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
@@ -13,7 +14,7 @@ from augury.backends.numba_cuda.operations.layout import INPUTS
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape
-from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp
+from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp, ReadTokens
 
 
 class LookUpEmitter(OperationEmitter):
@@ -25,6 +26,16 @@ class LookUpEmitter(OperationEmitter):
         operation, to = self.operation, self.layout.rows(self.operation.out, tape)
         ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
         look_up(tape, operation.table, to, ids, scale=operation.scale)
+
+
+class ReadTokensEmitter(OperationEmitter):
+    """Writes the ids of tokens as floats."""
+
+    operation: ReadTokens
+
+    def emit(self, tape: Tape) -> None:
+        out = self.layout.rows(self.operation.out, tape)
+        tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
 class BeginStreamsEmitter(OperationEmitter):
@@ -89,6 +100,7 @@ class GiveLogitsEmitter(OperationEmitter):
 
 OPERATIONS: Emitters = {
     LookUp: LookUpEmitter,
+    ReadTokens: ReadTokensEmitter,
     BeginStreams: BeginStreamsEmitter,
     GiveInputs: GiveInputsEmitter,
     GiveLogits: GiveLogitsEmitter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,51 +13,22 @@ from augury.backends.numba_cuda.kernels.convolution import (
     ConvolveArgs,
     StepArgs,
     convolve as kernel,
-    put_tokens,
 )
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.state import State
-from augury.blocks import Activation, Convolution, GateKind, Vector
+from augury.blocks import Activation, GateKind, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, LastTokens, Recur, ScaleToLength, Value
+from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
     from augury.backends.numba_cuda.operations.layout import Layout
+    from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.tape import Tape
-
-_TOKENS = "tokens"
-
-
-def _convolve(
-    tape: Tape,
-    conv: Convolution,
-    state: State,
-    x: Rows,
-    y: Rows,
-    taps: Pointer,
-    to: Any = None,
-    steps: Any = None,
-    **more: Any,
-) -> None:
-    """Write a convolution of x with other taps than the file's, in the end to y; see `ConvolveArgs`.
-
-    Outputs may also go where matrices read them, see `TargetArgs`, and decays be made beside, see `StepArgs`.
-    """
-    steps, n_slots = steps or StepArgs(), min(tape.size.n_tokens, state.n_slots)
-    more |= {"taps": taps, "size": conv.state.shape[0] + 1, "n_channels": conv.n_channels}
-    more |= {"state": state.values, "saved": state.saved, "aside": state.aside, "n_aside": state.n_aside}
-    if conv.bias is not None:
-        more |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
-    n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
-    how = ConvolveArgs(x=x.at, y=y.at, x_stride=x.width, y_stride=y.width, **more)
-    tape.launch(kernel, (n_blocks, n_slots), CONVOLVE_THREADS, how=how, to=to or TargetArgs(), steps=steps)
 
 
 class ConvolveEmitter(OperationEmitter):
@@ -85,18 +55,26 @@ class ConvolveEmitter(OperationEmitter):
         return StepArgs()
 
     def _convolve(self, tape: Tape, *, is_state_alone: bool) -> None:
-        convolution, layout = self.operation, self.layout
-        xs, y = [layout.rows(x, tape) for x in convolution.x], layout.rows(convolution.out, tape)
-        gates = [layout.rows(gate, tape) for gate in (convolution.before, convolution.after) if gate is not None]
-        is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], convolution.x, strict=False))
+        operation, layout, conv, state = self.operation, self.layout, self._conv, self.state
+        xs, y = [layout.rows(x, tape) for x in operation.x], layout.rows(operation.out, tape)
+        gates = [layout.rows(gate, tape) for gate in (operation.before, operation.after) if gate is not None]
+        is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], operation.x, strict=False))
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
             raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
-        to = layout.operand(convolution.out, tape).target if layout.is_operand(convolution.out) and not is_state_alone else None
-        arguments: Arguments = {"has_silu": convolution.has_silu}
+        is_apart = layout.is_operand(operation.out) and not is_state_alone
+        to = layout.operand(operation.out, tape).target if is_apart else TargetArgs()
+        arguments: Arguments = {"x": xs[0].at, "x_stride": xs[0].width, "y": y.at, "y_stride": y.width}
+        arguments |= {"taps": tape.weights.taps(*operation.convs), "size": conv.state.shape[0] + 1}
+        arguments |= {"n_channels": conv.n_channels, "has_silu": operation.has_silu, "n_aside": state.n_aside}
+        arguments |= {"state": state.values, "saved": state.saved, "aside": state.aside}
         if gates:
             arguments |= {"gate_in": gates[0].at, "gate_out": gates[1].at, "has_gates": True}
-        taps, steps = tape.weights.taps(*convolution.convs), self._steps(tape)
-        _convolve(tape, self._conv, self.state, xs[0], y, taps, to, steps, **arguments)
+        if conv.bias is not None:
+            arguments |= {"bias": tape.weights.flat(conv.bias, conv.shapes[conv.bias]), "has_bias": True}
+        steps = self._steps(tape)
+        n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
+        grid = (n_blocks, min(tape.size.n_tokens, state.n_slots))
+        tape.launch(kernel, grid, CONVOLVE_THREADS, how=ConvolveArgs(**arguments), to=to, steps=steps)
 
 
 class ConvolveAndDecayEmitter(ConvolveEmitter):
@@ -118,32 +96,6 @@ class ConvolveAndDecayEmitter(ConvolveEmitter):
 def _column(first: Rows, other: Rows) -> int:
     """How many values after the first rows others begin."""
     return (other.at.offset - first.at.offset) // 4
-
-
-class LastTokensEmitter(OperationEmitter):
-    """Keeps the tokens before.
-
-    A convolution whose channel j lets through the token j places back tells each token the ones before it, also along its
-    branch of a tree.
-    """
-
-    operation: LastTokens
-
-    def __init__(self, operation: LastTokens, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self.place, self.state = operation.state, State(operation.kept()[operation.state], scope.options)
-
-    def buffers(self) -> Mapping[str, int]:
-        return {_TOKENS: 4 * MAX_TOKENS * self.operation.out.width}
-
-    def emit(self, tape: Tape) -> None:
-        tape.launch(put_tokens, (tape.size.n_tokens,), WARP, x=tape.buffers[_TOKENS], n=self.operation.out.width)
-        self.emit_states(tape)
-
-    def emit_states(self, tape: Tape) -> None:
-        n, y = self.operation.out.width, self.layout.rows(self.operation.out, tape)
-        taps = tape.weights.constant(("last tokens", n), lambda: np.ascontiguousarray(np.eye(n, dtype=np.float32)[::-1]))
-        _convolve(tape, Convolution("", n, n), self.state, Rows(tape.buffers[_TOKENS], n), y, taps)
 
 
 class DecayEmitter(OperationEmitter):
@@ -327,7 +279,6 @@ def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:
 OPERATIONS: Emitters = {
     Gate: GateEmitter,
     Convolve: ConvolveEmitter,
-    LastTokens: LastTokensEmitter,
     ConvolveAndDecay: ConvolveAndDecayEmitter,
     ScaleToLength: ScaleToLengthEmitter,
     ScaleAndDecay: ScaleAndDecayEmitter,

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.extension import (
+    N_SEGMENTS,
     N_TOKENS,
+    POSITIONS,
+    SEGMENTS,
+    CachedRows,
     Record,
     StridedRows,
     add,
+    cached_row,
+    cell_of,
     get_f32,
     get_i64,
     helper,
@@ -25,6 +31,7 @@ from augury.backends.numba_cpu.kernels.extension import (
     pointer_to,
     row_of,
     scratch_of,
+    segments_at,
     sigmoid,
     splat_f32,
     store_part,
@@ -36,44 +43,51 @@ from augury.backends.numba_cpu.kernels.extension import (
 _LEAST_SCORE = 1e-6
 
 
-@helper
-def _row_of(tokens, n, n_each, numbers, n_heads, eos, head):
-    """The row of the table that a head looks up, given the tokens (n,), see `LastTokens`."""
-    length, mixed, is_cut = head // n_each + 2, 0, False
-    for i in range(length):
-        token = np.int64(get_f32(tokens + 4 * i)) - 1
-        if i > 0 and (token < 0 or token == eos):
-            is_cut = True
-        if is_cut:
-            token = eos
-        mixed ^= token * get_i64(numbers + 8 * i)
-    size = np.uint64(get_i64(numbers + 8 * (n + n_heads + head)))
-    return get_i64(numbers + 8 * (n + head)) + np.int64(np.uint64(mixed) % size)
-
-
 @struct
 class LookUp(Record):
     embed: int  # address of a kernel, see `MatmulKernel.embed`
     table: int  # address of the packed matrix
     size: int  # floats of a row of it
     out: Any = nested(StridedRows)  # (n, n_heads * size) float32
-    tokens: Any = nested(StridedRows)  # (n, n_tokens) float32, see `LastTokens`
-    n_tokens: int
+    tokens: Any = nested(CachedRows)  # ids
+    n_tokens: int  # of the longest n-gram
     n_heads: int
     numbers: int  # int64, address: multipliers, then the first rows of heads, then how many they have
     eos: int
 
 
+@helper
+def _row_of(record, place, positions, node, head):
+    """The row of the table that a head of a token looks up."""
+    n, n_heads, numbers, mixed, is_cut = record.n_tokens, record.n_heads, record.numbers, 0, False
+    for i in range(head // (n_heads // (n - 1)) + 2):
+        position, token = get_i64(positions + 8 * node) - i, -1
+        if position >= 0:
+            token = np.int64(get_f32(cached_row(record.tokens, place.slot, cell_of(place, positions, node, position))))
+        if i > 0 and (token < 0 or token == record.eos):
+            is_cut = True
+        if is_cut:
+            token = record.eos
+        mixed ^= token * get_i64(numbers + 8 * i)
+    size = np.uint64(get_i64(numbers + 8 * (n + n_heads + head)))
+    return get_i64(numbers + 8 * (n + head)) + np.int64(np.uint64(mixed) % size)
+
+
 @kernel(record=LookUp)
 def look_up(record, state, thread, n_threads):
     """Look up the rows of all heads of each token."""
-    n, n_heads = record.n_tokens, record.n_heads
-    n_items = get_i64(state + N_TOKENS) * n_heads
-    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        t, head = item // n_heads, item % n_heads
-        row = _row_of(row_of(record.tokens, t), n, n_heads // (n - 1), record.numbers, n_heads, record.eos, head)
-        out = row_of(record.out, t) + 4 * head * record.size
-        invoke(record.embed, (record.table, row, record.size, out, scratch_of(state, thread)))
+    n_heads, item = record.n_heads, 0
+    for segment in range(get_i64(state + N_SEGMENTS)):
+        place = segments_at(get_i64(state + SEGMENTS))[segment]
+        positions = get_i64(state + POSITIONS) + 8 * place.first
+        for node in range(place.n):
+            for head in range(n_heads):
+                item += 1
+                if item % n_threads != thread:
+                    continue
+                row = _row_of(record, place, positions, node, head)
+                out = row_of(record.out, place.first + node) + 4 * head * record.size
+                invoke(record.embed, (record.table, row, record.size, out, scratch_of(state, thread)))
 
 
 @struct

@@ -7,9 +7,12 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.extension import (
     BIASED,
     N_TOKENS,
+    POSITIONS,
+    SLOTS,
     THREADS,
     WARP,
     NormArgs,
+    cell_of,
     cuda,
     div,
     fma,
@@ -38,11 +41,13 @@ def _number(numbers, i):
 
 
 @lane
-def _row_of(tokens, at, numbers, n, n_heads, eos, head):
-    """The row of the table that a head looks up, given the tokens from `at` on, the last one first."""
+def _row_of(inputs, t, tokens, base, numbers, n, n_heads, eos, head):
+    """The row of the table that a head of a token looks up; `base` is the first cell of its slot."""
     length, mixed, is_cut = quotient(head, quotient(n_heads, n - 1)) + 2, np.uint64(0), False
     for i in range(length):
-        token = np.int64(tokens[at + i]) - 1
+        position, token = inputs[POSITIONS + t] - i, np.int64(-1)
+        if position >= 0:
+            token = np.int64(tokens[base + cell_of(inputs, t, position)])
         if i > 0 and (token < 0 or token == eos):
             is_cut = True
         mixed ^= np.uint64(np.int64(eos) if is_cut else token) * _number(numbers, i)
@@ -51,20 +56,20 @@ def _row_of(tokens, at, numbers, n, n_heads, eos, head):
 
 
 @kernel("jfwjiiii")
-def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, stride):
+def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, length):
     """Find the rows of the table that the heads of each token look up.
 
     Args:
         inputs: Of the pass.
-        tokens: (n tokens, n), see `LastTokens`.
+        tokens: Their ids, (slots, length).
         numbers: Of 64 bits: multipliers (n,), then first rows and sizes of heads (n_heads,).
         rows: (n tokens, n_heads).
         eos: What tokens before a sequence, or before that token, count as.
-        stride: Values from a token's row of tokens to the next one's.
     """
     t, head = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and head < n_heads:
-        rows[t * n_heads + head] = _row_of(tokens, t * stride, numbers, n, n_heads, eos, head)
+        base = inputs[SLOTS + t] * length
+        rows[t * n_heads + head] = _row_of(inputs, t, tokens, base, numbers, n, n_heads, eos, head)
 
 
 @lane
