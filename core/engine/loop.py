@@ -29,7 +29,7 @@ from augury.guard import guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Outcome
+from augury.speculation.drafts import Choice, Outcome
 from augury.types import Round, read_only
 
 __all__ = ["Loop"]
@@ -93,8 +93,11 @@ class Loop:
         """Run one round. Whatever fails in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
         self._admit()
-        decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
-        decoding = [sequence for sequence in decoding if self._attempt([sequence], self._drafting.prefill, sequence)]
+        decoding = [
+            sequence
+            for sequence in tuple(self._running)
+            if not sequence.is_prefilling and self._attempt([sequence], self._drafting.prefill, sequence)
+        ]
         start = perf_counter()
         shares = self._shares(decoding)
         draft_s = perf_counter() - start
@@ -115,21 +118,23 @@ class Loop:
             if (outcome := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
                 settled.append((share, outcome, first))
             row, first = row + share.feed.n_rows, first + share.feed.n_tokens
+        decoded: list[tuple[Choice, Outcome]] = []
+        n_drafted = n_accepted = n_emitted = 0
         for share, outcome, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
             if done.features:
                 self._attempt([share.sequence], self._feed_drafters, share, outcome, done.features, first)
+            n_accepted, n_emitted = n_accepted + len(outcome.path), n_emitted + outcome.n_emitted
             if share.choice is not None:
                 self._attempt([share.sequence], self._drafting.settle, share.choice, outcome)
-        decoded = [(share.choice, outcome) for share, outcome, _ in settled if share.choice is not None]
-        n_drafted = sum([len(choice.nodes) for choice, _ in decoded])
-        n_others = n_tokens - len(decoded) - n_drafted
-        guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
+                decoded.append((share.choice, outcome))
+                n_drafted += len(share.choice.nodes)
+        guarded(self._drafting.observe_round, decoded, n_tokens - len(decoded) - n_drafted, done.seconds)
         seen = Round(
             n_sequences=len(shares),
             n_tokens=n_tokens,
             n_drafted=n_drafted,
-            n_accepted=sum([len(outcome.path) for _, outcome, _ in settled]),
-            n_emitted=sum([outcome.n_emitted for _, outcome, _ in settled]),
+            n_accepted=n_accepted,
+            n_emitted=n_emitted,
             draft_s=draft_s + done.late_s,
             forward_s=done.seconds,
             ids=tuple([share.sequence.id for share in shares]),
@@ -214,8 +219,9 @@ class Loop:
             return None
 
     def _drop_cancelled(self) -> None:
-        for sequence in [sequence for sequence in (*self._running, *self._waiting) if sequence.channel.cancels]:
-            self._end(sequence)
+        for sequence in (*self._running, *self._waiting):
+            if sequence.channel.cancels:
+                self._end(sequence)
 
     def _admit(self) -> None:
         for sequence in tuple(self._waiting):
@@ -270,8 +276,11 @@ class Loop:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
         n_others = sum([len(share.feed.tokens) for share in chunks])
-        limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
-        limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
+        limits = [
+            (sequence, limit)
+            for sequence in decoding
+            if (limit := self._attempt([sequence], self._limit, sequence)) is not None
+        ]
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
         shares = []
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
