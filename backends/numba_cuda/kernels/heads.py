@@ -110,8 +110,6 @@ def prepare_heads(
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     n_tokens, position = read_early(inputs, N_TOKENS), read_early(inputs, POSITIONS + t)
     slot, cell = read_early(inputs, SLOTS + t), read_early(inputs, CELLS + t)
-    if t >= n_tokens:
-        return
     n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.head_dim
     is_value = head >= n_heads + n_kv_heads
     is_query = head < n_heads
@@ -130,6 +128,8 @@ def prepare_heads(
     parts = cuda.shared.array(1, np.float32)
     held = cuda.local.array(_N_HELD, np.float32)
     _clamp_values(rows, start, dim, limit, i, held, staged)
+    if t >= n_tokens:  # asked after rows are read, which there are for any token, so that they are waited for together
+        return
     is_normed_last = is_rope_first and not is_value
     if norm.kind != NOTHING and not is_normed_last:
         norm_head(staged, norm, group, dim, parts)
