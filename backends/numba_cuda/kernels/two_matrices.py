@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_STAGED, STORE, put_rows
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, bring_near_of, sums_of_cut_of
 
-MOST_REGISTERS = {4: 112}  # by tokens: so that 16 warps have room, where the compiler takes 128 for 8.0 if left to itself
+MOST_REGISTERS = {4: 112, 8: 112}  # by tokens: so that 16 warps have room, where the compiler takes more for 8.0
 
 
 def _multiply_two(fmt, other, n_tokens):
