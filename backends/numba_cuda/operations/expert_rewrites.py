@@ -8,7 +8,7 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.operations.fused import Fused, makers_of, parts_of
-from augury.blocks import Linear, Matrices, Router
+from augury.blocks import Experts, Linear, Matrices, Router
 from augury.lowering import Add, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Route, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, with_pairs
 
@@ -24,6 +24,7 @@ class ChooseExperts(Operation):
     logits: Value
     share: Value | None
     router: Router
+    experts: Experts
     joined: tuple[tuple[Matrices, Linear], ...]  # the experts' matrices, each with that of a shared expert that may be one more
     out: Value
 
@@ -46,9 +47,10 @@ def with_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
             route = makers[feed.routes]
             logits = makers.get(route.logits) if isinstance(route, Route) else None
             gates[logits if isinstance(logits, Multiply) and logits.x is each.x else makers[each.x]] = gate
+    experts = {each.routes: each.experts for each in operations if isinstance(each, FeedExperts)}
     for each in operations:
         if isinstance(each, Route):
-            yield ChooseExperts(each.logits, shares.get(each.out), each.router, (), each.out)
+            yield ChooseExperts(each.logits, shares.get(each.out), each.router, experts[each.out], (), each.out)
         elif each in gates and isinstance(each, Multiply):
             yield _joined(each, gates[each])
         else:

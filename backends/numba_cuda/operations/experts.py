@@ -74,7 +74,7 @@ class ChooseExpertsEmitter(OperationEmitter):
 
         Of more, its weights are read again, from a nearer memory. See docs/cuda.md for when tensor cores multiply.
         """
-        block, n_tokens = self.layout.feed(self.operation.out).experts, tape.size.n_tokens
+        block, n_tokens = self.operation.experts, tape.size.n_tokens
         wanted = 1 if n_tokens == 1 else max(2, 2 * n_rows // block.up.n)
         parts = [part for part in (block.gate, block.up, block.down) if part is not None]
         if wanted > TILES[-1] and n_tokens > FEW_TOKENS and not any(map(tape.weights.is_float, parts)):

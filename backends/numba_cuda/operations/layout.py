@@ -102,13 +102,6 @@ class Layout:
         """The operation that makes a value."""
         return self._makers.get(value.root)
 
-    def feed(self, routes: Value) -> FeedExperts:
-        """The experts that are chosen by routes."""
-        (reader,) = self._readers(routes)
-        feed = reader.feed if isinstance(reader, FeedExpertsAndAdd) else reader
-        assert isinstance(feed, FeedExperts)
-        return feed
-
     def products(self, multiply: Multiply) -> list[tuple[Linear, int]]:
         """Matrices, each with the column of its products; a choice scales the products that it weighs by itself."""
         products = [*zip(multiply.linears, multiply.out, strict=True)]
