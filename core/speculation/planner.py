@@ -356,18 +356,17 @@ class DraftPlanner:
 
     def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `drafted_s` a drafted token."""
-        path = set(outcome.path)
+        path, of = set(outcome.path), choice.proposals.of
         drafters, k, n_accepted = choice.proposals.drafters, len(choice.nodes), 0
         drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0
         proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
-        lookups = [drafter for drafter in drafters.every if not drafter.profile.is_costly and not drafter.profile.is_certain]
-        for drafter in lookups:
-            if drafter in choice.proposals.of:  # a token that another one proposed, too, is the first one's
-                own = [i for i, each in enumerate(proposers) if each[0] is drafter]
-                drafter.observe_gain(len(path.intersection(own)) - len(own) * each_s / plain_s)
+        lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
+        for drafter in lookups:  # a token that another one proposed, too, is the first one's
+            own = [i for i, each in enumerate(proposers) if each[0] is drafter]
+            drafter.observe_gain(len(path.intersection(own)) - len(own) * each_s / plain_s)
         if k:
             n, n_accepted = _counts(proposers, path, lookups)
             drafters.budget.book(n_accepted * plain_s - n * each_s)
@@ -378,7 +377,7 @@ class DraftPlanner:
             if not profile.is_costly:
                 continue
             profile.budget.pass_time(round_s)
-            if drafter not in choice.proposals.of:
+            if drafter not in of:
                 continue
             n, n_accepted = _counts(proposers, path, [drafter])
             profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
