@@ -124,11 +124,10 @@ class DrafterGuard:
         if len(ask.guess):
             return NO_DRAFT
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
-        draft: Draft = self._call("draft", self._draft, ask.history, limit, otherwise=NO_DRAFT)
+        draft: Draft = self._call(
+            "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=NO_DRAFT
+        )
         return draft
-
-    def _draft(self, history: np.ndarray, limit: int) -> Draft:
-        return self.checked(self.drafter.draft(history, limit), limit)
 
     @property
     def drafts_ahead(self) -> bool:
