@@ -110,7 +110,11 @@ class Parser(argparse.ArgumentParser):
         scan = _Scan(self, sys.argv[1:] if args is None else args)
         known, unknown = super().parse_known_args(scan.words, namespace)
         if unknown:
-            raise OptionError(f"{unknown[0]!r} was not expected here; quote text that contains spaces")
+            places = {"-m": "a model is given by -m", "-p": "a prompt by -p"}
+            advice = [text for flag, text in places.items() if flag in self.flags]
+            raise OptionError(
+                f"{unknown[0]!r} was not expected here; {', '.join([*advice, 'quote text that contains spaces'])}"
+            )
         known.typed = {**getattr(known, "typed", {}), **scan.typed}
         for why, names in scan.ignored.items():
             say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")

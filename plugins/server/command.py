@@ -222,6 +222,8 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         if not (origin in ("*", "localhost") or _is_origin(origin)):
             raise OptionError(f"--cors-origins names {origin!r}, expected *, localhost or origins such as https://chat.example")
     keys = [*_words(flags.api_key)]
+    if flags.api_key is not None and not keys:  # from a variable that is not set, perhaps
+        raise OptionError("--api-key names no key; leave it out to serve everyone")
     if keys_file is not None:
         lines = [line.strip() for line in read_text(keys_file).splitlines()]
         keys += [line for line in lines if line and not line.startswith("#")]
