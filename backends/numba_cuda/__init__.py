@@ -11,5 +11,5 @@ __all__ = ["NumbaCuda", "NumbaCudaOptions"]
 
 @hookimpl
 def augury_backends() -> tuple[type[Backend], ...]:
-    """Offer `numba-cuda`; nobody recommends it before it was measured on a GPU, so `auto` never takes it."""
+    """Offer `numba-cuda`; `auto` never takes it, since nothing asks yet how many layers of a model fit on the GPU then."""
     return (NumbaCuda,)
