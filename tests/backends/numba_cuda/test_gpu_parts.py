@@ -103,6 +103,7 @@ def test_parts_that_compare_a_gpu_with_itself_run_on_an_idle_one(name, idle, mon
     assert "left out" not in told_by(checks, name, IDLE[name], monkeypatch)
 
 
+@pytest.mark.sample(0)  # of 20 s, in which kernels are compiled that other tests of the simulator compile, too
 @pytest.mark.parametrize("name", SIMULATED)
 def test_parts_that_compare_kernels_with_oracles_run_in_the_simulator(name, monkeypatch):
     monkeypatch.setattr(checks, "Gpu", SimulatedDevice)
