@@ -24,11 +24,8 @@ def _tile_of(warp, half, unit, size):
 
 def _multiply(fmt, n_tokens):
     sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens, 1), 2 * UNIT * n_tokens
-    bring_tiles_near, kind_of_rows, name = (
-        bring_near_of(fmt),
-        kind_of_rows_of(n_tokens),
-        f"multiply_{fmt.name}_gated_{n_tokens}",
-    )
+    bring_tiles_near, kind_of_rows = bring_near_of(fmt), kind_of_rows_of(n_tokens)
+    name = f"multiply_{fmt.name}_gated_{n_tokens}"
 
     @kernel("j", MatrixArgs, SourceArgs, "iiii", GateArgs, TargetArgs, name=name)
     def multiply(inputs, w, x, column, which, n_most, per_token, how, to):

@@ -41,7 +41,7 @@ MATRIX_TILES = (16, 32, 64)  # tokens that share one reading of the weights
 MATRIX_TILE = MATRIX_TILES[0]  # of an expert, which has few
 MATRIX_THREADS = WARP * SLICES
 _REGISTERS = {16: 64, 32: 80, 64: 128}  # so that a multiprocessor has room for four blocks, three, or two
-_MORE_REGISTERS = {("Q2_K", 32): 88}  # with fewer, code for 10.0 has a stack
+_MORE_REGISTERS = {("Q2_K", 16): 80, ("Q3_K", 16): 80, ("Q2_K", 32): 88}  # by type: with fewer there would be a stack
 
 
 def _tree_of(n):
@@ -104,8 +104,8 @@ def _multiply(fmt, n_tokens):
     n_totals, tree, bring_tiles_near = SLICES * n_of_slice, _tree_of(n_of_slice), bring_near_of(fmt)
     is_least = n_tokens == MATRIX_TILE
     find = tile_of_block if is_least else tokens_of_block  # which takes fewer registers
-    name, takes_more = f"multiply_{fmt.name}_matrix_{n_tokens}", fmt.n_main == 2
-    most_registers = 80 if is_least and takes_more else _MORE_REGISTERS.get((fmt.name, n_tokens), _REGISTERS[n_tokens])
+    name = f"multiply_{fmt.name}_matrix_{n_tokens}"
+    most_registers = _MORE_REGISTERS.get((fmt.name, n_tokens), _REGISTERS[n_tokens])
 
     @together
     def add_parts(totals, own, block, n_cuts, parts, counters):
