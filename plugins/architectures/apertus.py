@@ -10,8 +10,6 @@ import attrs
 from augury.blocks import Activation, FeedForward
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
@@ -27,7 +25,6 @@ class Apertus(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> dict[str, Any]:
-        """The norms of heads, which have no biases."""
         names = ("q_norm", "k_norm")
         return {name: attrs.evolve(decoder.norm(f"blk.{layer}.attn_{name}", decoder.head_dim), bias=None) for name in names}
 
@@ -50,9 +47,3 @@ def _number(file: ModelFile, name: str, layer: int) -> float:
     if layer >= len(values) or not abs(values[layer]) <= _MOST:
         raise ModelFileError(f"{file.path}: metadata key {key!r} has no finite number for layer {layer}")
     return values[layer]
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `apertus`."""
-    return (Apertus,)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import attrs
 
 from augury.blocks import Activation, Gating, Layer, MixtureOfExperts, Rope
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import expert_matrices, mixture
 from augury.plugins.architectures.rope import local_base
@@ -72,9 +70,3 @@ class SmallThinker(Transformer):
         block = mixture(decoder, layer, **cls.experts)
         early = attrs.evolve(block, router=attrs.evolve(block.router, is_early=True))
         return Layer(decoder.attention(layer, rope, window=window), early)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Arctic, GroveMoe, SmallThinker)

@@ -7,7 +7,6 @@ from typing import Any
 
 from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
@@ -28,7 +27,6 @@ class CommandR(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The norms of heads, each with weights of its own."""
         if decoder.n_layers < _N_LAYERS_NORMED:
             return {}
         heads = {"q": decoder.n_heads[layer], "k": decoder.n_kv_heads[layer]}
@@ -94,9 +92,3 @@ class Cohere2Moe(Architecture):
 
         output = decoder.output(scale=keys.number("logit_scale") or 1.0)
         return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), output=output, nextn=layer_of)}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (CommandR, Cohere2, Cohere2Moe)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks import Block, Convolution, GateKind, Layer, LinearRecurrence
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
@@ -92,9 +91,3 @@ def _mixer(decoder: Decoder, layer: int) -> DeltaNetMixer:
         out_norm=decoder.norm(f"{at}.ssm_norm", decoder.value_dim),
         o=decoder.linear(f"{at}.attn_output", n_value, n_embd),
     )
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `deltanet`."""
-    return (DeltaNet,)

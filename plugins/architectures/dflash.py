@@ -34,7 +34,6 @@ from augury.blocks import (
 )
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, output_of
@@ -181,9 +180,3 @@ def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
     if keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in file.tensors:
         plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + before.n_embd), "conf_proj", 1)
     return plans
-
-
-@hookimpl
-def augury_architectures() -> list[type[Architecture]]:
-    """Offer DFlash."""
-    return [DFlash]

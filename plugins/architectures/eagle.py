@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 from augury.blocks import Attention, Embedding, Integers, Layer, ModelPlan, Norm, Output
 from augury.files.gguf import BORROWED, ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.keys import Keys
@@ -130,9 +129,3 @@ def output_of(decoder: Decoder, *, may_be_tied: bool = False, factor: float = 1.
         name = f"{BORROWED}{'token_embd' if is_tied else 'output'}"
     weight = decoder.linear(name, decoder.n_embd, n_out, factor=factor)
     return Output(decoder.norm("output_norm"), weight, softcap, tokens=tokens)
-
-
-@hookimpl
-def augury_architectures() -> list[type[Architecture]]:
-    """Offer EAGLE-3."""
-    return [Eagle3]

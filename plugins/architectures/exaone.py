@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from augury.blocks import Layer, ModelPlan
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
@@ -59,9 +58,3 @@ class ExaoneMoe(Architecture):
             else:
                 layers.append(Layer(attention, decoder.feed_forward(layer, has_scales=False)))
         return {"main": decoder.plan(layers)}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Exaone, Exaone4, ExaoneMoe)

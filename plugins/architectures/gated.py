@@ -8,7 +8,6 @@ import attrs
 
 from augury.blocks import Activation, Layer, ModelPlan, Norm, SecondStream
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_base, local_size
@@ -90,9 +89,3 @@ class Talkie(Architecture):
             layers.append(Layer(attention, (attrs.evolve(feed_forward, down=down), skip)))
         output = decoder.output(norm=norm, scale=decoder.keys.positive("logit_scale"))
         return {"main": decoder.plan(layers, output=output, norm=norm)}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the three."""
-    return (MuseGlimmer, Spark, Talkie)

@@ -28,8 +28,6 @@ from augury.blocks import (
     Rope,
 )
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.rope import base_of, local_base
@@ -46,17 +44,14 @@ class Gemma(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """The scale of its scores."""
         return {"scale": 1.0 / math.sqrt(decoder.value_dim)}
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """What the embedding has beside its weight."""
         return {"scale": math.sqrt(decoder.n_embd)}
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return decoder.output(is_tied=True)
 
 
@@ -67,7 +62,6 @@ class Gemma2(Gemma):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
         local_rope = decoder.rope(base=local_base(decoder))
@@ -89,7 +83,6 @@ class Gemma3(Gemma):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
         scale = _scale(decoder)  # whatever `attention.scale` says: llama.cpp does not read it here
@@ -114,7 +107,6 @@ class Gemma4(Gemma):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         keys, (local, local_rope) = decoder.keys, cls._local(decoder)
         n_inputs = keys.count("embedding_length_per_layer_input", 0, least=0)
@@ -162,7 +154,6 @@ class Gemma4(Gemma):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """What the embedding has beside its weight."""
         size = decoder.keys.count("embedding_length_per_layer_input", 0, least=0)
         if not size:
             return super().embedding(decoder)
@@ -301,9 +292,3 @@ def _scale(decoder: Decoder) -> float:
     """What q · k is multiplied by."""
     is_27b = decoder.n_layers == _N_LAYERS_27B[decoder.file.architecture]
     return 1.0 / math.sqrt(decoder.n_embd // decoder.n_heads[0] if is_27b else decoder.head_dim)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Gemma, Gemma2, Gemma3, Gemma4)

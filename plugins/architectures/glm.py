@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from augury.blocks import Gating, Linear, Rope, Rows
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures import rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
@@ -42,7 +40,6 @@ class CogVLM(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of all layers, whatever the file says of them."""
         return Rope(rope.plain(decoder.head_dim, 10000.0))
 
     @classmethod
@@ -73,11 +70,4 @@ class Glm4Moe(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The norms of its heads."""
         return {"has_head_norms": f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (ChatGLM, Glm4, CogVLM, Glm4Moe)

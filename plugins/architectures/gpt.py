@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from augury.blocks import Activation, Layer, Linear, NormKind, Output, Rope, Vector
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer, slopes
 
@@ -25,7 +23,6 @@ class Gpt2(Transformer):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """The learned positions."""
         return {"positions": decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)}
 
 
@@ -90,7 +87,6 @@ class Falcon(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The norm of its own that attention may have."""
         has_two = f"blk.{layer}.attn_norm_2.weight" in decoder.file.tensors
         return {"norm": "attn_norm_2" if has_two else "attn_norm"}
 
@@ -106,7 +102,6 @@ class Bloom(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """Its slopes."""
         largest = cls.largest_slope
         if largest is None:
             largest = decoder.keys.number("attention.max_alibi_bias", 0.0, most=1024.0)
@@ -114,7 +109,6 @@ class Bloom(Transformer):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """The norm of the embedding."""
         return {"norm": decoder.norm("token_embd_norm")}
 
 
@@ -127,12 +121,10 @@ class Jais(Bloom):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """Its slopes and the scale of its scores."""
         return {**super().mixing_of(decoder, layer), "scale": 1.0 / decoder.head_dim}
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """Nothing beside its weight."""
         return {}
 
 
@@ -144,7 +136,6 @@ class Mpt(Bloom):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """Its slopes, clamp and norms."""
         at = f"blk.{layer}"
         parts = {**super().mixing_of(decoder, layer), "clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
         if f"{at}.attn_q_norm.weight" in decoder.file.tensors:
@@ -166,7 +157,6 @@ class Mpt(Bloom):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """The learned positions, where there are such."""
         positions: Linear | None = None
         if "position_embd.weight" in decoder.file.tensors:
             positions = decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)
@@ -214,10 +204,3 @@ class StableLM(Transformer):
         }
         feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False, is_parallel=is_parallel)
         return Layer(decoder.attention(layer, rope, **norms), feed_forward)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer GPT-2 and its descendants."""
-    rotary = (Codeshell, Falcon, GptNeox, Jais2, Nemotron, Orion, PocketTTS, StableLM, Starcoder2)
-    return (Bloom, Gpt2, Jais, Mpt, Starcoder, *rotary)

@@ -10,7 +10,6 @@ import numpy as np
 
 from augury.blocks import Gating, Layer, ModelPlan, Vector
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
@@ -126,9 +125,3 @@ def _plan(
             layers.append(Layer(mixer, decoder.feed_forward(layer, **marks)))
     logits = decoder.output(scale=1.0 / (keys.number("logit_scale", logit_scale) or 1.0))
     return decoder.plan(layers, output=logits, scale=keys.number("embedding_scale", embedding_scale) or 1.0)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Granite, GraniteMoe, GraniteSwa, GraniteHybrid, MiniCPM)

@@ -8,7 +8,6 @@ import attrs
 
 from augury.blocks import Layer, ModelPlan, SecondStream, Vector
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
@@ -54,9 +53,3 @@ class HrmText(Architecture):
         layers[-1] = attrs.evolve(layers[-1], norm=None)  # the output's norm does it
         scale = keys.number("embedding_scale", 0.0) or 1.0
         return {"main": decoder.plan(layers, output=decoder.output(norm=norm), scale=scale)}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `hrm_text`."""
-    return (HrmText,)

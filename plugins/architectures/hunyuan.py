@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from augury.blocks import Gating, Rope
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import base_of
 from augury.plugins.architectures.transformer import Transformer
@@ -50,9 +48,3 @@ class HyV3(Transformer):
     mixing = {"has_head_norms": True}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
     nextn_hidden = "output"
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (HunyuanDense, HunyuanVL, HunyuanMoe, HyV3)

@@ -23,8 +23,6 @@ from augury.blocks import (
     Vector,
 )
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limit, limited_feed_forward, mixture
 from augury.plugins.architectures.kimi import KimiK3
@@ -76,12 +74,10 @@ class HyperConnected(Transformer):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        """How many streams there are."""
         return {"n_streams": decoder.keys.count("hyper_connection.count")}
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
-        """The last block."""
         return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
@@ -95,7 +91,6 @@ class HunyuanV4(HyperConnected):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0."""
         assert rope is not None
         keys, at = decoder.keys, f"blk.{layer}"
         attention = latent_attention(decoder, layer, rope)
@@ -138,7 +133,6 @@ class Glm5Next(KimiK3):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         keys, n = decoder.keys, decoder.keys.count("hyper_connection.count")
         if n_rot := keys.count("rope.dimension_count", least=0):
@@ -151,18 +145,15 @@ class Glm5Next(KimiK3):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int) -> Layer:
-        """A layer, from 0."""
         mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
         return Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
 
     @classmethod
     def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
-        """The delta attention of a layer."""
         return attrs.evolve(super().delta_attention(decoder, layer, **others), eps=_EPS_OF_LENGTHS)
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
-        """The latent attention of a layer."""
         attention = latent_attention(decoder, layer, None, n_turned=0)
         attention = attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0))
         first = next(i for i, n in enumerate(decoder.n_kv_heads) if n)
@@ -199,7 +190,6 @@ class Glm5Next(KimiK3):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer; gates are limited."""
         return limited_feed_forward(
             decoder,
             layer,
@@ -209,9 +199,3 @@ class Glm5Next(KimiK3):
             fallback=Gating.SIGMOID,
             has_weights_scale=True,
         )
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer both."""
-    return (Glm5Next, HunyuanV4)

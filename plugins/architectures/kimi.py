@@ -20,7 +20,6 @@ from augury.blocks import (
     ModelPlan,
 )
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
@@ -42,7 +41,6 @@ class KimiLinear(Architecture):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         if not decoder.n_heads[0]:
             decoder.keys.fail("attention.head_count", 0, "the heads of all layers with delta attention in the first layer")
@@ -122,7 +120,6 @@ class BailingMoe3(KimiLinear):
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
-        """The latent attention of a layer."""
         sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
         has_axes = bool(sections[0] and sections[1])
         rope = decoder.rope(sections="blocks") if has_axes else decoder.rope(is_interleaved=True)
@@ -132,7 +129,6 @@ class BailingMoe3(KimiLinear):
 
     @classmethod
     def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
-        """The delta attention of a layer."""
         keys = decoder.keys
         if not keys.flag("kda.safe_gate", default=True):
             keys.fail("kda.safe_gate", False, "true: the decays of these models have a floor")
@@ -141,7 +137,6 @@ class BailingMoe3(KimiLinear):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
         return limited_feed_forward(decoder, layer, has_biases=False, has_weights_scale=True)
 
 
@@ -153,7 +148,6 @@ class KimiK3(KimiLinear):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         plan = super().plans(file)["main"]
         decoder = Decoder(file, least=0, may_have_experts=True)
         if not decoder.keys.count("attn_res.block_size", least=0):
@@ -173,7 +167,6 @@ class KimiK3(KimiLinear):
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
-        """The latent attention of a layer."""
         attention, name = super().attention(decoder, layer), f"blk.{layer}.attn_gate"
         has_gate = f"{name}.weight" in decoder.file.tensors
         gate = decoder.linear(name, decoder.n_embd, attention.o.n_in, **_MARKS) if has_gate else None
@@ -191,7 +184,6 @@ class KimiK3(KimiLinear):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
         constants = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
         activation = Activation.SITU
@@ -214,9 +206,3 @@ class KimiK3(KimiLinear):
             **latent,
         )
         return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, constants=constants))
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (KimiLinear, BailingMoe3, KimiK3)

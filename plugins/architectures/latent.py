@@ -10,7 +10,6 @@ import attrs
 
 from augury.blocks import Activation, LatentAttention, Layer, Matrices, ModelPlan, Output, Rope, Temperature
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS
@@ -56,7 +55,6 @@ class DeepSeek2(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as those built like it
-        """What else its attention has."""
         return {"temperature": _temperature(decoder)}
 
 
@@ -170,9 +168,3 @@ class Plm(Transformer):
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         return decoder.output(is_tied=True, has_bias=False)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (DeepSeek2, MiniCpm3, Mistral4, Plm)

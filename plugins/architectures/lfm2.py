@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from augury.blocks import Block, Convolution, FeedForward, Layer, MixtureOfExperts, ModelPlan, ShortConvolution
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
@@ -54,7 +53,6 @@ class Lfm2Moe(Lfm2):
 
     @classmethod
     def window(cls, decoder: Decoder) -> int | None:  # noqa: ARG003 - as its parent's
-        """All."""
         return None
 
     @classmethod
@@ -74,9 +72,3 @@ def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
         conv=conv,
         o=decoder.linear(f"{at}.shortconv.out_proj", n_embd, n_embd, has_scale=False),
     )
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer both."""
-    return (Lfm2, Lfm2Moe)

@@ -19,7 +19,6 @@ from augury.blocks import (
     Temperature,
 )
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
@@ -52,7 +51,6 @@ class Mistral3(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """The temperature of its queries."""
         keys = decoder.keys
         if not (scale := keys.number("attention.temperature_scale", 0.0)):
             return {}
@@ -156,7 +154,6 @@ class Refact(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """Its slopes."""
         return {"slopes": slopes(decoder.n_heads[layer], 8.0)}
 
 
@@ -173,7 +170,6 @@ class Baichuan(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """Its slopes."""
         return {"slopes": slopes(decoder.n_heads[layer], 8.0) if decoder.n_layers == _N_LAYERS_13B else None}
 
 
@@ -261,28 +257,3 @@ class Llama4(Transformer):
             common["temperature"] = Temperature(0.1, _CHUNK, 1.0)
         attention = decoder.attention(layer, rope if turns else None, **common)
         return Layer(attention, cls.feed_forward(decoder, layer))
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer Llama and what is built like it."""
-    likes = (
-        Arcee,
-        Baichuan,
-        BitNet,
-        Deci,
-        Ernie,
-        ErnieMoe,
-        Internlm2,
-        Llama4,
-        Maincoder,
-        Mistral3,
-        Nanbeige,
-        PaddleOcr,
-        PanguEmbedded,
-        Refact,
-        SeedOss,
-        Smollm3,
-        Xverse,
-    )
-    return (Llama, *likes)

@@ -9,7 +9,6 @@ import attrs
 
 from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
@@ -141,9 +140,3 @@ class NemotronHMoe(NemotronH):
 
     name = "nemotron_h_moe"
     has_nextn = True
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer all of them."""
-    return (MambaModel, Mamba2Model, FalconH1, Jamba, NemotronH, NemotronHMoe)

@@ -10,7 +10,6 @@ import attrs
 
 from augury.blocks import Block, Gating, Layer, LightningAttention, LinearRecurrence, ModelPlan, Norm, Rows
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
@@ -74,9 +73,3 @@ def _lightning_attention(decoder: Decoder, layer: int, factor: float) -> Lightni
         out_norm=decoder.norm(f"{at}.attn_norm_2", n),
         o=decoder.linear(f"{at}.attn_output", n, decoder.n_embd, factor=factor, **marks),
     )
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `minimax-01`."""
-    return (MiniMax01,)

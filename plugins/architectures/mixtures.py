@@ -9,8 +9,6 @@ from typing import Any
 import attrs
 
 from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output, Rope, Vector
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limit, mixture
 from augury.plugins.architectures.rope import base_of, local_base, local_size, plain
@@ -48,7 +46,6 @@ class MinimaxM2(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The norms of all heads."""
         return decoder.joint_norms(layer)
 
 
@@ -88,7 +85,6 @@ class DeepSeek(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """The scale of its scores."""
         return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
 
 
@@ -249,7 +245,6 @@ class Dbrx(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """The bound of queries, keys and values."""
         return {"clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
 
 
@@ -257,24 +252,3 @@ def _sinks(decoder: Decoder, layer: int) -> Vector:
     sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
     decoder.file.tensor(sinks.weight, (sinks.size,))
     return sinks
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (
-        GptOss,
-        MinimaxM2,
-        Dots1,
-        BailingMoe,
-        BailingMoe2,
-        DeepSeek,
-        DeepSeekOcr,
-        Mellum,
-        Afmoe,
-        Mimo2,
-        Grok,
-        Dbrx,
-        Laguna,
-        Maple,
-    )

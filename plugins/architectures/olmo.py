@@ -7,7 +7,6 @@ from typing import Any
 
 from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
@@ -75,11 +74,4 @@ class Olmoe(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The norms of all heads."""
         return decoder.joint_norms(layer)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Olmo, Olmo2, OpenElm, Olmoe)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from augury.blocks import Activation, Gating, NormKind
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.transformer import Transformer
 
 
@@ -29,9 +27,3 @@ class PhiMoe(Phi3):
 
     name = "phimoe"
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Phi2, Phi3, PhiMoe)

@@ -8,7 +8,6 @@ from typing import Any
 
 from augury.blocks import Block, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rows
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import base_of
@@ -112,9 +111,3 @@ class Plamo3(Architecture):
             post_norm = decoder.norm(f"{at}.post_ffw_norm", suffix="")
             layers.append(Layer(attention, decoder.feed_forward(layer, gate="fused", has_scales=False, post_norm=post_norm)))
         return {"main": decoder.plan(layers)}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer all three."""
-    return (Plamo, Plamo2, Plamo3)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from augury.blocks import Gating, Layer, Output, Rope
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
@@ -81,9 +79,3 @@ class Qwen3VLMoe(Qwen3VL):
 
     name = "qwen3vlmoe"
     experts = {**Qwen3Moe.experts, "has_scales": False}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (Qwen, Qwen2, Qwen2VL, Qwen3, Qwen3VL, Qwen3TTS, Qwen2Moe, Qwen3Moe, Qwen3VLMoe)

@@ -21,7 +21,6 @@ from augury.blocks import (
     Rows,
 )
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
@@ -152,9 +151,3 @@ def gated_attention(decoder: Decoder, layer: int, rope: Rope, norm: Norm | None)
         k_norm=decoder.norm(f"{at}.attn_k_norm", size),
         gate=gate,
     )
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the three."""
-    return (Qwen35, Qwen35Moe, Qwen3Next)

@@ -11,8 +11,6 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Activation, Gating, Layer, Linear, Norm, NormKind, PositionIndexer, Preparation, Rope
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture
 from augury.lowering import Builder, Choice, Value
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts
@@ -185,7 +183,6 @@ class Dots3Note(DeepSeek2):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        """The rotary positions of layers without a window."""
         return decoder.rope(is_interleaved=True)
 
 
@@ -199,7 +196,6 @@ class MinimaxM3(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        """The indexer of layers with experts."""
         if not has_experts(decoder, layer):
             return {}
         keys, at = decoder.keys, f"blk.{layer}.indexer"
@@ -219,9 +215,3 @@ class MinimaxM3(Transformer):
             n_local=keys.count("attention.indexer.local_blocks", least=0),
         )
         return {"indexer": own}
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the architectures of this page."""
-    return (DeepSeek32, Dots3Note, GlmDsa, MinimaxM3)

@@ -11,7 +11,6 @@ import attrs
 from augury.blocks import Gating, Layer, ModelPlan, Rope
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile
-from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
@@ -62,9 +61,3 @@ class Step35(Architecture):
                 )
             rope = attrs.evolve(rope, frequencies=rope.frequencies / factors)
         return rope, local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
-
-
-@hookimpl
-def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `step35`."""
-    return (Step35,)

@@ -40,7 +40,6 @@ class Qwen4(Qwen35):
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
         keys, rope = decoder.keys, decoder.rope(**cls.rotary)
         period = keys.count("full_attention_interval", _PERIOD)

@@ -1,0 +1,22 @@
+"""Offers the architectures of this folder: a new family is a file beside this one, and nothing else."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins import architectures
+
+
+@hookimpl
+def augury_architectures() -> list[type[Architecture]]:
+    """Offer every architecture that a file of this folder names."""
+    files = [import_module(f"{architectures.__name__}.{file.name}") for file in iter_modules(architectures.__path__)]
+    return [kind for file in files for kind in vars(file).values() if _is_named(kind, file.__name__)]
+
+
+def _is_named(kind: object, file: str) -> bool:
+    """Whether something is an architecture of a file with a name of its own, not one to build on."""
+    return isinstance(kind, type) and issubclass(kind, Architecture) and kind.__module__ == file and "name" in vars(kind)
