@@ -1,4 +1,4 @@
-"""Times another engine through its HTTP server, which must have llama.cpp's `/completion`."""
+"""Servers that are started to be measured; and another engine, timed through its llama.cpp's `/completion`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -39,57 +39,40 @@ class LlamaServerOptions:
     more: tuple[str, ...] = ()  # words of its command line
 
 
-class ServerRunner(Runner):
-    """Runs a server of its own, in a `with` statement, and reads the times that it measures itself.
+class ServerProcess:
+    """A server on a free port of this machine, for as long as a `with` statement; it has llama.cpp's `/health`.
 
-    A measurement at a depth sends a prompt whose first `depth` tokens the server holds, and whose next token is new. The server
-    computes the logits of a prompt's last token only, also where the measurement is of the kind `curve`.
+    Raises:
+        AuguryError: It cannot be run, or ends or takes too long before it is ready.
     """
 
-    def __init__(self, options: LlamaServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
-        """Nothing is started yet.
-
-        Args:
-            options: What to start.
-            tokens: (n_ctx,) ids that prompts are made of.
-            n_vocab: Ids are below.
-
-        Raises:
-            AuguryError: There is no such program.
-        """
-        if not options.path.is_file() or not os.access(options.path, os.X_OK):
-            raise AuguryError(f"{options.path} is not a program; --vs takes the path of a llama-server")
-        self._options = options
-        self._tokens = tokens.tolist()
-        self._n_vocab = n_vocab
-        self._n_asked = 0
+    def __init__(
+        self, name: str, program: Sequence[object], words: Sequence[object], env: Mapping[str, str] | None = None
+    ) -> None:
+        """Nothing is started yet: `program` and `words` are its command line, between which its port is named."""
+        self.url = ""  # its address
+        self._name, self._program, self._words, self._env = name, program, words, env or {}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         self._process: subprocess.Popen[bytes] | None = None
-        self._url = ""
 
     def __enter__(self) -> Self:
-        options = self._options
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
-        words += ["-ctk", options.cache_type_k, "-ctv", options.cache_type_v]
-        words += ["--host", "127.0.0.1", "--port", port, *options.more]
-        folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
-        paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
+        self.url = f"http://127.0.0.1:{port}"
+        command = [*self._program, "--host", "127.0.0.1", "--port", port, *self._words]
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the user named the program
-                [str(options.path), *map(str, words)],
+            self._process = subprocess.Popen(  # noqa: S603 - this program, or one that the user named
+                [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"LD_LIBRARY_PATH": paths},
+                env={**os.environ, **self._env},
             )
-            self._wait()
+            self._wait(self._process)
         except OSError as error:
             self.close()
-            raise AuguryError(f"{options.path} cannot be run: {error.strerror or error}") from None
+            raise AuguryError(f"{self._program[0]} cannot be run: {error.strerror or error}") from None
         except BaseException:
             self.close()
             raise
@@ -109,6 +92,72 @@ class ServerRunner(Runner):
                 self._process.wait()
             self._process = None
         self._log.close()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Ask for JSON.
+
+        Raises:
+            AuguryError: The server refuses, or does not answer.
+        """
+        request = urllib.request.Request(  # noqa: S310 - our own server
+            f"{self.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+                return json.load(answer)
+        except (OSError, ValueError) as error:
+            raise AuguryError(f"{self._name} does not answer: {error}{self._last_words()}") from None
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        end = monotonic() + _READY_S
+        while monotonic() < end:
+            if process.poll() is not None:
+                raise AuguryError(f"{self._name} ended before it was ready{self._last_words()}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:  # noqa: S310 - our own server
+                    if reply.status == 200:
+                        return
+            except OSError:
+                pass
+            sleep(0.1)
+        raise AuguryError(f"{self._name} was not ready in {_READY_S:.0f} s{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The end of what the server wrote, for a message."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        last = [line.strip() for line in lines if line.strip()][-2:]
+        return f"; its last words: {' / '.join(last)}" if last else ""
+
+
+class ServerRunner(ServerProcess, Runner):
+    """Runs a server of its own, and reads the times that it measures itself.
+
+    A measurement at a depth sends a prompt whose first `depth` tokens the server holds, and whose next token is new. The server
+    computes the logits of a prompt's last token only, also where the measurement is of the kind `curve`.
+    """
+
+    def __init__(self, options: LlamaServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
+        """Nothing is started yet.
+
+        Args:
+            options: What to start.
+            tokens: (n_ctx,) ids that prompts are made of.
+            n_vocab: Ids are below.
+
+        Raises:
+            AuguryError: There is no such program.
+        """
+        if not options.path.is_file() or not os.access(options.path, os.X_OK):
+            raise AuguryError(f"{options.path} is not a program; --vs takes the path of a llama-server")
+        words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
+        words += ["-ctk", options.cache_type_k, "-ctv", options.cache_type_v, *options.more]
+        folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
+        paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
+        super().__init__(options.path.name, [options.path], words, {"LD_LIBRARY_PATH": paths})
+        self._tokens = tokens.tolist()
+        self._n_vocab = n_vocab
+        self._n_asked = 0
 
     def prepare(self, depth: int) -> None:
         """Let the server hold `depth` tokens."""
@@ -149,21 +198,13 @@ class ServerRunner(Runner):
     def _seconds(self, key: str, timings: dict[str, Any]) -> float:
         ms = timings.get(key)
         if not isinstance(ms, int | float) or not ms > 0:
-            raise AuguryError(f"{self._options.path.name} says that {key} is {ms!r}, expected a positive number of ms")
+            raise AuguryError(f"{self._name} says that {key} is {ms!r}, expected a positive number of ms")
         return ms / 1e3
 
     def _ask(self, prompt: Sequence[int], n_predict: int, *, may_reuse: bool, n_new: int | None = None) -> dict[str, Any]:
         """Ask for a completion; the server must compute `n_new` tokens of the prompt, None: however many."""
-        name = self._options.path.name
         body = {"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": may_reuse, "return_tokens": True} | _GREEDY
-        request = urllib.request.Request(  # noqa: S310 - our own server
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
-                reply = json.load(answer)
-        except (OSError, ValueError) as error:
-            raise AuguryError(f"{name} does not answer: {error}{self._last_words()}") from None
+        reply, name = self.post("/completion", body), self._name
         if not isinstance(reply, dict) or not isinstance(timings := reply.get("timings"), dict):
             raise AuguryError(f"{name} answers without timings; --vs needs a llama-server")
         for key, expected in (("prompt_n", n_new), ("predicted_n", n_predict)):
@@ -173,26 +214,3 @@ class ServerRunner(Runner):
                     "it did not do what was asked, so its times mean nothing"
                 )
         return reply
-
-    def _wait(self) -> None:
-        """Wait until the model is loaded."""
-        assert self._process is not None
-        end = monotonic() + _READY_S
-        while monotonic() < end:
-            if self._process.poll() is not None:
-                raise AuguryError(f"{self._options.path.name} ended before it was ready{self._last_words()}")
-            try:
-                with urllib.request.urlopen(f"{self._url}/health", timeout=2) as reply:  # noqa: S310 - our own server
-                    if reply.status == 200:
-                        return
-            except OSError:
-                pass
-            sleep(0.1)
-        raise AuguryError(f"{self._options.path.name} was not ready in {_READY_S:.0f} s{self._last_words()}")
-
-    def _last_words(self) -> str:
-        """The end of what the server wrote, for a message."""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").split("\n")
-        last = [line.strip() for line in lines if line.strip()][-2:]
-        return f"; its last words: {' / '.join(last)}" if last else ""

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
-from time import monotonic, sleep
 from typing import Any
 
 from augury.cli import Prompt, align_rows, override_words, placement_words, print_json, print_lines
-from augury.errors import AuguryError, OptionError
+from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_load import Load, median_of, run_load
+from augury.plugins.bench.server_runner import ServerProcess
 from augury.plugins.bench.workload import digest, prompts_to_compare, with_answers
 
 CLIENTS = (1, 4, 16)
 _N_PREDICT = 64
 _PER_CLIENT = 2  # requests of each client in a turn, four at least in all
-_READY_S = 300.0
 _N_SLOTS = 4
 _GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True, "cache_prompt": False}
 _SIDES = ("plain", "speculative", "theirs")
@@ -49,7 +41,7 @@ def run_servers(args: argparse.Namespace) -> int:
     clients = args.clients or CLIENTS
     with _serving(args) as ours:
         bodies = [_body(ours, prompt, n) for prompt, n in zip(prompts, cycle(_lengths(n_predict)), strict=False)]
-        found = {n: _turns(ours, args.vs_server, bodies, n, args.turns or TURNS) for n in clients}
+        found = {n: _turns(ours.url, args.vs_server, bodies, n, args.turns or TURNS) for n in clients}
     if args.json:
         about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs_server}
         levels = [_as_json(n, loads) for n, loads in found.items()]
@@ -80,18 +72,18 @@ def _turns(ours: str, theirs: str, bodies: Sequence[dict[str, Any]], n_clients: 
     return found
 
 
-def _body(ours: str, prompt: Prompt, n_predict: int) -> dict[str, Any]:
+def _body(ours: ServerProcess, prompt: Prompt, n_predict: int) -> dict[str, Any]:
     """A request that both servers take: conversations are written by augury's chat template."""
     given = prompt.arguments()
     if "messages" not in given:
         return {"prompt": given["prompt"], "n_predict": n_predict, **_GREEDY}
 
     def asked(messages: list[Any]) -> dict[str, Any]:
-        text = _post(f"{ours}/apply-template", {"messages": messages})["prompt"]
+        text = ours.post("/apply-template", {"messages": messages})["prompt"]
         return {"prompt": text, "n_predict": n_predict, **_GREEDY}
 
     def answer(messages: list[Any]) -> str:
-        return str(_post(f"{ours}/completion", {**asked(messages), "ignore_eos": False})["content"])
+        return str(ours.post("/completion", {**asked(messages), "ignore_eos": False})["content"])
 
     return asked(with_answers(given["messages"], answer))
 
@@ -157,50 +149,12 @@ def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
     return ["", "ratio: our requests per second over theirs, the median of turns beside each other", note]
 
 
-@contextmanager
-def _serving(args: argparse.Namespace) -> Iterator[str]:
-    """Start `augury serve` with the command line's model, and give its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["-m", args.model, "-np", _N_SLOTS, "--backend", args.backend, "--memory", args.memory]
+def _serving(args: argparse.Namespace) -> ServerProcess:
+    """`augury serve` with the command line's model, to be started."""
+    words = ["-m", args.model, "-np", _N_SLOTS, "--backend", args.backend, "--memory", args.memory, "--no-ui"]
     words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *placement_words(args)]
     given = {"-c": args.ctx_size, "-t": args.threads, "-md": args.model_draft}
     words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
     words += [word for text in args.spec_type for word in ("--spec-type", text)]
     # -P: a folder named augury where the user stands is not what is timed
-    command = [sys.executable, "-P", "-m", "augury", "serve", "--port", port, "--no-ui", *words]
-    url = f"http://127.0.0.1:{port}"
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(  # noqa: S603 - this program
-            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=os.environ
-        ) as process,
-    ):
-        try:
-            end = monotonic() + _READY_S
-            while not _is_ready(url):
-                if process.poll() is not None or monotonic() > end:
-                    log.seek(0)
-                    raise AuguryError(f"augury serve was not ready: {log.read().decode(errors='replace')[-500:]}")
-                sleep(0.1)
-            yield url
-        finally:
-            process.terminate()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310 - our own server
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _post(url: str, body: Mapping[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    try:
-        with urllib.request.urlopen(request) as answer:  # noqa: S310
-            return json.load(answer)
-    except OSError as error:
-        raise AuguryError(f"{url}: {error}") from None
+    return ServerProcess("augury serve", [sys.executable, "-P", "-m", "augury", "serve"], words)

@@ -3,6 +3,7 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from commands import here, run
@@ -108,17 +109,16 @@ def test_what_does_not_go_together_is_told(capsys, words, told):
     assert (code, told in err) == (2, True)
 
 
-def test_both_servers_are_asked_for_what_follows_our_own_answers(monkeypatch):
+def test_both_servers_are_asked_for_what_follows_our_own_answers():
     asked = []
 
-    def post(url, body):
-        asked.append((url, body))
+    def post(path, body):
+        asked.append((path, body))
         texts = [message["content"] for message in body.get("messages", ())]
-        return {"prompt": "|".join(texts)} if url.endswith("/apply-template") else {"content": f"to {body['prompt']}"}
+        return {"prompt": "|".join(texts)} if path == "/apply-template" else {"content": f"to {body['prompt']}"}
 
-    monkeypatch.setattr(servers, "_post", post)
     chat = [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
-    body = servers._body("http://x", Prompt(messages=chat), 7)
+    body = servers._body(SimpleNamespace(post=post), Prompt(messages=chat), 7)
     assert (body["prompt"], body["n_predict"], body["ignore_eos"]) == ("a|to a|b", 7, True)
-    assert [url for url, _ in asked] == ["http://x/apply-template", "http://x/completion", "http://x/apply-template"]
+    assert [path for path, _ in asked] == ["/apply-template", "/completion", "/apply-template"]
     assert asked[1][1]["ignore_eos"] is False, "the answer in a conversation has an end"
