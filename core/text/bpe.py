@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from augury.errors import CapacityError, ModelFileError
 from augury.text.pre_tokenizer import Merged, PreTokenizer, pre_tokenizer
+from augury.text.vocabulary import SPACE, Codec, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from augury.text.vocabulary import Vocabulary
 
 
 def _byte_characters() -> list[str]:
@@ -28,21 +27,17 @@ _CHARACTERS = _byte_characters()
 _BYTES = {character: byte for byte, character in enumerate(_CHARACTERS)}
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = "▁"
 _NEWLINES = re.compile("(\n+)")
 _WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 
-class BytePairCodec:
+class BytePairCodec(Codec):
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind gpt2 and gemma4.
 
     Raises:
         ModelFileError: merges are missing, or one is malformed or refers to a token that does not exist.
         UnsupportedError: the vocabulary names an unknown pre-tokenizer.
     """
-
-    adds_eos = False
-    adds_space_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pre = pre_tokenizer(vocabulary.pre)
@@ -63,15 +58,15 @@ class BytePairCodec:
     def encode(self, text: str) -> list[int]:
         """Encode text; a byte that the vocabulary has no token for is left out."""
         if self._pre.escapes_spaces:
-            text = text.replace(" ", _SPACE)
+            text = text.replace(" ", SPACE)
         if not self._pre.takes_newlines:
             return self._encode(text)
         ids: list[int] = []
         for piece in filter(None, _NEWLINES.split(text)):
             if (token := self._newlines.get(piece)) is not None:
                 ids.append(token)
-            elif self._pre.starts_with_space and piece[0] not in ("\n", _SPACE):
-                ids += self._encode(_SPACE + piece)
+            elif self._pre.starts_with_space and piece[0] not in ("\n", SPACE):
+                ids += self._encode(SPACE + piece)
             else:
                 ids += self._encode(piece)
         return ids
@@ -81,9 +76,8 @@ class BytePairCodec:
         return ids if self._has_all_bytes else [token for token in ids if token < self._n_vocab]
 
     def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
         if not self._pre.is_byte_level:
-            text = text.replace(_SPACE, " ") if self._pre.escapes_spaces else text
+            text = text.replace(SPACE, " ") if self._pre.escapes_spaces else text
             return text.encode("utf-8", "surrogateescape")
         try:
             return bytes([_BYTES[character] for character in text])
@@ -99,7 +93,6 @@ class WhitespaceCodec(BytePairCodec):
         self._lowercases = self._pre.lowercases if vocabulary.lowercase is None else vocabulary.lowercase
 
     def encode(self, text: str) -> list[int]:
-        """Encode text."""
         if self._lowercases:
             text = "".join(character.lower()[0] for character in text)
         return [token for word in _WHITE_SPACE.split(text) if word for token in super(WhitespaceCodec, self).encode(word)]
@@ -117,7 +110,6 @@ class DnaCodec(BytePairCodec):
         self._knows_dna = {"<dna>", "</dna>", "<oov>"} <= vocabulary.ids.keys()
 
     def encode(self, text: str) -> list[int]:
-        """Encode text."""
         ids: list[int] = []
         while text:
             before, tag, text = text.partition("<dna>") if self._knows_dna else (text, "", "")

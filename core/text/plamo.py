@@ -8,7 +8,6 @@ longest; so the library gets all texts backwards.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,21 +15,15 @@ from augury.errors import ModelFileError
 from augury.text.bpe import call_library
 from augury.text.special_token import TokenType
 from augury.text.unigram import UNKNOWN_PENALTY, scores_of, unigram_tokenizer, unreachable
-
-if TYPE_CHECKING:
-    from augury.text.vocabulary import Vocabulary
+from augury.text.vocabulary import Codec, Vocabulary
 
 
-class PlamoCodec:
+class PlamoCodec(Codec):
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind plamo2.
 
     Raises:
         ModelFileError: scores or tokens for single bytes are missing.
     """
-
-    adds_bos = False
-    adds_eos = False
-    adds_space_prefix = False
 
     _UNKNOWN = -10_000_000  # what a character scores that is in no token, in ten thousandths
 
@@ -83,5 +76,4 @@ class PlamoCodec:
         return [self._bytes[byte] for byte in reversed(backwards[::-1].encode())]
 
     def spell(self, text: str) -> bytes:
-        """The bytes that a token's text stands for."""
         return text.encode("utf-8", "surrogateescape")

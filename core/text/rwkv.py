@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
-
-if TYPE_CHECKING:
-    from augury.text.vocabulary import Vocabulary
+from augury.text.vocabulary import Codec, Vocabulary
 
 _ESCAPE = re.compile(rb"\\(x.{2}|.)", re.DOTALL)
 _LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
-class RwkvCodec:
+class RwkvCodec(Codec):
     r"""Encodes text without special tokens, and spells tokens, for vocabularies of kind rwkv.
 
     Token texts are written with escapes, `\n` and `\xf0` for a byte, since tokens may hold parts of a character.
     """
-
-    adds_bos = False
-    adds_eos = False
-    adds_space_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {self.spell(text): token for token, text in enumerate(vocabulary.tokens)}
@@ -47,7 +40,6 @@ class RwkvCodec:
         return ids
 
     def spell(self, text: str) -> bytes:
-        """The bytes that a token's text stands for."""
         raw = text.encode("utf-8", "surrogateescape")
         try:
             return _ESCAPE.sub(_unescaped, raw)

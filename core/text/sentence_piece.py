@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.text.special_token import TokenType
+from augury.text.vocabulary import SPACE, Codec, Vocabulary
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-    from augury.text.vocabulary import Vocabulary
-
-_SPACE = "▁"
 _UNKNOWN = "\U0010ffff"  # SentencePiece insists on a piece for what it does not know; a noncharacter is in no one's text
 
 # Of sentencepiece_model.proto: fields as tag bytes, values of enums.
@@ -29,7 +27,7 @@ _BYTE_FALLBACK = b"\x98\x02\x01"
 _AS_IT_IS = b"\x0a\x08identity\x18\x00\x20\x00\x28\x00"  # no dummy prefix, extra spaces stay, spaces are not escaped
 
 
-class SentencePieceCodec:
+class SentencePieceCodec(Codec):
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind llama.
 
     Raises:
@@ -37,7 +35,6 @@ class SentencePieceCodec:
     """
 
     adds_bos = True
-    adds_eos = False
     adds_space_prefix = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -47,14 +44,10 @@ class SentencePieceCodec:
 
     def encode(self, text: str) -> list[int]:
         """Encode text; what is no token becomes its bytes, or the unknown token in vocabularies without bytes."""
-        ids: list[int] = self._processor.EncodeAsIds(text.replace(" ", _SPACE))
+        ids: list[int] = self._processor.EncodeAsIds(text.replace(" ", SPACE))
         if ids and max(ids) == self._n_vocab:
             return [known for token in ids for known in ([token] if token < self._n_vocab else self._unk)]
         return ids
-
-    def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 def _build(vocabulary: Vocabulary) -> SentencePieceProcessor:

@@ -6,7 +6,6 @@ import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Protocol
 
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
@@ -17,7 +16,7 @@ from augury.text.rwkv import RwkvCodec
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import TokenType
 from augury.text.unigram import UnigramCodec
-from augury.text.vocabulary import Vocabulary, read_vocabulary
+from augury.text.vocabulary import Codec, Vocabulary, read_vocabulary
 from augury.text.word_piece import WordPieceCodec
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
@@ -26,30 +25,6 @@ _LARGE = 1 << 18  # characters
 _SWALLOWS_WORDS = ("bert", "t5", "whitespace", "hybriddna")  # kinds of which a word may be one unknown token
 _WORD = 1024  # bytes that one is taken to have
 _ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens are written alike, whatever their type
-
-
-class Codec(Protocol):
-    """One kind of vocabulary: how text between special tokens is encoded, and what a normal token spells."""
-
-    @property
-    def adds_bos(self) -> bool:
-        """Whether texts begin with the bos token where the file does not say."""
-
-    @property
-    def adds_eos(self) -> bool:
-        """Whether texts end with the eos token where the file does not say."""
-
-    @property
-    def adds_space_prefix(self) -> bool:
-        """Whether a space is put before text where the file does not say."""
-
-    def encode(self, text: str) -> list[int]:
-        """Encode text that holds no special tokens."""
-
-    def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
-
-
 _CODECS: dict[str, Callable[[Vocabulary], Codec]] = {  # by tokenizer.ggml.model
     "llama": SentencePieceCodec,
     "gpt2": BytePairCodec,

@@ -16,31 +16,27 @@ from augury.errors import ModelFileError
 from augury.text.bpe import SURROGATE, call_library
 from augury.text.character_map import CharacterMap
 from augury.text.special_token import TokenType
+from augury.text.vocabulary import SPACE, Codec, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from augury.text.vocabulary import Vocabulary
-
-_SPACE = "▁"
 UNKNOWN_PENALTY = 10.0  # of the library, and of llama.cpp: what an unknown character scores less than the worst token
 
 
-class UnigramCodec:
+class UnigramCodec(Codec):
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind t5.
 
     Raises:
         ModelFileError: scores or the unknown token are missing, or the map of characters is damaged.
     """
 
-    adds_bos = False
     adds_eos = True
-    adds_space_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.unk is None:
             raise ModelFileError("tokenizer.ggml.unknown_token_id is missing, expected a token of the vocabulary")
-        self._prefix = _SPACE if vocabulary.add_space_prefix else ""
+        self._prefix = SPACE if vocabulary.add_space_prefix else ""
         self._merges_spaces = vocabulary.remove_extra_whitespaces
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED, is_stated=True)
         self._normaliser = _Normaliser(vocabulary.charsmap, [vocabulary.tokens[token] for token in user_defined])
@@ -59,15 +55,11 @@ class UnigramCodec:
         """Encode text; characters in a row that are in no token are one unknown token."""
         text = self._normaliser.normalise(text)
         if self._merges_spaces:
-            text = "".join(_SPACE + word for word in text.split(" ") if word)
+            text = "".join(SPACE + word for word in text.split(" ") if word)
         else:
             words = text.lstrip(" ")
-            text = (text[: len(text) - len(words)] + (self._prefix + words if words else "")).replace(" ", _SPACE)
+            text = (text[: len(text) - len(words)] + (self._prefix + words if words else "")).replace(" ", SPACE)
         return call_library(self._tokenizer, text).ids if text else []
-
-    def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 class _Normaliser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -23,6 +24,31 @@ _DEFAULTS = {  # special tokens where a file does not name them, by kind
     "plamo2": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
 }
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # how some converters write that there is none
+
+SPACE = "▁"
+"""The character that stands for a space in the tokens of most vocabularies."""
+
+
+class Codec(ABC):
+    """One kind of vocabulary: how text between special tokens is encoded, and what a normal token spells.
+
+    Attributes:
+        adds_bos: Whether texts begin with the bos token where the file does not say.
+        adds_eos: Whether texts end with the eos token where the file does not say.
+        adds_space_prefix: Whether a space is put before text where the file does not say.
+    """
+
+    adds_bos = False
+    adds_eos = False
+    adds_space_prefix = False
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Encode text that holds no special tokens."""
+
+    def spell(self, text: str) -> bytes:
+        """The bytes that a normal token's text stands for."""
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 @frozen(eq=False)

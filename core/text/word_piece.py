@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.text.pre_tokenizer import MARK, NEWER, PUNCTUATION
+from augury.text.vocabulary import SPACE, Codec, Vocabulary
 
-if TYPE_CHECKING:
-    from augury.text.vocabulary import Vocabulary
-
-_SPACE = "▁"
 _IDEOGRAPHS = (
     r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}"
     r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
@@ -25,7 +21,7 @@ _N_CACHED = 100_000  # words of at most _N_LETTERS letters
 _N_LETTERS = 64
 
 
-class WordPieceCodec:
+class WordPieceCodec(Codec):
     """Encodes text without special tokens, and spells tokens, for vocabularies of kind bert.
 
     Raises:
@@ -33,8 +29,6 @@ class WordPieceCodec:
     """
 
     adds_bos = True
-    adds_eos = False
-    adds_space_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.bos is None or vocabulary.sep is None or vocabulary.unk is None:
@@ -55,7 +49,7 @@ class WordPieceCodec:
         ids: list[int] = []
         for word in text.translate(self._characters).split():
             if (found := self._cache.get(word)) is None:
-                found = self._cut(_SPACE + word) or [self._unk]
+                found = self._cut(SPACE + word) or [self._unk]
                 if len(word) <= _N_LETTERS and len(self._cache) < _N_CACHED:
                     self._cache[word] = found
             ids += found
@@ -73,10 +67,6 @@ class WordPieceCodec:
             else:
                 return []
         return ids
-
-    def spell(self, text: str) -> bytes:
-        """The bytes that a normal token's text stands for."""
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 class _Characters(dict[int, str]):
