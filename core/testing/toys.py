@@ -173,41 +173,28 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="augury-tiny-")
 
 
-class _Toys:
-    """The plugin that offers them."""
-
-    @hookimpl
-    def augury_backends(self) -> list[type[Backend]]:
-        """Offer `toy` and `toy-recurrent`."""
-        return [ToyBackend, ToyRecurrentBackend]
-
-    @hookimpl
-    def augury_drafters(self) -> list[type[Drafter]]:
-        """Offer `toy-period`."""
-        return [ToyDrafter]
-
-    @hookimpl
-    def augury_constraints(self) -> list[type[Constraint]]:
-        """Offer `toy-residues`."""
-        return [ToyConstraint]
-
-    @hookimpl
-    def augury_sources(self) -> list[type[Source]]:
-        """Offer `tiny`."""
-        return [TinySource]
-
-
 def find_plugin(kind: str, plugin: Any, registry: Registry | None) -> tuple[Any, Registry]:
     """The class that is given or named, and a registry that has it, too; None for what is installed, and the toys."""
     registry = registry or registry_with_toys()
     found = registry.find(kind, plugin)
     if found not in (record.plugin for record in registry.records):
-        registry.register(SimpleNamespace(**{f"augury_{kind}s": hookimpl(lambda: [found])}), name=found.name)
+        registry.register(_offering(**{f"augury_{kind}s": [found]}), name=found.name)
     return found, registry
 
 
 def registry_with_toys() -> Registry:
     """All plugins that are installed, and the toys."""
     registry = Registry.discover()
-    registry.register(_Toys(), name="toys", distribution="augury.testing")
+    toys = _offering(
+        augury_backends=[ToyBackend, ToyRecurrentBackend],
+        augury_drafters=[ToyDrafter],
+        augury_constraints=[ToyConstraint],
+        augury_sources=[TinySource],
+    )
+    registry.register(toys, name="toys", distribution="augury.testing")
     return registry
+
+
+def _offering(**offered: list[Any]) -> SimpleNamespace:
+    """A plugin that offers these classes by hooks of these names."""
+    return SimpleNamespace(**{hook: hookimpl(lambda kinds=kinds: kinds) for hook, kinds in offered.items()})

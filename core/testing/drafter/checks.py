@@ -8,7 +8,7 @@ from typing import Any
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import Drafter, Pace
 from augury.options import Option, build, options_of
-from augury.testing.contract import Check, hypothesis_settings
+from augury.testing.contract import Check, Contract, hypothesis_settings
 from augury.testing.drafter import contract
 from augury.testing.drafter.driven import DrivenLoop, Subject
 from augury.testing.drafter.script import LONG, REPEATING, ScriptedRequest, ScriptedRound, Way, requests
@@ -118,21 +118,10 @@ def together(subject: Subject) -> None:
     @hypothesis_settings(12)
     @given(scripts=st.lists(requests(max_rounds=6), min_size=2, max_size=3))
     def run(scripts: list[ScriptedRequest]) -> None:
-        check(scripts)
-
-    def check(scripts: list[ScriptedRequest]) -> None:
-        drafts = []
-        for is_together in (True, False):
-            with DrivenLoop(subject, len(scripts), is_together=is_together) as loop:
-                plays = [loop.start(script) for script in scripts]
-                loop.run(*plays)
-                drafts.append([play.drafts for play in plays])
-        once, by_slot = drafts
-        if once != by_slot:
-            raise contract.TOGETHER.broken(subject.name, _difference(by_slot, once))
+        _compare(subject, contract.TOGETHER, scripts, "is_together")
 
     run()
-    check([REPEATING] * 3)
+    _compare(subject, contract.TOGETHER, [REPEATING] * 3, "is_together")
 
 
 def ahead(subject: Subject) -> None:
@@ -143,27 +132,35 @@ def ahead(subject: Subject) -> None:
         loop.play(REPEATING)
         if not loop.drafters[0].drafts_ahead:
             return
-    if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
-        raise contract.AHEAD.broken(subject.name, "drafts_ahead without a `draft_together` that knows `Ask.guess`")
+    _check_knows_asks(subject, contract.AHEAD, "drafts_ahead without a `draft_together` that knows `Ask.guess`")
 
     @hypothesis_settings(5)
     @given(scripts=st.lists(requests(max_rounds=8), min_size=1, max_size=3))
     def run(scripts: list[ScriptedRequest]) -> None:
-        check(scripts)
+        _compare(subject, contract.AHEAD, scripts, "is_ahead", "after drafting ahead: ")
 
-    def check(scripts: list[ScriptedRequest]) -> None:
-        drafts = []
-        for is_ahead in (True, False):
-            with DrivenLoop(subject, len(scripts), is_ahead=is_ahead) as loop:
-                plays = [loop.start(script) for script in scripts]
-                loop.run(*plays)
-                drafts.append([play.drafts for play in plays])
-        after, alone = drafts
-        if after != alone:
-            raise contract.AHEAD.broken(subject.name, f"after drafting ahead: {_difference(alone, after)}")
-
-    check([REPEATING] * 2)
+    _compare(subject, contract.AHEAD, [REPEATING] * 2, "is_ahead", "after drafting ahead: ")
     run()
+
+
+def _compare(subject: Subject, promise: Contract, scripts: list[ScriptedRequest], option: str, when: str = "") -> None:
+    """See that requests get the same drafts with an option of the loop and without it."""
+    drafts = []
+    for value in (True, False):
+        options: Any = {option: value}
+        with DrivenLoop(subject, len(scripts), **options) as loop:
+            plays = [loop.start(script) for script in scripts]
+            loop.run(*plays)
+            drafts.append([play.drafts for play in plays])
+    found, expected = drafts
+    if found != expected:
+        raise promise.broken(subject.name, f"{when}{_difference(expected, found)}")
+
+
+def _check_knows_asks(subject: Subject, promise: Contract, seen: str) -> None:
+    """See that it has a `draft_together` of its own."""
+    if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
+        raise promise.broken(subject.name, seen)
 
 
 def pace(subject: Subject) -> None:
@@ -171,8 +168,7 @@ def pace(subject: Subject) -> None:
     with DrivenLoop(subject) as loop:
         if not loop.drafters[0].is_paced:
             return
-    if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
-        raise contract.PACE.broken(subject.name, "is_paced without a `draft_together` that knows `Ask.pace`")
+    _check_knows_asks(subject, contract.PACE, "is_paced without a `draft_together` that knows `Ask.pace`")
     for each in (Pace(1), Pace(3, 0.3), Pace(64, 0.01)):
         with DrivenLoop(subject, 2, pace=each) as loop:
             loop.run(*(loop.start(REPEATING) for _ in range(2)))

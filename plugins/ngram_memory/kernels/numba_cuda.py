@@ -73,10 +73,16 @@ def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, length):
 
 
 @lane
-def _product(x, y, x_at, y_at, x_norm, y_norm, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, first):
-    """A thread's part of the product of two norms."""
-    total = np.float32(0)
-    for i in range(first, size, THREADS):
+def _step(norm, stream, size):
+    """Where the weights of a stream's norm begin."""
+    return stream * size * (2 if norm.kind & BIASED else 1)
+
+
+@lane
+def _product(x, y, x_at, y_at, x_norm, y_norm, stream, size, x_mean, x_inverse, y_mean, y_inverse):
+    """A thread's part of the product of two norms of a stream."""
+    total, x_step, y_step = np.float32(0), _step(x_norm, stream, size), _step(y_norm, stream, size)
+    for i in range(cuda.threadIdx.x, size, THREADS):
         value = normed(x, x_at + i, x_norm, x_step + i, size, x_mean, x_inverse)
         total = fma(value, normed(y, y_at + i, y_norm, y_step + i, size, y_mean, y_inverse), total)
     return total
@@ -101,12 +107,6 @@ def _norm(x, at, norm, step, size, mean, inverse, out, out_at, first):
         out[out_at + i] = normed(x, at + i, norm, step + i, size, mean, inverse)
 
 
-@lane
-def _step(norm, stream, size):
-    """Where the weights of a stream's norm begin."""
-    return stream * size * (2 if norm.kind & BIASED else 1)
-
-
 Strides = record("Strides", i="keys values streams given out")
 """Values from a token's row to the next one's."""
 
@@ -127,17 +127,16 @@ def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, 
     parts, thread = cuda.shared.array(_WARPS, np.float32), cuda.threadIdx.x
     at = stream * size
     keys_at, streams_at, given_at = t * strides.keys + at, t * strides.streams + at, t * strides.given + at
-    key_step, query_step, step = _step(key_norm, stream, size), _step(query_norm, stream, size), _step(norm, stream, size)
     key_mean, key_inverse = moments(keys, keys_at, size, THREADS, key_norm, parts)
     cuda.syncthreads()  # all have read what is written next
     mean, inverse = moments(streams, streams_at, size, THREADS, query_norm, parts)
     cuda.syncthreads()
     product = _product(
-        *(keys, streams, keys_at, streams_at, key_norm, query_norm, key_step, query_step, size),
-        *(key_mean, key_inverse, mean, inverse, thread),
+        *(keys, streams, keys_at, streams_at, key_norm, query_norm),
+        *(stream, size, key_mean, key_inverse, mean, inverse),
     )
     gate = _gate(sum_of_block(product, parts), size)
     _give(values, t * strides.values, gate, given, given_at, size, thread)
     cuda.syncthreads()
     mean, inverse = moments(given, given_at, size, THREADS, norm, parts)
-    _norm(given, given_at, norm, step, size, mean, inverse, out, t * strides.out + at, thread)
+    _norm(given, given_at, norm, _step(norm, stream, size), size, mean, inverse, out, t * strides.out + at, thread)
