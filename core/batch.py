@@ -336,7 +336,8 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
     first, end = batch.layers or (0, info.n_layers)
     n_nextn, is_nextn = len(info.nextn_layers), (first, end) in info.nextn_layers
     if is_nextn:
-        n_hidden = features[info.nextn_features[info.nextn_layers.index((first, end))]]
+        feature = info.nextn_features[info.nextn_layers.index((first, end))]
+        n_hidden = features.get(feature, n_hidden)  # of a stage without layers all residual streams
     elif not 0 <= first <= end <= info.n_layers or (
         first == end and info.n_layers and batch.hidden is None and not takes_hidden
     ):

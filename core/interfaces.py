@@ -137,7 +137,7 @@ class Backend(Plugin, ABC):
     """
 
     tolerance: ClassVar[float] = 1e-3
-    computes_nextn: ClassVar[bool] = False
+    computes_nextn: bool = False
     """Whether it computes layers that predict further tokens, `ModelPlan.nextn`. It is given plans without them otherwise."""
 
     def __init__(self, options: Any) -> None:

@@ -148,7 +148,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     return plan
 
 
-def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, named: Backend, device: Backend) -> str:
+def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
     what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
     name = f"blk.{n}.nextn.eh_proj.weight"
@@ -159,8 +159,6 @@ def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, named: 
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
     if device.computes_nextn:
         return ""
-    if named.computes_nextn:
-        return f"{what} are computed on one device alone, not on {device.title}; leave draft-mtp out, or the placement (-ngl)"
     able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_nextn))
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"
 
@@ -270,16 +268,16 @@ class Loader:
             else:
                 self._target = file
             whole = plan_of(file, self.registry, plan_name)
-            plan = whole.without_nextn()
-            if purpose != "draft" and plan.hidden_of:
+            if purpose != "draft" and whole.hidden_of:
                 raise UnsupportedError(
-                    f"{file.path}: a model of architecture {plan.architecture!r} drafts for another one; give it as that one's "
-                    "draft model (-md, draft_model)"
+                    f"{file.path}: a model of architecture {whole.architecture!r} drafts for another one; give it as the draft "
+                    "model (-md, draft_model) of that one"
                 )
-            wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
+            wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=whole.n_ctx_train)
+            plan = whole if wants_nextn else whole.without_nextn()
             device = place(self.registry, named, file, plan, wanted)
-            lack = _lack_of_nextn(self.registry, file, whole, named, device)
-            plan = whole if wants_nextn and not lack else plan
+            if lack := _lack_of_nextn(self.registry, file, whole, device):
+                plan = whole.without_nextn()
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)

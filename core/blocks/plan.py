@@ -170,6 +170,12 @@ class ModelPlan:
         """The same without layers that predict further tokens."""
         return evolve(self, nextn=())
 
+    def with_blocks(self, change: Callable[[Block], Block]) -> ModelPlan:
+        """The same with other blocks in its layers, those that predict further tokens included."""
+        layers, ranges = [layer.with_blocks(change) for layer in self.every_layer], self.nextn_layers
+        nextn = [evolve(each, layers=tuple(layers[first:end])) for each, (first, end) in zip(self.nextn, ranges, strict=True)]
+        return evolve(self, layers=tuple(layers[: len(self.layers)]), nextn=tuple(nextn))
+
     @property
     def features(self) -> dict[str, int]:
         """The features of every token beside logits, and their widths; see `Model.features`.
@@ -258,24 +264,20 @@ class ModelPlan:
                 return evolve(fitting, reuses_choice=0)
             return fitting
 
-        layers, n = tuple(layer.with_blocks(fitted) for layer in self.every_layer), len(self.layers)
-        ranges = zip(self.nextn, self.nextn_layers, strict=True)
-        return evolve(
-            self, layers=layers[:n], nextn=tuple(evolve(each, layers=layers[first:end]) for each, (first, end) in ranges)
-        )
+        return self.with_blocks(fitted)
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
 
         A stage is handed the residual streams and nothing else: all of them begin as the embedding, and no layer may read what
-        an earlier stage keeps of its tokens.
+        an earlier stage keeps of its tokens. Layers that predict further tokens are of the last stage.
         """
         if self._changes_streams or self.block is not None:
             return ()
         return tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
 
     def _is_cut(self, cut: int) -> bool:
-        mixers = [mixer for layer in self.layers[cut:] for mixer in layer.mixers]
+        mixers = [mixer for layer in self.every_layer[cut:] for mixer in layer.mixers]
         sources = [mixer.source for mixer in mixers if isinstance(mixer, Attention) and mixer.source is not None]
         latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention) and (mixer.indexer or mixer.reuses_choice)]
         return min(sources, default=cut) >= cut and not (latent and latent[0].reuses_choice)
@@ -300,10 +302,10 @@ class ModelPlan:
         reads = any(isinstance(block, LayerInput) or block.reads_embedding for layer in layers for block in layer.blocks)
         if first and not reads:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
-        if end <= len(self.layers):
+        if end <= n_layers:
             output = Output(None, None)
-        moved = tuple(layer.with_blocks(lambda block: _moved(block, first)) for layer in layers)
-        return evolve(self, embedding=embedding, layers=moved, output=output, nextn=())
+        part = evolve(self, embedding=embedding, layers=layers, output=output, nextn=self.nextn if end > n_layers else ())
+        return part.with_blocks(lambda block: _moved(block, first))
 
     def check_start(self, first: int) -> None:
         """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.

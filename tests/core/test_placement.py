@@ -5,6 +5,8 @@ import json
 import attrs
 import numpy as np
 import pytest
+from drafter_specs import head_specs
+from oracles.drafts import agreeing, assistance
 from oracles.models import tiny_model
 
 from augury import Engine, Placement, Registry
@@ -124,6 +126,42 @@ def test_every_number_of_layers_gives_the_same_with_drafts_and_without(registry,
             assert np.array_equal(logits, right[n][1])
     with load(registry, name, backend="gpu") as engine:
         assert np.array_equal(engine.evaluate(prompt), right[3][1]), "all layers on one device are its backend's model"
+
+
+HEADS = head_specs("llama-dense")
+HEADS |= {f"{name} on the CPU": f"{spec},gpu_layers=0" for name, spec in HEADS.items()}
+NEXTN = {  # and how many layers of it the first GPU computes: several streams, an assistant, states, several layers
+    "mtp-deepseek4": 2,
+    "mtp-gemma4-e": 9,
+    "mtp-qwen35": 1,
+    "mtp-step35": 1,
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("drafter", [*HEADS, *NEXTN])
+def test_heads_draft_for_a_model_in_stages(registry, monkeypatch, drafter, is_split):
+    monkeypatch.setattr(Gpu, "free", (64 * MIB, 64 * MIB))
+    path, more, name = tiny_model("llama-dense"), {}, drafter.partition(" ")[0]
+    if drafter in NEXTN:
+        path, more, name = agreeing(drafter), assistance(drafter), "draft-mtp"
+    at = {"devices": "GPU1,GPU0", "tensor_split": "1,1"} if is_split else {"gpu_layers": NEXTN.get(drafter, 2)}
+    how = {"backend": "numba-cpu", "n_ctx": 96, "threads": 1, "placement": Placement(**at), "registry": registry, **more}
+    with Engine.load(path, spec_type=HEADS.get(drafter, name), spec_fixed=True, draft_max=3, **how) as engine:
+        assert " + " in engine.config["backend"]
+        asked = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "logprobs": 1}
+        plain, drafted = (engine.generate([3, 1, 4, 1, 5] * 4, speculative=is_on, **asked) for is_on in (False, None))
+    assert [(piece.token, piece.logprob) for piece in drafted.pieces] == [(p.token, p.logprob) for p in plain.pieces]
+    assert drafted.stats.n_accepted > 0
+    assert drafted.stats.drafters[name].failed is None
+
+
+def test_layers_that_predict_further_tokens_take_memory_where_the_output_is(registry):
+    how = {"n_ctx": 96, "placement": Placement(devices="GPU0", gpu_layers=2), "registry": registry}
+    Engine.load(agreeing("mtp-step35"), spec_type="none", **how).close()
+    with pytest.raises(CapacityError, match=r"needs \S+ MiB for layer 3 and the output, 16\.0 MiB of 16\.0 MiB are free"):
+        Engine.load(agreeing("mtp-step35"), spec_type="draft-mtp", **how)
 
 
 FITTING = {  # free MiB of both GPUs, of which a sixteenth is left free; a layer takes 2.3 MiB, the model 4.8

@@ -21,6 +21,7 @@ from augury.files.nextn_file import with_nextn
 from augury.interfaces import Model, Progress
 from augury.loader import Loader, plan_of
 from augury.options import NoOptions
+from augury.stages import Stage, StagedBackend
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 from augury.types import Draft, ModelOptions
 
@@ -328,7 +329,7 @@ def of_another_family(_):
     return altered(file, metadata=by_layer | counts, arrays={f"blk.{n}.nextn.eh_proj.weight": np.zeros((2, 4))})
 
 
-def test_it_is_said_why_a_target_has_no_such_layers(monkeypatch):
+def test_it_is_said_why_a_target_has_no_such_layers():
     def lack(change=lambda file: file, backend=None):
         loader, path = Loader(REGISTRY, backend or Reference(NoOptions()), Progress()), draft_file("mtp-qwen35")
         loader._files[str(path)] = change(ModelFile.open(path))
@@ -343,8 +344,8 @@ def test_it_is_said_why_a_target_has_no_such_layers(monkeypatch):
     found = lack(backend=Plain(NoOptions()))
     assert "not computed by backend plain, expected numba-cpu or " in found
     assert " or reference; use that, or leave draft-mtp out" in found
-    monkeypatch.setattr("augury.loader.place", lambda *_: Plain(NoOptions()))
-    assert "computed on one device alone, not on plain; leave draft-mtp out, or the placement (-ngl)" in lack()
+    found = lack(backend=StagedBackend([Stage(Reference(NoOptions()), 0, 1), Stage(Plain(NoOptions()), 1, 3)]))
+    assert "not computed by backend reference on CPU from layer 0 + plain on CPU from layer 1, expected" in found
 
 
 @pytest.mark.parametrize("name", ["mtp-qwen35", "mtp-step35"])

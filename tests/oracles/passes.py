@@ -1,4 +1,4 @@
-"""Batches, written briefly."""
+"""Batches, written briefly, and passes through layers that predict further tokens."""
 
 from __future__ import annotations
 
@@ -42,3 +42,22 @@ def joined(*batches) -> Batch:
         np.concatenate([batch.rows + start for batch, start in zip(batches, starts, strict=False)]).astype(np.int32),
         parents=parents,
     )
+
+
+def hidden_states(model, text, slot=0):
+    """What is given for each token: what the model made of the one before."""
+    name = model.info.nextn_features[0]
+    rows = np.empty(0, np.int32)
+    found = model.forward(Batch.chain(text, slot=slot, rows=rows, features=(name,))).features(name)
+    return np.concatenate([np.zeros_like(found[:1]), found])
+
+
+def nextn(model, tokens, start, hidden, *, slot=0, rows=None, layer=0):
+    """A pass through a layer that predicts further tokens: its logits, and what it gives on."""
+    layers, at = model.info.nextn_layers[layer], start if model.info.nextn_keeps else start - 1
+    given_on = "output" if model.info.nextn_features[layer] == "output" else f"layer.{layers[0]}"
+    batch = Batch.chain(
+        tokens, start=at, slot=slot, rows=rows, layers=layers, hidden=np.ascontiguousarray(hidden), features=(given_on,)
+    )
+    passed = model.forward(batch)
+    return passed.rows().copy(), passed.features(given_on).copy()

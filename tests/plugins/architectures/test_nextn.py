@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracles.drafts import NEXTN, draft_file, error, nextn_file, runs
 from oracles.models import altered
+from oracles.passes import hidden_states, nextn
 
 from augury import Registry
 from augury.batch import Batch
@@ -21,31 +22,12 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 BACKENDS = ("reference", "numba-cpu")
 LIMIT = 1e-9
-NO_ROWS = np.empty(0, np.int32)
 
 
 def load(backend, name, *, plan=None, **options):
     file, kind = nextn_file(name), REGISTRY.backends[backend]
     given = {"n_slots": 2, "n_ctx": 256, "cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "draft_max": 8, **options}
     return kind(kind.options_class()).load(file, plan or plan_of(file, REGISTRY), ModelOptions(**given), Progress())
-
-
-def hidden_states(model, text, slot=0):
-    """What is given for each token: what the model made of the one before."""
-    name = model.info.nextn_features[0]
-    found = model.forward(Batch.chain(text, slot=slot, rows=NO_ROWS, features=(name,))).features(name)
-    return np.concatenate([np.zeros_like(found[:1]), found])
-
-
-def nextn(model, tokens, start, hidden, *, slot=0, rows=None, layer=0):
-    """A pass through a layer that predicts further tokens: its logits, and what it gives on."""
-    layers, at = model.info.nextn_layers[layer], start if model.info.nextn_keeps else start - 1
-    given_on = "output" if model.info.nextn_features[layer] == "output" else f"layer.{layers[0]}"
-    batch = Batch.chain(
-        tokens, start=at, slot=slot, rows=rows, layers=layers, hidden=np.ascontiguousarray(hidden), features=(given_on,)
-    )
-    passed = model.forward(batch)
-    return passed.rows().copy(), passed.features(given_on).copy()
 
 
 def drafted(model, run):
