@@ -197,12 +197,13 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """A count that a caller gave.
+    """A count that a caller gave, as any number that is whole: many programs write 3 as 3.0 in JSON.
 
     Raises:
         OptionError: It is no whole number, or less than `least`.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    is_whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_whole or value < least:
         raise OptionError(f"{name} is {value!r}, expected a whole number of at least {least}")
     return int(value)
 

@@ -170,9 +170,9 @@ class Engine(Evaluations):
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
         """
         start = perf_counter()
-        for count, n in (("n_ctx", n_ctx or 1), ("slots", slots), ("threads", threads), ("max_queue", max_queue)):
-            if n is not None or count == "slots":
-                check_count(count, n)
+        slots, n_ctx = check_count("slots", slots), None if n_ctx is None else check_count("n_ctx", n_ctx, 0)
+        threads = None if threads is None else check_count("threads", threads)
+        max_queue = None if max_queue is None else check_count("max_queue", max_queue)
         check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)

@@ -222,8 +222,8 @@ def make_request(
     name = rest.pop("id", None)
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError(f"id is {reprlib.repr(name)}, expected a text that is not empty")
-    slot = rest.pop("slot", None)
-    if slot is not None and check_count("slot", slot, 0) >= n_slots:
+    slot = _count(rest.pop("slot", None), "slot", at_least=0)
+    if slot is not None and slot >= n_slots:
         raise OptionError(f"slot is {slot}, expected 0 to {n_slots - 1}, or None for any")
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:

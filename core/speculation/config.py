@@ -238,7 +238,7 @@ class Speculation:
 
     def __attrs_post_init__(self) -> None:
         for name in ("n_max", "n_min"):
-            check_count(f"speculative: {name}", getattr(self, name), least=0)
+            object.__setattr__(self, name, check_count(f"speculative: {name}", getattr(self, name), least=0))
         if self.n_min > self.n_max > 0:
             raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
         if not _is_number(self.timeout_s) or not self.timeout_s > 0:

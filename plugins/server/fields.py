@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model, model_validator
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from augury.plugins.server.errors import RequestError
 from augury.sampling import SAMPLER_LETTERS, sampling_options
@@ -26,11 +27,20 @@ IGNORED = (
 """Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
 
 
-def _fail_fast(schema: Any) -> None:
-    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
-        _fail_fast(each)
-    if isinstance(schema, dict) and schema.get("type") == "list":
+def _relaxed(schema: Any) -> Any:
+    """A schema that reads lists as far as their first wrong item, and 3.0 as 3, which JSON does not tell apart."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_relaxed, schema))
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _relaxed(value) for key, value in schema.items()}
+    if schema.get("type") == "list":
         schema["fail_fast"] = True
+    return no_info_before_validator_function(_whole, schema) if schema.get("type") == "int" else schema
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Fields(BaseModel):
@@ -40,10 +50,7 @@ class Fields(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Read lists as far as their first wrong item."""
-        schema = handler(source)
-        _fail_fast(schema)
-        return schema
+        return _relaxed(handler(source))
 
     @classmethod
     def field_names(cls) -> list[str]:

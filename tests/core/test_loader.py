@@ -161,6 +161,7 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
         ({"backend": "numba"}, PluginError, "no backend 'numba'"),
         ({"memory": "paged"}, PluginError, "no memory manager 'paged'"),
         ({"slots": 0}, OptionError, "slots is 0"),
+        ({"slots": 1.5}, OptionError, "slots is 1.5, expected a whole number"),
         ({"n_ctx": "many"}, OptionError, "n_ctx is 'many'"),
         ({"threads": -1}, OptionError, "threads is -1"),
         ({"draft_max": -1}, OptionError, "n_max is -1"),

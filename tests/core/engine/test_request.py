@@ -135,6 +135,14 @@ def test_a_text_is_evaluated_as_its_tokens_are(engine):
     assert np.array_equal(engine.evaluate("abc"), engine.evaluate([0, 1, 2]))
 
 
+def test_counts_may_be_written_as_numbers_with_a_point(engine):
+    counts = {"max_tokens": 3, "min_tokens": 2, "slot": 0, "top_k": 2, "logprobs": 1, "seed": 5, "speculative": {"n_max": 1}}
+    points = {key: {"n_max": 1.0} if isinstance(n, dict) else float(n) for key, n in counts.items()}
+    first, second = engine.generate([1], **points), engine.generate([1], **counts)
+    assert first.tokens == second.tokens
+    assert first.stats.effective == second.stats.effective
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -154,6 +162,7 @@ def test_a_text_is_evaluated_as_its_tokens_are(engine):
         ({"samplers": ["top-k"]}, "did you mean 'top_k'"),
         ({"logit_bias": dict.fromkeys(range(EOS), float("-inf")), "min_tokens": 1}, "leave at least one"),
         ({"on_prompt": 1}, "on_prompt is 1, expected a callable"),
+        ({"slot": 0.5}, "slot is 0.5, expected a whole number of at least 0"),
         ({"n_discard": -1}, "n_discard is -1, expected a whole number of at least 0"),
         ({"stop_tokens": [3]}, "no parameter 'stop_tokens'; did you mean 'stop_token_ids'"),
     ],
