@@ -74,7 +74,7 @@ class SamplingParams:
     """
 
     temperature: float = option(0.8, help="0, and all below 0.00001, is greedy; higher is more random", ge=0.0, le=1e6)
-    top_k: int = option(40, help="keep the k most probable tokens; 0 keeps all", ge=0)
+    top_k: int = option(40, help="keep the k most probable tokens; 0 and all below keeps all")
     top_p: float = option(0.95, help="keep the most probable tokens that sum to p; 1 keeps all", ge=0.0, le=1.0)
     min_p: float = option(0.05, help="drop tokens less probable than p times the best; 0 keeps all", ge=0.0, le=1.0)
     typical_p: float = option(1.0, help="locally typical sampling; 1 keeps all", ge=0.0, le=1.0)
@@ -117,6 +117,7 @@ class SamplingParams:
         mu = self.mirostat_mu
         if mu is not None and not (isinstance(mu, int | float) and np.isfinite(mu)):
             raise OptionError(f"mirostat_mu is {mu!r}, expected a number, or None at the beginning of a text")
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
         if self.temperature < _LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
 

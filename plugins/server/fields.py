@@ -119,7 +119,6 @@ Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked fo
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields that mean to every endpoint what they mean to `Engine.submit`; what is left out is as the server's flags say."""
 
-    top_k: int | None = Field(None, description="0 and all below keeps all")
     seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: a new one for every request")
     stop: str | Texts | None = None
     samplers: Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
@@ -184,8 +183,6 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     def engine_params(self) -> dict[str, Any]:
         """The arguments of `Engine.submit` that the request gives."""
         params = {name: value for name in _ENGINE_NAMES if (value := getattr(self, name)) is not None}
-        if self.top_k is not None:
-            params["top_k"] = max(self.top_k, 0)
         if self.seed == -1:
             params["seed"] = None
         if self.samplers is not None:

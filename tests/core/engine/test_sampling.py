@@ -65,6 +65,10 @@ def test_greedy_takes_the_lowest_of_equal_logits():
     assert sampler.choose(row, 0, NO_HISTORY, 0) == row.argmax()[0] == 3
 
 
+def test_a_top_k_below_0_keeps_all_as_0_does():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
 def test_top_k_keeps_the_k_best():
     found = draw(SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, seed=2))
     assert set(np.flatnonzero(found)) == set(logits().top_k(np.array([0], np.int32), 3)[0][0])

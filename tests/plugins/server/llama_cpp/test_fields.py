@@ -52,7 +52,7 @@ def params(**fields):
     [
         ({}, {}),
         ({"temperature": 0.5, "top_k": 3, "top_p": 1, "min_p": None}, {"temperature": 0.5, "top_k": 3, "top_p": 1}),
-        ({"temperature": -1, "top_k": -1}, {"temperature": 0.0, "top_k": 0}),
+        ({"temperature": -1, "top_k": -1}, {"temperature": 0.0, "top_k": -1}),
         ({"n_predict": 5}, {"max_tokens": 5}),
         ({"n_predict": 5.0, "logit_bias": [[5.0, 1]]}, {"max_tokens": 5, "logit_bias": {5: 1.0}}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
