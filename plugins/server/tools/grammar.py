@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from augury.errors import OptionError
 from augury.plugins.server.tools.format import ToolFormat
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class AnswerGrammar:
             is_required: Whether there must be one; otherwise the answer may be text, and text may come before calls.
             schema: Where no call is required: of the answer, which is JSON instead of text. If calls begin as JSON does there
                 are none, for llguidance reads both from their first letter on as one or as the other.
+
+        Raises:
+            OptionError: llguidance does not know one of the schemas.
         """
         form = self.tools
         trigger = next((each for each in form.triggers if (form.begin + form.before_name).startswith(each)), "")
@@ -68,7 +73,7 @@ class AnswerGrammar:
         return "\n".join([f"start: {self._before()}(TEXT | {called})", *rules])
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Of an answer that is JSON of a schema."""
+        """Of an answer that is JSON of a schema. Raises what `calls` does."""
         return "\n".join([f"start: {self._before()}{self._final()} {_json(schema)}", *self._reasoning()])
 
     def _final(self) -> str:
@@ -77,7 +82,8 @@ class AnswerGrammar:
     def _call(self, before_name: str, described: Mapping[str, Any]) -> str:
         before = self._literal(before_name + described["name"] + self.tools.before_arguments)
         schema = described.get("parameters") or {"type": "object"}
-        return f"{before} {_json(schema)} {self._literal(self.tools.after_arguments)}"
+        name = f"the parameters of tool {described['name']!r}"
+        return f"{before} {_json(schema, name)} {self._literal(self.tools.after_arguments)}"
 
     def _before(self) -> str:
         if self.tools.name == "harmony":
@@ -118,5 +124,13 @@ def _escaped(text: str) -> str:
     return re.escape(text).replace("/", r"\/")
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, **_ONE_LINE})}"
+def _json(schema: Mapping[str, Any], name: str = "its schema") -> str:
+    """A schema in a grammar; checked alone, because of a whole grammar the library tells of lines that nobody wrote."""
+    text = json.dumps({**schema, **_ONE_LINE})
+    with suppress(ImportError):  # of which the constraint tells
+        from llguidance import LLMatcher
+
+        if fault := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text)):
+            fault = fault.replace("Unimplemented keys", "keywords that are not supported")
+            raise OptionError(f"augury cannot keep an answer to {name}: {fault}; change the schema")
+    return f"%json {text}"

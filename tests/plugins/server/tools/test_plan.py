@@ -212,6 +212,13 @@ def test_control_tokens_are_text_to_the_parser_where_the_format_is_written_with_
         ({"tools": [{"function": {"name": "files/größe:v1.2@x-y_z"}}]}, None),
         ({"tools": [{"function": {"name": "f", "parameters": []}}], "tool_choice": "none"}, None),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "the parameters of tool 'f' are no JSON schema"),
+        *(
+            ({"tools": [{"function": {"name": "f", "parameters": schema}}], "tool_choice": "required"}, told)
+            for schema, told in (
+                ({"type": "objekt"}, "cannot keep an answer to the parameters of tool 'f': Invalid type: objekt; change"),
+                ({"not": {}}, r"^augury cannot .* tool 'f': keywords that are not supported: \[.not.\]; change the schema$"),
+            )
+        ),
         ({"tool_choice": "required"}, "tool_choice is 'required', but there are no tools"),
         ({"tool_choice": "maybe"}, "tool_choice is 'maybe', expected 'auto'"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "names 'x', expected one of the tools: weather, now"),
