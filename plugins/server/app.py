@@ -43,6 +43,16 @@ _ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do no
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
 _EXPECTED = "Input should be "  # with which pydantic begins
+_WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "a text",
+    "a valid list": "a list",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+_OBJECT = re.compile(r"a valid dictionary( or (object to extract fields from|instance of \w+))?")
 _N_SHOWN = 100  # characters of a path
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -253,8 +263,13 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     elif first["msg"].startswith(_EXPECTED):
         alike = [each["msg"] for each in (first, *others) if _param(each, error.body) == param]
         expected = " or ".join(dict.fromkeys(msg.removeprefix(_EXPECTED) for msg in alike if msg.startswith(_EXPECTED)))
-        expected = expected.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-        message = f"{param} is {_shown(first['input'])}, expected {expected}"
+        for theirs, ours in _WORDS.items():
+            expected = expected.replace(theirs, ours)
+        message = f"{param} is {_shown(first['input'])}, expected {_OBJECT.sub('an object', expected)}"
+    elif first["type"].endswith(("too_short", "too_long")):  # of a list or a text
+        limits, what = first["ctx"], "characters" if isinstance(first["input"], str) else "items"
+        expected = f"at most {limits['max_length']}" if "max_length" in limits else f"at least {limits['min_length']}"
+        message = f"{param} has {len(first['input'])} {what}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"
     return _answer(RequestError(400, message, param=param or None), request.url.path)

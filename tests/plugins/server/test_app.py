@@ -52,15 +52,17 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
         ({"prompt": "a", "max_tokens": 5, "n_predict": 6}, "max_tokens and n_predict mean the same here, but differ", None),
         ({}, "prompt is missing", "prompt"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a valid number", "temperature"),
-        ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a valid number", "temperature"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a number", "temperature"),
+        ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a number", "temperature"),
         ({"prompt": "a", "top_p": 2}, "top_p is 2, expected at most 1", "top_p"),
         ({"prompt": "a", "temperature": -1}, "temperature is -1, expected at least 0", "temperature"),
-        ({"prompt": "a", "seed": True}, "seed is True, expected a valid integer", "seed"),
-        ({"prompt": "a", "stop": 5}, "stop is 5, expected a valid string or a valid list", "stop"),
-        ({"prompt": "a", "stop": ["b", 5]}, "stop.1 is 5, expected a valid string", "stop.1"),
-        ({"prompt": "a", "stop": ["b"] * 129}, "stop: List should have at most 128 items", "stop"),
-        ({"prompt": "a", "speculative": "no"}, "speculative is 'no', expected a valid boolean or a valid dict", "speculative"),
+        ({"prompt": "a", "seed": True}, "seed is True, expected a whole number", "seed"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens is 2.5, expected a whole number", "max_tokens"),
+        ({"prompt": "a", "stop": 5}, "stop is 5, expected a text or a list", "stop"),
+        ({"prompt": "a", "stop": ["b", 5]}, "stop.1 is 5, expected a text", "stop.1"),
+        ({"prompt": "a", "stop": ["b"] * 129}, "stop has 129 items, expected at most 128", "stop"),
+        ({"prompt": "a", "speculative": "no"}, "speculative is 'no', expected true or false or an object", "speculative"),
+        ({"prompt": "a", "speculative": 1.0}, "speculative is 1.0, expected true or false or an object", "speculative"),
         ({"prompt": "a", "speculative": {"type": "nobody"}}, "nobody", None),
         ({"prompt": "a", "speculative": False, "speculative.n_max": 2}, "speculative.n_max is given as well", None),
         ({"prompt": "a b " * 600}, "a sequence can use 512", None),
@@ -90,6 +92,16 @@ def test_what_is_wrong_in_one_of_several_forms_is_named(client):
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages.0.content.0.type")
     assert error["message"] == "messages.0.content.0.type is 'image_url', expected 'text'"
+
+
+def test_a_whole_number_may_be_written_with_a_point(client):
+    asked = {"prompt": [504.0, 3726], "seed": 1.0, "speculative": {"n_max": 2.0}, "id_slot": 1.0}
+    points = client.post("/v1/completions", json={"max_tokens": 3.0, **asked}).json()
+    assert points["usage"]["completion_tokens"] == 3
+    assert points["timings"]["effective"]["n_max"] == 2
+    asked = {"prompt": [504, 3726], "seed": 1, "id_slot": 1}
+    plain = client.post("/v1/completions", json={"max_tokens": 3, **asked}).json()
+    assert plain["choices"] == points["choices"]
 
 
 def test_a_limit_may_have_both_of_its_names(client):

@@ -201,7 +201,7 @@ def test_contents_may_come_in_parts_and_a_developer_is_the_system(ai):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": []}, "messages has 0 items, expected at least 1"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content"),
         ({"response_format": {"type": "json_schema"}}, "response_format lacks json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}}, "schema"),
