@@ -78,6 +78,11 @@ class ModelOptions:
     draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
     placement: Placement = field(default=None, converter=as_placement)
 
+    @property
+    def slots(self) -> str:
+        """The slots in words, for messages: `1 slot of 4096 tokens`."""
+        return f"{self.n_slots} slot{'s' * (self.n_slots > 1)} of {self.n_ctx} tokens"
+
     def check_cache_types(self, plan: ModelPlan) -> None:
         """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.
 

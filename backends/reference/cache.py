@@ -72,8 +72,7 @@ class LayerCache:
         try:
             self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind, kind)) for kind, n, size in layer.cached()]
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
-            size = f"{options.n_slots} slots with {options.n_ctx} positions"
-            raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
+            raise CapacityError(f"no memory for {options.slots}; ask for a smaller context or fewer slots") from error
 
     @staticmethod
     def bytes_per_position(layer: Block, options: ModelOptions) -> int:

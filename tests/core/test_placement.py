@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_of_each_device(registry, 
     with pytest.raises(CapacityError) as caught:
         load(registry, at={"gpu_layers": "all"})
     assert str(caught.value) == (
-        "llama-dense.gguf with 1 slots of 64 positions does not fit: "
+        "llama-dense.gguf with 1 slot of 64 tokens does not fit: "
         "GPU0 (a stand-in) needs 2.3 MiB for layer 0, 4.0 MiB of 16.0 MiB are free; "
         "GPU1 (a stand-in) needs 2.3 MiB for layer 1 and the output, 1.0 MiB of 16.0 MiB are free; "
         "-ngl auto places as many layers there as fit; or ask for a smaller context or fewer slots"

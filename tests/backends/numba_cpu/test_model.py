@@ -451,7 +451,7 @@ def test_address_space_is_asked_for_before_libraries_end_the_process(monkeypatch
     monkeypatch.setattr(backend, "require_address_space", lambda n_bytes, what: asked.update({what: n_bytes}))
     load(tiny_file("llama-dense"), threads=2, n_ctx=32).close()
     first, second = asked
-    assert (first, second) == ("compiling kernels", "llama-dense.gguf with 2 slots of 32 positions")
+    assert (first, second) == ("compiling kernels", "llama-dense.gguf with 2 slots of 32 tokens")
     assert asked[first] > 400 * 2**20
     assert asked[second] > 400 * 2**20
 

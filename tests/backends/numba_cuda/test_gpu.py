@@ -176,9 +176,7 @@ def test_two_gpus_share_a_model(driver, tmp_path):
 def test_what_does_not_fit_is_refused_with_the_numbers(driver, tmp_path):
     write_tiny_model(tmp_path / "tiny.gguf")
     driver.free = 1 << 16
-    with pytest.raises(
-        CapacityError, match=r"tiny.gguf with 2 slots of 32 positions does not fit: .* GiB are free on Stand-in"
-    ):
+    with pytest.raises(CapacityError, match=r"tiny.gguf with 2 slots of 32 tokens does not fit: .* GiB are free on Stand-in"):
         load(tmp_path / "tiny.gguf")
     assert not driver.held
     with pytest.raises(UnsupportedError, match="there is no GPU 3; expected a number below 1"):
