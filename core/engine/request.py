@@ -15,7 +15,7 @@ from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling_step import SamplingStep
 from augury.errors import OptionError, PromptTooLongError, UnsupportedError
-from augury.options import check_count, nearest
+from augury.options import check_count, nearest, similar
 from augury.registry import Registry
 from augury.sampling import SamplingParams, sampling_options
 from augury.speculation.config import Speculation, speculative_params
@@ -40,6 +40,7 @@ _OTHERS = (
         "on_prompt",
     ),
 )
+_OF_TEMPLATES = ("messages", "tools", "chat_template_kwargs")  # which the engine takes
 _MOST_PREDICTED = 1 << 20  # tokens of a prediction, which need not fit into the context
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
@@ -228,9 +229,10 @@ def make_request(
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:
         keywords = (each.keyword for each in registry.constraints.values() if each.keyword is not None)
-        known = (*sampling_options(), *_OTHERS, *flags, *keywords)
+        known = {*sampling_options(), *_OTHERS, *_OF_TEMPLATES, *flags, *keywords}
         key = next(iter(rest))
-        raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
+        listed = known if similar(key, known) else known - {"logits_processors", "on_prompt"}  # which JSON cannot say
+        raise OptionError(f"there is no parameter {key!r}{nearest(key, listed)}")
     return Request(
         name or f"req-{next(_NUMBERS)}",
         prompt,

@@ -165,6 +165,9 @@ def test_counts_may_be_written_as_numbers_with_a_point(engine):
         ({"slot": 0.5}, "slot is 0.5, expected a whole number of at least 0"),
         ({"n_discard": -1}, "n_discard is -1, expected a whole number of at least 0"),
         ({"stop_tokens": [3]}, "no parameter 'stop_tokens'; did you mean 'stop_token_ids'"),
+        ({"tool": []}, "no parameter 'tool'; did you mean 'tools'"),
+        ({"logit_processors": []}, "did you mean 'logits_processors'"),
+        ({"zzz": 1}, "no parameter 'zzz'; known: .*logit_bias, logprobs, max_tokens, messages,.*n_keep, post_sampling_probs"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(engine, params, message):
