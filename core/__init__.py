@@ -92,5 +92,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'augury' has no attribute {name!r}")
     value = getattr(import_module(f"augury.{_HOMES[name]}"), name)
-    globals()[name] = value  # from now on it is found without this function
+    globals()[name] = value  # later look-ups find it without this function
     return value

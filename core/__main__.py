@@ -1,4 +1,4 @@
-"""The process of `augury` and of `python -m augury`: what signals and closed streams mean to it.
+"""The process of `augury` and of `python -m augury`: its signals and closed streams.
 
 Importing the command line takes longer than some commands run, so signals are taken care of before anything else is imported.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from augury.errors import CapacityError
 
-_START_BYTES = 192 << 20  # measured: 102 MiB for what all commands import
+_START_BYTES = 192 << 20  # measured: 102 MiB for the imports of all commands
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _unwind(number: int, _frame: FrameType | None) -> None:
-    """End by an exception, so that what is held is given back on the way."""
+    """End by an exception, so that resources are released on the way."""
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
@@ -84,9 +84,9 @@ def _unraisable(raised: sys.UnraisableHookArgs) -> None:
 
 
 def _open_streams() -> None:
-    """Replace standard streams that are closed, whose numbers the next file would get, and settle what is no text.
+    """Replace standard streams that are closed, whose numbers the next file would get, and settle encodings.
 
-    Input is UTF-8, as files are, whatever the terminal shows; output shows what it can.
+    Input is UTF-8, as files are, on any terminal; output replaces characters that the terminal lacks.
     """
     # in the order of their numbers, as a file that is opened gets the lowest that is free
     if sys.stdin is None:

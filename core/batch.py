@@ -1,4 +1,4 @@
-"""One pass of a model: what it is over, what each slot has a share of it, and where the tokens of a tree lie."""
+"""One pass of a model: its tokens, the share of each slot, and where the tokens of a tree are stored."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ __all__ = [
 class Batch:
     """One forward pass: n tokens of any number of sequences, each sequence's in rising order of position.
 
-    What a model keeps of a token is of two kinds. *Per position*, as keys and values: the pass stores it at (slot, position)
-    before anything attends to it, and a token attends to its slot's positions up to its own. What an earlier pass stored from
-    `positions` on is overwritten, which is all that undoing a rejected draft takes.
+    A model keeps state of two kinds. *Per position*, such as keys and values: the pass stores it at (slot, position) before
+    anything attends to it, and a token attends to its slot's positions up to its own. The rows that an earlier pass stored from
+    `positions` on are overwritten, which is the whole rollback of a rejected draft takes.
 
-    *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, but
-    for those that are `is_drafted`. Of these it computes the logits, and keeps aside what the next pass of the slot needs to
-    take in those that are `accepted`; the others are dropped. A slot's drafted tokens come after its certain ones, which are a
-    chain, and are at most `ModelOptions.draft_max`. A pass that starts a slot at position 0 starts from an empty state.
-    `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `layers` says, and so do
-    `saves` before the first token.
+    *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, except
+    those that are `is_drafted`. It computes the logits of these, and keeps aside the inputs by which the slot's next pass takes
+    in the `accepted` ones; the others are dropped. A slot's drafted tokens come after its certain ones, which are a chain, and
+    are at most `ModelOptions.draft_max`. A pass that starts a slot at position 0 starts from an empty state. `restores` come
+    before `accepted`, and both before anything else; they apply to all layers, not only to `layers`, as `saves` before
+    the first token.
 
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
     from the others, or through all layers of an assistant, reads tokens and, as `hidden`, the states of the token before each:
-    see `NextnLayer`. An assistant attends to what the model keeps up to that token before, whose position it is given; those
-    that are `accepted` are moved first. Otherwise such a pass does nothing that concerns all layers. A model that drafts blocks
+    see `NextnLayer`. An assistant attends to the model's positions up to that previous token, whose position it is given;
+    `accepted` ones are moved first. Otherwise such a pass does nothing that concerns all layers. A model that drafts blocks
     goes through no layer with hidden states: it keeps keys and values that each layer makes of them, see `DraftBlock`.
 
-    A draft may do with the logits of a `vocabulary`. Those of other tokens may then be -inf, and what it takes to compute them
-    is saved. A model keeps what it prepares for a vocabulary as long as it is given the same array.
+    A draft may need only the logits of a `vocabulary`. Those of other tokens may then be -inf, which saves computing them. A
+        model keeps its preparation for a vocabulary as long as it is given the same array.
 
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
-    cell j after the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
-    logits are, to the bit, those that its path would have as a chain.
+    cell j after the first, and a token attends to its slot's positions before the pass, to its ancestors and to itself. Its
+    logits have the bits of its path as a chain.
     """
 
     tokens: np.ndarray  # (n,) int32
     slots: np.ndarray  # (n,) int32
     positions: np.ndarray  # (n,) int32, logical: 0 is the sequence's first token
     rows: np.ndarray  # (r,) int32, rising indices into the n tokens whose logits are wanted; may be empty
-    parents: np.ndarray | None = None  # (n,) int32, which of the n each follows, -1: what its slot holds; None: chains
+    parents: np.ndarray | None = None  # (n,) int32, the index of each token's parent, -1: the slot's text; None: chains
     accepted: np.ndarray | None = None  # (m, 3) int32: slot, cell, position of tokens of its last pass; without a state per
     # sequence those alone that change place: they are copied in order
     layers: tuple[int, int] | None = None  # first, end: of these layers and the output alone; None: of all
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
-    restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
+    restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is restored
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
     hidden: np.ndarray | None = None  # (n, S * E) float32: output of the layer before the first, in place of the embedding
-    features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
+    features: tuple[str, ...] = ()  # further results for every token, by their names in `Model.features`
     vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
 
     @classmethod
@@ -92,14 +92,14 @@ class Batch:
 
 @frozen
 class Reservation:
-    """Leave to add tokens to a slot, and what the pass has to do for that before.
+    """Permission to add tokens to a slot, and the work that the pass has to do before.
 
     Attributes:
         mark: The position that the slot's tokens start at: those of `replay`, then the new ones.
         accepted: Pairs of cell and position: drafted tokens of the slot's last pass that were accepted, which the pass takes
             into the state, or moves to their position, before anything else; see `Batch.accepted`.
         replay: Tokens that are kept, but not in the state that is restored. They are computed again, as certain ones.
-        restore: Whether the state of the sequence is set back to what was last saved of it.
+        restore: Whether the last saved state of the sequence is restored.
         save: After how many of the slot's tokens in the pass the state of the sequence is saved; None: it is not.
         keeps_aside: Whether the pass leaves drafted tokens out of the state of the sequence.
     """
@@ -151,8 +151,8 @@ class NextnSlotInput:
 class Tree:
     """The places of a pass's tokens: the j-th token of a slot is stored j cells after the slot's first.
 
-    Of a chain, a token's cell is its position. Of a tree, what lies before the slot's first token is where it always was, and
-    from there on the state of a logical position lies in the cell of the ancestor that has it.
+    In a chain, a token's cell is its position. In a tree, positions before the slot's first token stay in place, and from there
+        on the state of a logical position lies in the cell of the ancestor that has it.
 
     Attributes:
         cells: (n,) int32, where each token's state is stored.
@@ -220,13 +220,13 @@ class StateUpdate:
     """The update of a slot's state of the sequence in a pass: in this order, and then it takes in the slot's certain tokens."""
 
     is_start: bool = False  # it is emptied
-    is_restored: bool = False  # it is set back to what was last saved
+    is_restored: bool = False  # the last saved state is restored
     accepted: Sequence[int] = ()  # cells of tokens that were kept aside and are taken in
     save: int = -1  # after how many of the certain tokens it is saved; -1: not in this pass
 
 
 class StateUpdates:
-    """What a batch does to the states of its sequences, whose tokens may be computed in several passes.
+    """The effect of a batch on the states of its sequences, whose tokens may be computed in several passes.
 
     Example:
         Two drafted tokens were accepted, and the state is to be saved after three tokens that come in two passes:
@@ -256,15 +256,15 @@ class StateUpdates:
         self._in_turn = set(batch.slots.tolist()) if batch.layers is None else set[int]()
 
     def before(self) -> list[tuple[int, StateUpdate]]:
-        """Slots, each with what is done to its state in all layers before the batch, by a pass over no tokens.
+        """Slots, each with the changes of its state in all layers before the batch, by a pass over no tokens.
 
-        A pass through some layers begins for all: with what it restores, takes in or saves before its own tokens.
+        A pass through some layers begins for all: it restores, takes in or saves before its own tokens.
         """
         touched = [slot for slot, each in self._left.items() if each.accepted or each.is_restored or each.save == 0]
         return [(slot, self._taken(slot, 0)) for slot in sorted({*touched} - self._in_turn)]
 
     def take(self, slot: int, n_certain: int) -> StateUpdate:
-        """What is done to the state of a slot in its next pass, over so many certain tokens."""
+        """The changes of a slot's state in its next pass, over so many certain tokens."""
         update = self._taken(slot, n_certain)
         self._left[slot].is_start = False
         return update
@@ -362,7 +362,7 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_
 
 
 def _check_drafted(batch: Batch, n_most: int) -> None:
-    """Refuse what a state per sequence, of which so many drafted tokens of a slot are kept aside, cannot follow."""
+    """Refuse a batch that a state per sequence, with room for so many drafted tokens of a slot, cannot follow."""
     slots, is_drafted, parents = batch.slots, batch.is_drafted, batch.parents
     order = np.argsort(slots, kind="stable")
     drafted = np.zeros(len(slots), bool) if is_drafted is None else is_drafted[order]

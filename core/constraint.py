@@ -29,15 +29,15 @@ class ConstraintSession:
 
 
 class Constraint(Plugin, ABC):
-    """Restricts what one request may emit: to a schema, a grammar, one of several texts.
+    """Restricts the output of one request: to a schema, a grammar, one of several texts.
 
-    One instance serves one request. It is made on the thread that submits the request, where compiling a grammar holds up
-    nobody else; what it raises there is the caller's. All other calls come from the engine's thread, one at a time.
+    One instance serves one request. It is made on the thread that submits the request, where compiling a grammar holds up no
+        other request; its exception there goes to the caller. All other calls come from the engine's thread, one at a time.
 
-    An instance follows the output token by token and never goes back: a drafted token is accepted when the target has chosen
-    it, and only then. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins what must
-    follow; the request ends with it. If a method raises something else, returns something else than it should, or takes
-    longer than `spec_timeout` twice, the request ends with a `PluginError` that names the method; other requests go on.
+    An instance follows the output token by token and never goes back: a drafted token is accepted only when the target has
+    chosen it. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins what must follow;
+    the request ends with it. If a method raises something else, returns something else than it should, or takes longer than
+    `spec_timeout` twice, the request ends with a `PluginError` that names the method; other requests go on.
 
     Attributes:
         keyword: The parameter of requests that asks for this constraint by one value, such as `json_schema`, if there is one.
@@ -52,7 +52,7 @@ class Constraint(Plugin, ABC):
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """The options of a request that gives `keyword` this value, a text or what JSON can hold: by default the first.
+        """The options of a request that gives `keyword` this value, a text or any value of JSON: by default the first.
 
         Raises:
             OptionError: It is no such value.

@@ -17,7 +17,7 @@ class DeviceInfo:
     """Something that a backend computes on."""
 
     name: str  # as --device takes it: CPU, CUDA0
-    description: str  # what it is
+    description: str  # its description
     n_bytes: int  # of its memory
     n_bytes_free: int
     options: Mapping[str, Any] = field(factory=dict, eq=False)  # of the backend, that choose it
@@ -77,7 +77,7 @@ class Placement:
 
 
 def as_placement(value: Any) -> Placement:
-    """A placement that a caller gave, or the one that says nothing for None."""
+    """A caller's placement, or an empty one for None."""
     if not isinstance(value, Placement | None):
         raise OptionError(f"placement is {value!r}, expected a Placement, such as Placement(gpu_layers='auto')")
     return value or Placement()

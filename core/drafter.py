@@ -62,32 +62,32 @@ class Session(ABC):
 
 
 class Drafter(Plugin, ABC):
-    """Guesses what comes next. One instance serves one slot and sees its requests one after another.
+    """Guesses the next tokens. One instance serves one slot and sees its requests one after another.
 
     `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
     target's memory. A drafter never writes into it and may keep no reference beyond the request. One that fails in a method, by
-    an exception or by what it returns, is left out of the rest of the request.
+    an exception or by a wrong result, is left out of the rest of the request.
 
-    `scope` declares how long what it learns from texts lives, and so whom it may affect: the `request`, the `slot` with its
-    further requests, or the `process`, all slots together and whatever it may save for the next one.
+    `scope` declares how long its knowledge of texts lives, and so which requests it may affect: the `request`, the `slot` with
+    its further requests, or the `process`, all slots together and files for the next process.
     """
 
     scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
 
     serves: ClassVar[Literal["constraint", "prediction"] | None] = None
-    """A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside those that are, and
+    """A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside the named ones, and
     serves the requests that have the parameter, before all others."""
 
     is_costly: bool = False
     """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
-    asks; the others it asks every round, and takes from their drafts what promises to pay."""
+    asks; the others it asks every round, and takes the parts of their drafts that promise to pay."""
 
     is_certain: bool = False
-    """Whether what it drafts is right, as far as anybody can know. No patience is needed to find out whether that pays."""
+    """Whether its drafts are right by construction. The planner trusts them from the first one on."""
 
     evidence_chances: Sequence[float] = ()
-    """What tokens are worth by `Draft.evidence`, before any was seen: [e] is the chance that a token proposed on ground e is
-    right where its parent is. The engine goes on from there by what it sees, of each ground apart, in all requests and in each.
+    """The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on ground e is
+    right where its parent is. The engine learns on from there, for each ground, over all requests and in each.
     Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row."""
 
     n_top: int = 0
@@ -98,17 +98,17 @@ class Drafter(Plugin, ABC):
     """Whether `draft_together` takes asks with a `guess`. A cheap drafter is then asked in the same round for the tokens after
     the likeliest path that others propose. A costly one may be asked while the target, on a device of its own, verifies a
     draft: for the target's token after the draft's likeliest path, and the tokens after that. If the text goes on that way the
-    rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked at before every
-    such ask. A drafter that makes passes of the `target` says no, because the target is busy then. So does one that draws its
-    drafts at random, because it would draw other drafts without such asks."""
+    rest becomes the next draft, otherwise it is thrown away. A later ask may have any history. It is read before every such
+    ask. It is false for drafters that make passes of the `target`, which is busy then, and for drafters that draw at random,
+    which would draw other drafts without such asks."""
 
     is_paced: bool = False
-    """Whether `draft_together` heeds `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average; one
-    with it ends each draft where the next token would not pay. Both a costly one and one that costs nothing may fill what is
-    left of the limit with alternatives, of which the planner takes those that pay."""
+    """Whether `draft_together` follows `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average;
+    one with it ends each draft where the next token would not pay. Any drafter may fill the rest of the limit with
+    alternatives, of which the planner takes the ones that pay."""
 
     drafts_at_once: bool = False
-    """Whether a draft takes a costly drafter the same time whatever its length, as a block that one pass of a model drafts. The
+    """Whether a draft of any length takes a costly drafter the same time, such as a block of one pass. The
     planner then counts that time once; otherwise for each token."""
 
     memory_options: Mapping[str, str] = MappingProxyType({})
@@ -141,13 +141,13 @@ class Drafter(Plugin, ABC):
 
     @abstractmethod
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
+        """Propose at most `limit` tokens that follow `history`; further ones are cut off. An empty draft declines."""
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for subclasses that can
         """The tokens that it would have drafted in place of each of the last n of `history`, from the text before that token.
 
-        Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It is to
-        take little time however much was missed: what lies further back may be left out, of this answer and of later drafts.
+        Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It should
+            take little time after any pause: tokens further back may be left out, of this answer and of later drafts.
 
         Returns:
             (n,) int32 tokens, -1 where it would have drafted nothing. None, as by default: it can never say, and is tried by
@@ -156,13 +156,13 @@ class Drafter(Plugin, ABC):
         return None
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """The target has computed tokens that the text keeps. Called for those who have `features`, of every such token once.
+        """The target has computed tokens that the text keeps. Called for drafters with `features`, once for every such token.
 
         The chunks of a prompt come before its `begin`, the tokens of a round before its `accept`. The token that was sampled
         last is not among them: it is computed by the next pass. A prefix that was reused is not either; see `n_held`.
 
         Args:
-            start: Where the tokens stand in the text; what was fed from there on before was of another text.
+            start: The position of the tokens in the text; states fed from there on before belong to another text.
             tokens: (m,) int32.
             features: (m, F) float32 by name, read-only, the drafter's to keep.
         """
@@ -192,7 +192,7 @@ class Drafter(Plugin, ABC):
         """The request is over, finished or cancelled."""
 
     def close(self) -> None:
-        """The slot is over; give back what is held."""
+        """The slot is over; release its resources."""
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
@@ -206,7 +206,7 @@ class Ask:
 
     drafter: Drafter
     history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
-    limit: int  # at most so many tokens; what exceeds it is cut off
+    limit: int  # at most so many tokens; further ones are cut off
     guess: np.ndarray = _NO_TOKENS  # (g,) int32: tokens that may follow, after which to draft; none unless it `drafts_ahead`
     pace: Pace | None = None  # how deep it pays to draft; None unless it `is_paced` and a planner asks
 

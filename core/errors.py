@@ -1,4 +1,4 @@
-"""Errors, by who can mend them; every message says what was found, what was expected and what to do."""
+"""Errors, by the person who can mend them; every message says what was found, what was expected and what to do."""
 
 
 class AuguryError(Exception):

@@ -1,4 +1,4 @@
-"""Calls of plugins that cannot end the engine's thread, whatever a plugin does."""
+"""Calls of plugins that cannot end the engine's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SlowCalls:
         self._n = 0
 
     def add(self, seconds: float, limit_s: float) -> TimeoutError | None:
-        """Count a call that took longer than `limit_s`; returns what is wrong once it is one too many."""
+        """Count a call that took longer than `limit_s`; returns the error once it is one too many."""
         self._n += 1
         if self._n != _N_SLOW:
             return None
@@ -26,14 +26,14 @@ class SlowCalls:
 
 
 def attempt(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-    """Call a plugin; returns what it returned and None, or None and what it raised, `SystemExit` included.
+    """Call a plugin; returns its result and None, or None and its exception, `SystemExit` included.
 
     >>> attempt(int, "7")
     (7, None)
     """
     try:
         return call(*arguments, **keywords), None
-    except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         return None, error
 
 
@@ -54,4 +54,4 @@ def warn(logger: str, message: str, error: BaseException, **facts: Any) -> None:
 def describe(error: BaseException) -> str:
     """An error in a line of text."""
     text, _ = attempt(lambda: shorten(f"{type(error).__name__}: {error}", 300, placeholder="…"))
-    return text or type(error).__name__  # a stranger's error may not be able to say what it is
+    return text or type(error).__name__  # a stranger's error may not be able to print itself

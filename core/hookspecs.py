@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker("augury")
 """Marks a plugin's function as an implementation of the hook of its name."""
 
 
-# What can be plugged in. Called once, when the registry is built.
+# Kinds of plugins. Called once, when the registry is built.
 
 
 @hookspec
@@ -61,9 +61,9 @@ def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
 def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> str | None:
     """Choose a plugin of `kind` ("backend", "memory", "drafter") among `names`; of drafters several, as in "suffix;recycle".
 
-    Called where the user said `auto`: once per load, for drafters among those that need no draft model and, where one is given,
-    once more among those that take one. Result: the first that is not None, or else the first of `names`. Augury's own plugins
-    recommend themselves by the same hook with `trylast=True`, and are outvoted by any other.
+    Called where the user said `auto`: once per load, for drafters among those without a draft model and, if one is given, once
+    more among the drafters that take one. Result: the first that is not None, or else the first of `names`. Augury's own
+    plugins recommend themselves by the same hook with `trylast=True`, and are outvoted by any other.
     """
 
 
@@ -71,7 +71,7 @@ def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> s
 
 
 @hookspec
-def augury_round_done(round: Round) -> None:  # noqa: A002 - the field's word, and what observers see
+def augury_round_done(round: Round) -> None:  # noqa: A002 - the field's word, as observers see it
     """Watch a round. Called after every forward pass, on the engine's thread. Result: ignored."""
 
 

@@ -76,8 +76,8 @@ class Model(SlotStates, ABC):
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass over any number of tokens of any number of slots, and store their states.
 
-        A token's logits do not depend, to the bit, on what else is in the pass, nor on how earlier tokens were split into
-        passes (row-invariance).
+        A token's logits do not depend, to the bit, on the rest of the pass or on how earlier tokens were split into passes
+            (row-invariance).
 
         Raises:
             CapacityError: A position does not fit into a slot.
@@ -90,7 +90,7 @@ class Model(SlotStates, ABC):
 
         Args:
             batch: A chain of certain tokens of each slot, the last of which has a row. With hidden states it names one feature:
-                what that is of the token of a row takes the place of hidden states in the next pass. Others name none.
+                its values for the token of a row are the next pass's hidden states. Others name none.
             n_passes: How many in all.
 
         Returns:
@@ -114,7 +114,7 @@ class Model(SlotStates, ABC):
         return ArrayPass(np.concatenate([*rows, passed.rows()]), features) if rows else passed
 
     def check(self) -> None:
-        """See that the files that the model reads its weights from are what they were. Called at the start of every request.
+        """Check that the files that the model reads its weights from are unchanged. Called at the start of every request.
 
         Raises:
             ModelFileError: One was cut short or written over. Then every request is refused, before a pass meets with it.
@@ -133,7 +133,7 @@ class Backend(Plugin, ABC):
     """Computes plans on some device.
 
     `tolerance` bounds, for any type of weights, the mean squared error of its logits against those of the reference backend, as
-    a share of their mean square: what its rounding may cost.
+        a share of their mean square.
     """
 
     tolerance: ClassVar[float] = 1e-3
@@ -173,7 +173,7 @@ class Backend(Plugin, ABC):
         """
 
     def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
-        """About what a loaded plan will hold, line by line, before anything is loaded; what it works in may be left out.
+        """About the memory of a loaded plan, line by line, before anything is loaded; work space may be left out.
 
         Raises:
             UnsupportedError: The plan or an option is beyond this backend.
@@ -204,7 +204,7 @@ class Progress:
 
 
 class Architecture(Plugin, ABC):
-    """Writes the plans of one model family. `name` is what the file's `general.architecture` says."""
+    """Writes the plans of one model family. `name` is the file's `general.architecture`."""
 
     @classmethod
     @abstractmethod
@@ -212,7 +212,7 @@ class Architecture(Plugin, ABC):
         """Read the file's metadata and tensor table.
 
         Returns:
-            The models in the file by name: `main`, and what else it holds, such as layers that predict further tokens.
+            The models in the file by name: `main`, and others that it holds, such as layers that predict further tokens.
 
         Raises:
             ModelFileError: A key or tensor is missing or inconsistent.

@@ -58,7 +58,7 @@ def make_backend(registry: Registry, text: str) -> Backend:
 
 
 def check_names(**names: Any) -> None:
-    """See that what is to name a plugin is a text.
+    """Check that a plugin's name is a text.
 
     Raises:
         OptionError: It is something else.
@@ -85,7 +85,7 @@ def choose_memory(
 ) -> Callable[[StateSpec, SlotStates], MemoryManager]:
     """Find the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
 
-    `options` are by manager, and give way to those in the text, as do those that are `implied` to both.
+    `options` are by manager. Those in the text take precedence over these, and both over `implied` ones.
 
     Raises:
         PluginError: There is no such memory manager.
@@ -133,7 +133,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
         )
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
-        known = ", ".join(sorted(registry.architectures)) or "none"  # what sounds alike is no help: the file is what it is
+        known = ", ".join(sorted(registry.architectures)) or "none"  # a similar name would not help: the file is given
         raise ModelFileError(
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
         )
@@ -183,7 +183,7 @@ class Shared:
             return list(self._made.values())
 
     def close(self) -> None:
-        """Close, last made first, what can be closed; where that fails the others are closed all the same."""
+        """Close all closable objects, last made first, even if closing one fails."""
         for value in reversed(self.values()):
             if callable(close := getattr(value, "close", None)):
                 guarded(close)
@@ -250,7 +250,7 @@ class Loader:
         Args:
             reference: A name or a path.
             options: How it is loaded.
-            purpose: "draft" for a model that drafters feed: what they feed is checked.
+            purpose: "draft" for a model that drafters feed: their feeds are checked.
             backend: The name of another backend than the engine's. `ModelOptions.placement` may add others.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
             memory_options: Options by memory manager.
@@ -319,7 +319,7 @@ class Loader:
 
     @contextmanager
     def closed_on_failure(self) -> Iterator[list[Any]]:
-        """Close everything where something fails, before it what is in the list, and say so where memory was lacking."""
+        """Close everything if something fails, beginning with the objects in the list, and say if memory was lacking."""
         made = list[Any]()
         try:
             yield made
@@ -330,13 +330,13 @@ class Loader:
             raise
 
     def close_files(self) -> None:
-        """Close the files that are open; what was loaded from them stays."""
+        """Close the files that are open; models loaded from them stay."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def close(self, before: Iterable[Any] = ()) -> None:
-        """Close all models and what drafters share, before them some others; what fails in these does no harm."""
+        """Close all models and drafters' shared objects, before them some others, whose failures do no harm."""
         for each in before:
             guarded(each.close)
         self.close_files()

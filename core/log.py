@@ -1,6 +1,6 @@
 """Structured events on standard logging: `event key=value`, under logger names that begin with `augury`.
 
-Libraries must not print: what is logged goes where the program's `logging` configuration sends it, warnings to standard error
+Libraries must not print: log messages go where the program's `logging` configuration sends it, warnings to standard error
 by default. The command line configures it by `augury.cli.log_output`.
 """
 

@@ -1,4 +1,4 @@
-"""How much memory this process may have, and what to say where that is too little."""
+"""How much memory this process may have, and the error if that is too little."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, at the v
 
 __all__ = ["lack_of_memory", "n_bytes_of_machine", "require_address_space"]
 
-# What the loader of shared libraries and Python say where memory has run out, beside MemoryError and ENOMEM.
+# Messages of the loader of shared libraries and of Python when memory has run out, beside MemoryError and ENOMEM.
 _SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread")
 _ADVICE = "ask for less context, fewer slots or threads, or raise the limit (ulimit -v, or the container's)"
 
 
 def n_bytes_of_machine(process: str = "/proc/self") -> int:
-    """How much memory this process can ever have: the machine's, or what the narrowest of its control groups is allowed."""
+    """How much memory this process can ever have: the machine's, or the limit of the narrowest of its control groups."""
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min((n_bytes, *_limits(process)))
@@ -51,7 +51,7 @@ def _limits_of(folder: str) -> Iterator[int]:
     for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
         if (limit := _read(f"{folder}/{name}").strip()).isdecimal():
             yield int(limit)
-    for line in _read(f"{folder}/memory.stat").splitlines():  # version 1, of groups above what the container shows, too
+    for line in _read(f"{folder}/memory.stat").splitlines():  # version 1, of groups above the container's, too
         if line.startswith("hierarchical_memory_limit "):
             yield int(line.split()[1])
 
@@ -70,12 +70,12 @@ def _read(path: str) -> str:
 
 
 def require_address_space(n_bytes: int, what: str) -> None:
-    """Refuse in advance what could not be undone: many libraries end the process where they get no memory.
+    """Refuse in advance: many libraries end the process if they get no memory.
 
     Raises:
         CapacityError: The process may not map so many bytes more, as under `ulimit -v`.
     """
-    try:  # not to be written to, so that it is no memory to a system that counts what it has promised
+    try:  # not writable, so that it does not count towards the system's commit limit
         mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
     except OSError as error:
         raise CapacityError(f"{what} needs {n_bytes >> 20} MiB of address space, which is not there; {_ADVICE}") from error
@@ -102,5 +102,5 @@ def lack_of_memory(error: BaseException) -> CapacityError | None:
 def _said(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a plugin's error may not be able to say what it is
+    except Exception:  # noqa: BLE001 - a plugin's error may not be able to print itself
         return ""

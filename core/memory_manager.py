@@ -1,4 +1,4 @@
-"""`MemoryManager`: what a plugin implements that decides what the slots of a model keep."""
+"""`MemoryManager`: the class of plugins that decide which tokens the slots of a model keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["MemoryManager", "Opened"]
 class Opened:
     """A slot given to a request, and how many of its first tokens the slot already holds, its own or copied ones.
 
-    `n_shared` is how many of them some slot was found to have computed; those that are not reused are computed again.
+    `n_shared` is how many of them some slot has computed; tokens that are not reused are computed again.
     """
 
     slot: int
@@ -31,39 +31,39 @@ class Opened:
 
 
 class MemoryManager(Plugin, ABC):
-    """Decides what the slots of a model keep; the backend owns the bytes.
+    """Decides which tokens the slots of a model keep; the backend owns the bytes.
 
     It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
-    was prepared and never committed has failed: what it left in the state of the sequence is not known, nor whether it took in
-    what was accepted before it. A slot may be prepared again before there was a pass; then the last time counts.
+        was prepared and never committed has failed: the state of the sequence is unknown, and whether it took in the tokens
+        accepted before. A slot may be prepared again before there was a pass; then the last time counts.
     """
 
     replays_accepted: bool = False
-    """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are chains
-    then, for a state that takes in drafted tokens cannot take in two that exclude each other."""
+    """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are then
+    chains, because a state that takes in drafted tokens cannot take in two branches."""
 
     def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
-        """Take over the slots of a model; `states` can save and restore what they hold."""
+        """Take over the slots of a model; `states` can save and restore their contents."""
         self.options = options
         self.spec = spec
         self.states = states
 
     @classmethod
-    def suitable(cls, spec: StateSpec) -> str | None:  # noqa: ARG003 - for those that do not suit everything
-        """Why it cannot keep what a model with this state needs, and what to take instead; None where it can."""
+    def suitable(cls, spec: StateSpec) -> str | None:  # noqa: ARG003 - for managers that do not suit everything
+        """Why it cannot keep the states of such a model, and what to take instead; None if it can."""
         return None
 
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
-        `slot`, if one is named, is free, and the one to give. What it reuses may be copied from a slot that is in use. At least
-        one token of the prompt is never counted as reused, because its logits are needed. Raising gives no slot.
+        `slot`, if one is named, is free, and the one to give. The reused part may be copied from a slot that is in use. At
+        least one token of the prompt is never counted as reused, because its logits are needed. Raising gives no slot.
         """
 
     @abstractmethod
     def room(self, slot: int) -> int:
-        """How many more tokens the slot can take after what it keeps."""
+        """How many more tokens the slot can take."""
 
     def draft_room(self, slot: int) -> int:
         """How many drafted tokens the slot's next pass can take after a certain one; below 1 none are wanted."""
@@ -76,7 +76,7 @@ class MemoryManager(Plugin, ABC):
         Args:
             slot: Whose prompt.
             n: As many as a pass takes at most.
-            n_left: What is left of the prompt, with these.
+            n_left: How many tokens are left of the prompt, with these.
         """
         return n
 
@@ -94,8 +94,8 @@ class MemoryManager(Plugin, ABC):
 
         Args:
             slot: Whose tokens.
-            reservation: What `prepare` gave for the pass.
-            tokens: (m,) int32, those kept, what was replayed included.
+            reservation: The result of `prepare` for the pass.
+            tokens: (m,) int32, the kept ones, replayed ones included.
             path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
         """
 
@@ -105,12 +105,12 @@ class MemoryManager(Plugin, ABC):
 
     @abstractmethod
     def end(self, slot: int) -> None:
-        """Free the slot; what it holds may be reused by a later request."""
+        """Free the slot; a later request may reuse its contents."""
 
     def save(self, slot: int) -> bytes:  # noqa: ARG002 - for managers that can
-        """All that a slot holds and a later request may reuse: its text, its states, and what else the manager keeps of it.
+        """All that a slot holds and a later request may reuse: its text, its states, and the manager's other data of it.
 
-        Not to be called during a pass, nor is `restore`. What the next pass is yet to take in may be left out.
+        Not to be called during a pass, like `restore`. Tokens that the next pass is to take in may be left out.
 
         Raises:
             UnsupportedError: The manager or the backend cannot save slots.
@@ -118,7 +118,7 @@ class MemoryManager(Plugin, ABC):
         raise UnsupportedError(f"memory manager {self.name} cannot save slots")
 
     def restore(self, slot: int, data: bytes) -> int:  # noqa: ARG002 - for managers that can
-        """Let a free slot hold what was saved, of this slot or another, by this process or another.
+        """Restore saved contents, of this slot or another, of this process or another, to a free slot.
 
         Returns:
             How many tokens the slot holds then.

@@ -41,7 +41,7 @@ _ALIKE = 0.75  # of 1: a slip of the fingers changes less of a name; below it a 
 
 _KEY = "augury_option"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-_INNER = "inner"  # the option that what is in parentheses after a name is
+_INNER = "inner"  # the option whose value stands in parentheses after a name
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -173,10 +173,10 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
     """An instance with `values` over the defaults.
 
     Args:
-        options_class: What a plugin declared.
+        options_class: A plugin's declaration.
         values: Texts or JSON values by field name or alias, such as `ngram_size_n` for "spec-ngram-size-n"; dashes count as
             underscores.
-        where: What the messages begin with, such as `--spec-type ngram-simple`.
+        where: The beginning of messages, such as `--spec-type ngram-simple`.
 
     Raises:
         OptionError: A key is unknown, or a value has the wrong type or is out of range.
@@ -248,7 +248,7 @@ class Spec:
 def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
     """Parse `name:k=v,k2=v2;other`, names of a kind of plugin; plain names may also be separated by commas.
 
-    `outer(inner:k=v):k2=v2` is `outer` with what is in parentheses as its option `inner`.
+    `outer(inner:k=v):k2=v2` is `outer` with the text in parentheses as its option `inner`.
 
     >>> [str(spec) for spec in parse_specs("ngram-simple:n=3,m=8;draft-model")]
     ['ngram-simple:n=3,m=8', 'draft-model']

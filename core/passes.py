@@ -22,8 +22,8 @@ __all__ = ["ArrayPass", "Context", "NamedPass", "Pass", "Target"]
 class Pass(ABC):
     """One pass: r rows of logits over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.
 
-    A handle, so that a backend need not move a vocabulary per token to Python. What it gives may still be in the making on a
-    device: every method waits for what it needs.
+    A handle, so that a backend need not move a vocabulary per token to Python. A device may still be computing it: every method
+        waits for its own results.
     """
 
     def wait(self) -> float | None:
@@ -92,7 +92,7 @@ _FEW = 4  # ids of tokens that are looked for one by one, so that a row that is 
 
 
 class ArrayPass(Pass):
-    """Rows of logits (r, V) float32 in memory, read-only to those who hold the handle."""
+    """Rows of logits (r, V) float32 in memory, read-only to callers."""
 
     def __init__(self, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         self._array = read_only(array)
@@ -245,7 +245,7 @@ class Context(ABC):
 
     @abstractmethod
     def end(self, slot: int) -> None:
-        """Free the slot; what it holds may be reused by a later text."""
+        """Free the slot; a later text may reuse its contents."""
 
     @abstractmethod
     def feed(
@@ -255,16 +255,16 @@ class Context(ABC):
 
         Args:
             slot: An open one.
-            tokens: (m,) int32, certain to follow what the slot holds.
+            tokens: (m,) int32, certain to follow the slot's text.
             rows: How many of the last tokens, those of the draft included, have logits; or which of `tokens` alone.
             draft: Tokens after them that may be undone.
             n_more: How many further passes there are, each over the best token after the one before; the same number of all
                 shares, which then have one row and no draft. Of the tokens that are chosen, the slot takes all but the last.
-                Those that are to stay join the `tokens` of the feed that is committed.
+                Tokens that are to stay join the `tokens` of the feed that is committed.
 
         Raises:
             CapacityError: They do not fit.
-            OptionError: The model has no such tokens or slot, or its state cannot be cut back to what is to stay.
+            OptionError: The model has no such tokens or slot, or its state cannot be cut back so far.
         """
 
     @abstractmethod
@@ -293,7 +293,7 @@ class Target(ABC):
     nextn_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
     whose file has such layers loads them for drafters with `uses_nextn`."""
-    nextn_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which sees what the target keeps
+    nextn_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which reads the target's caches
     lack_of_nextn: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
     chain_rows: int = 0  # of passes of `forward_nextn` that follow each other; see `Model`
@@ -303,9 +303,9 @@ class Target(ABC):
         """Compute the first `n_layers` layers and the output; the logits last until the next pass, and nothing is kept.
 
         Args:
-            written: By slot (m,) int32, all tokens that follow what the slot holds: the last of its history, which is not there
-                yet, and those drafted so far. What an earlier call has computed of them is not computed again, where the
-                memory allows that.
+            written: By slot (m,) int32, all tokens that follow the slot's contents: the last of its history, which is not there
+                yet, and the drafted ones so far. Tokens that an earlier call has computed are not computed again, if the memory
+                allows that.
             n_layers: From 1 to all of them.
             vocabulary: See `Batch.vocabulary`.
 
@@ -327,7 +327,7 @@ class Target(ABC):
         """Compute a layer that predicts further tokens, or an assistant, for several slots, and the output that belongs to it.
 
         The states of certain tokens stay with the slot's text, wherever that goes. The next certain token overwrites those of
-        drafted tokens. An assistant keeps none: each of its tokens sees what the target keeps of the tokens before `start`.
+        drafted tokens. An assistant keeps none: each of its tokens attends to the target's positions before `start`.
 
         Args:
             feeds: The shares, one for each slot.

@@ -1,4 +1,4 @@
-"""Chooses what computes a model, layer by layer: one backend, or stages on several devices."""
+"""Chooses the devices of a model, layer by layer: one backend, or stages on several devices."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class _Gpu:
 
 
 def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Backend:
-    """What computes a plan as `options.placement` says: layers on GPUs, and those before them on the CPU.
+    """The backend of a plan under `options.placement`: layers on GPUs, and the layers before them on the CPU.
 
     Args:
         registry: Of backends, for devices and a CPU that `named` does not compute on.
-        named: What computes it where nothing is said.
+        named: The backend where nothing is said.
         file: Of the weights.
         plan: To be computed.
         options: How it is loaded.
@@ -98,7 +98,7 @@ def _gpus(registry: Registry, named: Backend, wanted: Placement, devices: _Devic
 
 
 def _host(registry: Registry, named: Backend, devices: _Devices) -> Backend:
-    """What computes on the CPU: the named backend, if it does, or else the preferred one."""
+    """The backend of the CPU: the named one, if it does, or else the preferred one."""
 
     def reason(kind: type[Backend]) -> str | None:
         return None if any(device.name == CPU for device in devices(kind)) else "it does not compute on the CPU"
@@ -135,7 +135,7 @@ class _Placing:
         self._n_bytes: Callable[[_Gpu, int, int], int] = n_bytes
 
     def backend(self) -> Backend:
-        """What computes the model."""
+        """The backend of the model."""
         wanted = self._options.placement
         if wanted.gpu_layers == "auto":
             return self._fitting()

@@ -1,4 +1,4 @@
-"""`Plugin`: what the classes of all kinds of plugins have in common."""
+"""`Plugin`: the common parent of all kinds of plugins."""
 
 from __future__ import annotations
 

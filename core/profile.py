@@ -40,5 +40,5 @@ class Profiled(Protocol):
         ...
 
     def limits(self) -> Limits:
-        """Probe what the model's threads can do, which takes a fraction of a second."""
+        """Probe the limits of the model's threads, in a fraction of a second."""
         ...

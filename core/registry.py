@@ -27,7 +27,7 @@ from augury.types import ModelInfo
 GROUP = "augury"
 ALLOW_LIST = "AUGURY_PLUGINS"  # comma-separated distributions that may be loaded beside augury's own
 
-_KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes must be)
+_KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, the parent of its classes)
     "backend": ("augury_backends", Backend),
     "drafter": ("augury_drafters", Drafter),
     "memory": ("augury_memory_managers", MemoryManager),
@@ -64,7 +64,7 @@ class _Hooks(pluggy.PluginManager):
     """Finds a plugin's hooks; pluggy itself takes its time for every name of a module, of which few are functions."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """The options of a hook; None of what is none."""
+        """The options of a hook; None for other objects."""
         if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKABLE):
             return None
         return super().parse_hookimpl_opts(plugin, name)
@@ -96,7 +96,7 @@ class Registry:
                 continue
             try:
                 module = entry.load()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a stranger's module does at import
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise anything at import
                 registry._give_up(entry.name, distribution, version, f"{type(error).__name__}: {error}")
                 continue
             registry.register(module, name=entry.name, distribution=distribution, version=version)
@@ -120,7 +120,7 @@ class Registry:
             ) from None
         try:
             found = [record for kind in _KINDS for record in self._offered(plugin, kind, distribution, version)]
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's hook does
+        except Exception as error:  # noqa: BLE001 - a stranger's hook may raise anything
             self.hooks.unregister(plugin)
             self._give_up(name, distribution, version, f"{type(error).__name__}: {error}")
             return
@@ -220,7 +220,7 @@ class Registry:
         Args:
             kind: Of plugin.
             model: That is loaded, if there is one.
-            reason: Why a class cannot run; None where it can. By default what a backend says itself.
+            reason: Why a class cannot run; None where it can. By default a backend's own reason.
 
         Returns:
             A name; of drafters perhaps a chain of them.
@@ -242,7 +242,7 @@ class Registry:
             caller = self.hooks.subset_hook_caller("augury_commands", plugins - {plugin})
             try:
                 caller(subparsers=subparsers, registry=self, argv=argv)
-            except Exception as error:  # noqa: BLE001 - whatever a stranger's hook does
+            except Exception as error:  # noqa: BLE001 - a stranger's hook may raise anything
                 distribution, _, name = str(self.hooks.get_name(plugin)).partition(":")
                 self._give_up(name, distribution, "", f"augury_commands: {type(error).__name__}: {error}")
 
@@ -257,7 +257,7 @@ def _reason(cls: type[Any]) -> str | None:
 
 
 def _check(kind: str, cls: Any, distribution: str) -> None:
-    """Refuse what is no class that can be used as a plugin of `kind`."""
+    """Refuse an object that is no usable class of `kind`."""
     base, word = _KINDS[kind][1], _WORDS.get(kind, kind)
     where = f"{base.__module__}.{base.__name__}"
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -270,7 +270,7 @@ def _check(kind: str, cls: Any, distribution: str) -> None:
         raise PluginError(f"{message}; upgrade {older}")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see {where}")
-    options_of(cls.options_class)  # which the command line makes flags of, whatever the command
+    options_of(cls.options_class)  # of which the command line makes flags for all commands
 
 
 def _normalized(distribution: str) -> str:

@@ -15,7 +15,7 @@ from augury.options import Option, nearest, option, options_of
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The samplers by llama.cpp's names, in its order."""
 OPTIONAL_SAMPLERS = ("infill",)
-"""Those that are applied only where they are asked for."""
+"""The samplers that are applied only on request."""
 SAMPLER_LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *OPTIONAL_SAMPLERS), strict=True))
 """The samplers by llama.cpp's letters."""
 
@@ -65,8 +65,8 @@ def _samplers(value: Iterable[str]) -> tuple[str, ...]:
 class SamplingParams:
     """How the next token is drawn. Defaults are llama.cpp's.
 
-    `logit_bias` maps token ids to what is added to their logits; -inf forbids a token. `samplers` are applied in their order,
-    those that are left out not at all; greedy choice looks at `penalties` and `dry` alone. With `mirostat` the temperature is
+    `logit_bias` maps token ids to additions to their logits; -inf forbids a token. `samplers` are applied in their order,
+    omitted ones not at all; greedy choice looks at `penalties` and `dry` alone. With `mirostat` the temperature is
     applied, and then nothing but that.
 
     Raises:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SlotStates", "join_parts", "split_parts"]
 
-_HEAD = struct.Struct("<8s16sQ")  # what it is; a digest of all else, and of whose it is; positions
+_HEAD = struct.Struct("<8s16sQ")  # magic; a digest of all else, and of the model; positions
 _KIND = b"augury 2"
 _LENGTH = struct.Struct("<Q")
 
 
 class SlotStates:
-    """Saves what the slots of a model hold, and restores it: the part of a model that its memory manager sees.
+    """Saves and restores the contents of a model's slots: the part of a model that its memory manager sees.
 
     A backend states where a slot's memory lies, or overrides `save` and `restore`.
     """
@@ -35,7 +35,7 @@ class SlotStates:
 
     @property
     def identity(self) -> str:
-        """What the model is, however its file is called, and how it was loaded; only the same restores what was saved."""
+        """A digest of the model, not of its file's name, and of how it was loaded; only the same restores saved contents."""
         kind = type(self)
         of = f"{kind.__module__}.{kind.__qualname__}", attrs.evolve(self.info, name="")
         return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, self._cache_types) if fact)
@@ -45,7 +45,7 @@ class SlotStates:
         return f"keys {self.options.cache_type_k}, values {self.options.cache_type_v}"
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
-        """Views of what a slot keeps of its first n positions, and of its sequence; or copies, see `slot_written`.
+        """Views of a slot's memory of its first n positions, and of its sequence; or copies, see `slot_written`.
 
         It is asked for slots and positions that there are.
 
@@ -55,13 +55,13 @@ class SlotStates:
         raise UnsupportedError(f"{type(self).__name__} cannot save slots")
 
     def slot_written(self) -> None:
-        """What `slot_memory` gave last was written over; of copies that is to reach what they are copies of."""
+        """The arrays of the last `slot_memory` were written over; copies are written back."""
 
     def save(self, slot: int, n: int) -> bytes:
         """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
 
-        What was accepted of the slot's last pass is not in it before the next pass has taken it in. Not to be called during a
-        pass, nor is `restore`.
+        Accepted tokens of the slot's last pass are included only after the next pass has taken them in. Not to be called during
+            a pass, like `restore`.
 
         Raises:
             CapacityError: There is no such slot, or it has fewer positions.
@@ -71,7 +71,7 @@ class SlotStates:
         return b"".join([_HEAD.pack(_KIND, self._digest(n, body), n), *body])  # copied once
 
     def restore(self, slot: int, data: bytes) -> None:
-        """Let a slot hold what was saved, of this slot or another, by this process or another.
+        """Restore saved contents, of this slot or another, of this process or another, to a slot.
 
         Raises:
             CapacityError: There is no such slot, or it has fewer positions.
@@ -129,7 +129,7 @@ def join_parts(parts: Iterable[bytes]) -> bytes:
 
 
 def split_parts(data: bytes) -> list[bytes]:
-    """What `join_parts` was given.
+    """The parts that `join_parts` was given.
 
     >>> split_parts(join_parts([b"text", b"", b"states"]))
     [b'text', b'', b'states']

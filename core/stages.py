@@ -1,8 +1,8 @@
 """A model in stages: runs of its layers, each computed by a backend on a device of its own, in one pass.
 
 The residual stream goes from stage to stage by way of the host. All that a layer keeps of its tokens lies with its stage, so
-whatever is done to slots is done by every stage to its own part. A stage is to the bit what these layers are of the whole
-model on the same backend.
+    every stage applies changes of slots to its own part. A stage has the bits of these layers in the whole model on the same
+    backend.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Stage:
-    """Layers from `first` to before `end`, and what computes them; see `ModelPlan.stage`."""
+    """Layers from `first` to before `end`, and their backend; see `ModelPlan.stage`."""
 
     backend: Backend
     first: int
@@ -188,7 +188,7 @@ def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarra
 
 
 def _keep_accepted(model: Model, batch: Batch, n_hidden: int) -> None:
-    """Let a stage that a pass does not go through do what concerns all layers; see `Batch`."""
+    """Let a stage that a pass does not go through do the work for all layers; see `Batch`."""
     saves = None if batch.saves is None else batch.saves[batch.saves[:, 1] == 0]
     if any(each is not None and len(each) for each in (batch.accepted, batch.restores, saves)):
         none, given = np.empty(0, np.int32), np.empty((0, n_hidden), np.float32)

@@ -57,7 +57,7 @@ def floats_array(values: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view of an array that nobody who holds it can make writable."""
+    """A view of an array that cannot be made writable."""
     view: np.ndarray = np.asarray(array.data.toreadonly())
     return view
 
@@ -112,7 +112,7 @@ class StateSpec:
 
 @frozen
 class Allocation:
-    """A line of the memory table: what it is for ("weights", "KV cache", "scratch") and how large."""
+    """A line of the memory table: its use ("weights", "KV cache", "scratch") and its size."""
 
     purpose: str
     n_bytes: int
@@ -133,7 +133,7 @@ class Draft:
 
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
-    # (k, V) float32: what each token was drawn from; None, or a row of zeros: it was certain
+    # (k, V) float32: the distribution of each draw; None, or a row of zeros: it was certain
     probabilities: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
     # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
     confidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
@@ -167,7 +167,7 @@ class Draft:
         return self._at(np.array(path, np.int64), None), np.array(path, np.int64)
 
     def only(self, nodes: np.ndarray) -> Draft:
-        """These tokens of it alone, rising; of a tree those that they follow are among them, of a chain they are the first."""
+        """Only these tokens of it, rising; in a tree with their parents, in a chain the first ones."""
         before = self.above[nodes]
         parents = np.where(before < 0, -1, np.searchsorted(nodes, before))
         return self._at(nodes, None if self.parents is None else parents)
@@ -188,7 +188,7 @@ NO_DRAFT = Draft()  # declines
 class Verdict:
     """The fate of a drafter's proposal in a round, of which the tokens that promised to pay were verified.
 
-    A token that was not verified is not rejected, nor is what a stop cut short. What several proposed counts for each.
+    A token that was not verified, or was cut off by a stop, is not rejected. A token that several proposed counts for each.
 
     Attributes:
         n_offered: Tokens of this drafter's proposal that were verified; 0 where it proposed nothing or none was chosen.
@@ -197,8 +197,8 @@ class Verdict:
         is_used: Whether any of this drafter's tokens was verified.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Which of the proposed tokens were accepted, rising; of a chain the first `n_accepted`.
-        top_after: (m,) int32, what was the history's last token, then all tokens that were verified, right or wrong, whoever
-            drafted them. None unless the drafter has an `n_top`; so are the next three.
+        top_after: (m,) int32, the history's last token, then all verified tokens, right or wrong, of all drafters. None unless
+            the drafter has an `n_top`, like the next three.
         top_parents: (m,) int32, which of `top_after` each of them follows; -1 of the first.
         top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
     """
@@ -225,7 +225,7 @@ class Verdict:
 
 @frozen
 class TokenLogprob:
-    """How probable a token was, under the model's own distribution, and what it stands for by itself."""
+    """How probable a token was, under the model's own distribution, and its own text."""
 
     token: int
     logprob: float  # natural logarithm
@@ -233,7 +233,7 @@ class TokenLogprob:
 
     @property
     def text(self) -> str:
-        """Its bytes as text, with U+FFFD for what is not UTF-8."""
+        """Its bytes as text, with U+FFFD for bytes that are not UTF-8."""
         return (self.bytes or b"").decode(errors="replace")
 
 
@@ -241,7 +241,7 @@ class TokenLogprob:
 class Token:
     """One emitted token, as a stream yields it.
 
-    `text` is what became printable with it (characters are never split, so it may be empty or hold more than one token's
+    `text` became printable with it (characters are never split, so it may be empty or hold more than one token's
     text). `drafter` is the name of the drafter that proposed the token, or None where the target chose it alone. `n_drafted` is
     given of the first token of each round: how many drafted tokens the round verified; of the others it is None.
     """
@@ -251,7 +251,7 @@ class Token:
     drafter: str | None = None
     n_drafted: int | None = None
     logprob: float | None = None  # natural logarithm, under the model's own distribution; None unless asked for
-    bytes: bytes | None = None  # what it stands for by itself; None unless logprobs are asked for
+    bytes: bytes | None = None  # its own text; None unless logprobs are asked for
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens, best first
 
 
@@ -260,7 +260,7 @@ class Timings:
     """Seconds of one request.
 
     `prompt_s` counts no waiting, neither for a slot nor for others: of a pass over a part of the prompt it is the share of that
-    part, by tokens. What drafters do with the prompt is counted, such as a draft model's passes over it.
+    part, by tokens. Drafters' work on the prompt is counted, such as a draft model's passes over it.
     """
 
     prompt_s: float = 0.0  # of its prompt's passes and of its drafters' beginning
@@ -299,7 +299,7 @@ class DrafterStats:
     begin_s: float = 0.0
     draft_s: float = 0.0
     accept_s: float = 0.0
-    ahead: int = 0  # tokens drafted while a pass was computed, for the case that all of the draft in it was accepted
+    ahead: int = 0  # tokens drafted while a pass was computed, in case all of its draft was accepted
     ahead_used: int = 0  # of these, tokens verified; the others were thrown away
     hidden_s: float = 0.0  # of that drafting: as long as the pass took anyway; not in draft_s
     failed: str | None = None  # the method and its error, after which the request went on without the drafter
@@ -365,7 +365,7 @@ class Round:
     """One pass of the loop, for observers."""
 
     n_sequences: int  # that took part, prompts in progress included
-    n_tokens: int  # new ones in the pass; what is replayed is not counted
+    n_tokens: int  # new ones in the pass; replayed ones are not counted
     n_drafted: int
     n_accepted: int
     n_emitted: int

@@ -4,7 +4,7 @@ An architecture turns a file's metadata into a `ModelPlan`; a backend computes p
 referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
 
 A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, the blocks of every `Layer` add to it,
-`Output` turns it into logits. `parts` are what blocks consist of, `plan` puts layers together; the other
+`Output` turns it into logits. `parts` are the parts of blocks, `plan` puts layers together; the other
 modules are the blocks.
 """
 

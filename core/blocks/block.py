@@ -1,4 +1,4 @@
-"""What every block says of itself, and how it reads and writes the residual streams."""
+"""The declaration of a block, and how it reads and writes the residual streams."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["AllStreams", "Block", "Connection"]
 class Connection(HasKernels, HasParts, ABC):
     """How a block reads and writes the residual streams, where there are several, or where it is not merely added to them.
 
-    A block sees one row x (E,) that its connection makes of a token's S streams, and gives one row y (E,). A connection says
-    what `reference` computes, of all n rows of a pass; its `kernels` are the emitters of other backends.
+    A block sees one row x (E,) that its connection makes of a token's S streams, and gives one row y (E,). A connection defines
+        the computation of `reference`, for all n rows of a pass; its `kernels` are the emitters of other backends.
     """
 
     @abstractmethod
@@ -57,11 +57,11 @@ class AllStreams(Connection):
 class Block(HasParts):
     """A step of the computation: matrices, norms, and how they act together.
 
-    A block declares what it has of the file, what it keeps per position and per sequence, and says once, by `lower`, how it is
-    computed.
+    A block declares its tensors, its caches per position and states per sequence, and says once, by `lower`, how it is
+        computed.
 
     Attributes:
-        is_parallel: Whether it sees x as it was before its layer, whatever other blocks have added.
+        is_parallel: Whether it reads x as it was before its layer, without the other blocks' outputs.
         connection: How it reads and writes residual streams; None: it sees x, the last of them, and adds to it.
     """
 

@@ -35,7 +35,7 @@ class MixtureOfExperts(Block):
     down: Matrices
     activation: Activation
     limit: float | None = None  # gate_e(n) is at most that, up_e(n) between it and its negative
-    limits_activated: bool = False  # not the gate is at most that, but what the activation makes of it
+    limits_activated: bool = False  # the limit of the activated gate, not of the gate itself
     weighs_input: bool = False  # expert_e(w_e * n) instead of w_e * expert_e(n)
     shared: FeedForward | None = None  # given n; given x where it has a norm
     shared_gate: Vector | None = None  # (E,)

@@ -23,16 +23,16 @@ class LatentAttention(Block):
 
     With n = norm(x), a token keeps c = kv_norm(the first L values of kv(n)) and r = rope(the others). Of q, which is made of
     n, or of q_norm(q_down(n)), head h has N values a and R values b. Its score of a token is (keys[h] a) · c + rope(b) · r;
-    what it mixes are the c, and what it gives to o is values[h] of that.
+    it mixes the c, and its input of o is values[h] of the mix.
 
     With `window` w a token at position p sees positions p-w+1 … p. With an `indexer` it sees those of them that this chooses;
     `reuses_choice`: the positions that the last indexer before chose.
 
-    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1; what is stored is the smaller of its two forms.
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1; the smaller of its two forms is stored.
     """
 
     norm: Norm
-    q: Linear  # E, or what q_down gives → H * (N + R)
+    q: Linear  # E, or the output of q_down → H * (N + R)
     kv: Linear  # E → L + R
     kv_norm: Norm  # of L values
     keys: Matrices  # by head, N → L
@@ -48,7 +48,7 @@ class LatentAttention(Block):
     indexer: PositionIndexer | None = None
     reuses_choice: int = 0  # positions of the blocks that were chosen; 0: it does not
     sinks: Vector | None = None  # (H,) scores that take part in softmax without a value
-    gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head
+    gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid multiplies the input of o, by value or by head
 
     @property
     def n_heads(self) -> int:
@@ -66,7 +66,7 @@ class LatentAttention(Block):
         return self.kv.n_out
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Latent vectors and turned values, and what the indexer compares."""
+        """Latent vectors and turned values, and the indexer's keys."""
         latents = (("cache_type_k", 1, self.cached_dim),)
         return latents if self.indexer is None else (*latents, *self.indexer.cached())
 

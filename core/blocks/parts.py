@@ -1,4 +1,4 @@
-"""What blocks consist of: matrices, norms and other tensors of a model file, and numbers that go with them."""
+"""The parts of blocks: matrices, norms and other tensors of a model file, with their numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from attrs import field, fields, frozen
 
 @frozen
 class HasParts:
-    """What names tensors of a model file in its fields."""
+    """A record whose fields name tensors of a model file."""
 
     def tensors(self) -> tuple[Part, ...]:
-        """Its parts of the file in the order of its fields, those that fields have among them."""
+        """Its parts of the file in the order of its fields, parts of fields included."""
         values = (getattr(self, each.name) for each in fields(type(self)))
         of_values = (
             (value,) if isinstance(value, Part) else value.tensors() for value in values if isinstance(value, Part | HasParts)
@@ -32,10 +32,10 @@ class HasParts:
 
 
 class HasKernels:
-    """What backends need not know, because its package says how they compute it.
+    """A part that backends need not know, because its package says how they compute it.
 
     Attributes:
-        kernels: By the name of a backend, what computes it there, or where that is found, as "module:name", which is imported
+        kernels: By the name of a backend, its kernel or emitter there, or the place of that as "module:name", which is imported
             for a model that has it.
     """
 
@@ -44,13 +44,13 @@ class HasKernels:
 
     @classmethod
     def kernel_for(cls, backend: str) -> Any:
-        """What `kernels` has for a backend; None where it has nothing."""
+        """The entry of `kernels` for a backend, or None."""
         found = cls.kernels.get(backend)
         return resolve_name(found) if isinstance(found, str) else found
 
 
 class Activation(Enum):
-    """What a feed-forward applies to its gate before the product with `up`, or to `up` where it has no gate."""
+    """The function that a feed-forward applies to its gate before the product with `up`, or to `up` if it has no gate."""
 
     SILU = "silu"  # g * sigmoid(g)
     GELU = "gelu"  # tanh approximation, as ggml and the models trained with it use
@@ -63,14 +63,14 @@ class Activation(Enum):
 
 
 class NormKind(Enum):
-    """What a norm divides by."""
+    """The divisor of a norm."""
 
     RMS = "rms"  # x / sqrt(mean(x^2) + eps)
     LAYER = "layer"  # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
 
 
 class GateKind(Enum):
-    """What a gate's values become before they multiply."""
+    """The function of a gate's values before they multiply."""
 
     SIGMOID = "sigmoid"  # 1 / (1 + e^-g)
     SOFTPLUS = "softplus"  # ln(1 + e^g)
@@ -90,13 +90,13 @@ class Rows:
     n_stored: int
 
     def of(self, stored: np.ndarray) -> np.ndarray:
-        """A view of these rows of what is stored (n_stored, ...): (groups, size, ...)."""
+        """A view of these rows of a stored tensor (n_stored, ...): (groups, size, ...)."""
         return stored.reshape(-1, self.step, *stored.shape[1:])[:, self.first : self.first + self.size]
 
 
 @frozen
 class Linear:
-    """y = scale * (W x) + bias_scale * b, with W of shape (n_out, n_in) as the file stores it, or of `rows` of what it stores.
+    """y = scale * (W x) + bias_scale * b, with W of shape (n_out, n_in) as the file stores it, or of `rows` of it.
 
     Files may carry a scale per weight (`blk.0.attn_q.scale`); whether it covers the bias differs between blocks.
     """
@@ -108,7 +108,7 @@ class Linear:
     scale: float = 1.0
     bias_scale: float = 1.0
     rows: Rows | None = None  # of the weight, and of the bias
-    has_own_bias: bool = False  # the bias is of these rows alone: it is stored as (n_out,) whatever `rows` says
+    has_own_bias: bool = False  # the bias has only these rows: it is stored as (n_out,) in any case
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -174,7 +174,7 @@ class SequenceState:
     """Something that a block keeps of each sequence, updated in place, token by token."""
 
     shape: tuple[int, ...]  # of floats
-    n_fed: int  # floats that it is fed with a token: what has to be kept aside of a drafted one
+    n_fed: int  # floats of its input for a token, which are kept aside for a drafted one
 
     @property
     def size(self) -> int:
@@ -205,7 +205,7 @@ class Convolution:
         return SequenceState(((self.size - 1) * self.dilation, self.n_channels), self.n_channels)
 
     def taps(self, weights: np.ndarray) -> np.ndarray:
-        """By input, the oldest first, what each channel (…, C) of it counts, of the tensor's numbers."""
+        """The weight of each channel (…, C) by input, the oldest first, from the tensor's numbers."""
         rows = weights.reshape(-1, self.size).T
         taps = np.zeros(((self.size - 1) * self.dilation + 1, self.n_channels), weights.dtype)
         taps[:: self.dilation] = rows
@@ -241,7 +241,7 @@ class LinearRecurrence:
 class Matrices:
     """A matrix for each of n experts or heads, in one tensor (n, n_stored, n_in): y = scales[i] * (W_i x) + b_i.
 
-    W_i are `n_out` of the stored rows, from `first` on: files may hold two matrices in one. What is stored may be (n_stored,
+    W_i are `n_out` of the stored rows, from `first` on: files may hold two matrices in one. The stored tensor may be (n_stored,
     n_out), its `n_in` rows from `first` on the columns of W_i; and the first two axes of the tensor may be one.
     """
 
@@ -274,7 +274,7 @@ class Matrices:
 
 
 Part = Linear | Matrices | Norm | Vector | Integers | Convolution
-"""What a block has of the model file."""
+"""A block's tensors of the model file."""
 
 
 class Gating(Enum):

@@ -43,7 +43,7 @@ class Layer:
 
     @property
     def mixers(self) -> tuple[Block, ...]:
-        """What mixes its tokens."""
+        """The blocks that mix its tokens."""
         return _each(self.mixer)
 
     @property
@@ -80,7 +80,7 @@ class NextnLayer:
 
     `hidden` names the feature that it reads, and gives on for one more token: the input of the output's matrix, or all residual
     streams; see `Model.features`. An assistant is a small model of this kind: it has several layers, of a width of its own,
-    that attend to what the model's layers keep.
+    that attend to the caches of the model's layers.
     """
 
     embedding: Embedding
@@ -136,7 +136,7 @@ class ModelPlan:
 
     @property
     def mixers(self) -> tuple[Block, ...]:
-        """What mixes tokens, layer by layer."""
+        """The blocks that mix tokens, layer by layer."""
         return tuple(mixer for layer in self.every_layer for mixer in layer.mixers)
 
     @property
@@ -150,7 +150,7 @@ class ModelPlan:
         return tuple(pairwise(accumulate((len(each.layers) for each in self.nextn), initial=len(self.layers))))
 
     def nextn_of(self, layers: tuple[int, int] | None) -> NextnLayer | None:
-        """What predicts further tokens with these layers, if anything does."""
+        """The head that predicts further tokens with these layers, if there is one."""
         return next((each for each, own in zip(self.nextn, self.nextn_layers, strict=True) if own == layers), None)
 
     @property
@@ -163,7 +163,7 @@ class ModelPlan:
 
     @property
     def nextn_keeps(self) -> bool:
-        """Whether `nextn` keep something of tokens, and do not only attend to what the other layers keep."""
+        """Whether `nextn` have caches or states of their own, and do not only attend to the other layers' caches."""
         return any(block.cached() or block.states() for layer in self.every_layer[len(self.layers) :] for block in layer.blocks)
 
     def without_nextn(self) -> ModelPlan:
@@ -230,7 +230,7 @@ class ModelPlan:
         return [block.connection for block in self.blocks() if block.connection is not None]
 
     def parts(self) -> Iterator[Part]:
-        """What all of it has of the model file, in order."""
+        """All of its tensors of the model file, in order."""
         yield from self.embedding.tensors()
         for layer in self.layers:
             yield from layer.parts
@@ -311,7 +311,7 @@ class ModelPlan:
         """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.
 
         Raises:
-            OptionError: It attends to what an earlier layer chose.
+            OptionError: It attends to an earlier layer's choice of positions.
         """
         for mixer in (mixer for layer in self.layers[first:] if first for mixer in layer.mixers):
             if isinstance(mixer, LatentAttention):

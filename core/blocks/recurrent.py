@@ -40,7 +40,7 @@ class ShortConvolution(Block):
 
 @frozen
 class GatedDeltaNet(Block):
-    """x += o(norm(y) * silu(gate(n))) with n = norm(x), and y what the recurrence yields, by head.
+    """x += o(norm(y) * silu(gate(n))) with n = norm(x), and y the recurrence's output, by head.
 
     Queries, keys and values are silu(conv(inputs(n))); queries and keys are divided by their lengths, queries by sqrt(K).
     decay = exp(a * softplus(alpha(n) + dt)), beta = sigmoid(beta(n)). With `has_sigmoid`, gates go through it alone.
@@ -80,7 +80,7 @@ class GatedDeltaNet(Block):
 
 @frozen
 class KimiDeltaAttention(Block):
-    """x += o(norm(y) * sigmoid(gate(n))) with n = norm(x), and y what the recurrence yields, by head.
+    """x += o(norm(y) * sigmoid(gate(n))) with n = norm(x), and y the recurrence's output, by head.
 
     Queries, keys and values are silu(q_conv(q(n))) and so on; queries and keys are divided by their lengths, queries by
     sqrt(K). decay = exp(a * softplus(decay(n))) by key channel, or exp(floor * sigmoid(a * decay(n))) where there is a floor;
@@ -131,7 +131,7 @@ class KimiDeltaAttention(Block):
 
 @frozen
 class Mamba2(Block):
-    """x += o(out_norm((y + d * value) * silu(gate))), y what the recurrence yields, by head.
+    """x += o(out_norm((y + d * value) * silu(gate))), y the recurrence's output, by head.
 
     Of inputs(norm(x)), values, keys and queries are silu(conv(v, k, q)), beta = softplus(t + dt), and decay = exp(a * beta).
     """
@@ -166,7 +166,7 @@ class Mamba2(Block):
 class Mamba(Block):
     """x += post_norm(o((y + d * v) * silu(gate(n)))) with n = norm(x), v = silu(conv(value(n))).
 
-    y is what the recurrence yields. Keys and queries are key(v) and query(v), beta = softplus(dt(t(v))), and
+    y is the recurrence's output. Keys and queries are key(v) and query(v), beta = softplus(dt(t(v))), and
     decay = exp(a * beta), by channel or by head.
     """
 
@@ -185,7 +185,7 @@ class Mamba(Block):
     t_norm: Norm | None = None
     key_norm: Norm | None = None
     query_norm: Norm | None = None
-    post_norm: Norm | None = None  # of what is added
+    post_norm: Norm | None = None  # of the update
 
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""
@@ -209,7 +209,7 @@ class Mamba(Block):
 
 @frozen
 class LightningAttention(Block):
-    """x += o(out_norm(y) * sigmoid(gate(n))) with n = norm(x), y what the recurrence yields, and decays that never change.
+    """x += o(out_norm(y) * sigmoid(gate(n))) with n = norm(x), y the recurrence's output, and constant decays.
 
     Queries, keys and values are silu(q(n)), silu(k(n)) and silu(v(n)); betas are 1.
     """

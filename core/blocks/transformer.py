@@ -23,7 +23,7 @@ __all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs",
 
 @frozen
 class LayerInputs(HasParts):
-    """e = scale * (norm(projection(x)) + table_scale * T[token]), x what the embedding made: P values for each of n layers."""
+    """e = scale * (norm(projection(x)) + table_scale * T[token]), x the embedding: P values for each of n layers."""
 
     table: Linear  # n P → V
     projection: Linear  # E → n P
@@ -36,7 +36,7 @@ class LayerInputs(HasParts):
 class Embedding(Block):
     """x = norm(scale * W[token] + positions[p]) at position p, W of shape (V, E).
 
-    Without a weight x is what `Batch.hidden` gives: it stands before a later stage of a model, see `ModelPlan.stage`.
+    Without a weight x is `Batch.hidden`: it begins a later stage of a model, see `ModelPlan.stage`.
     """
 
     weight: str | None
@@ -45,7 +45,7 @@ class Embedding(Block):
     scale: float = 1.0
     positions: Linear | None = None  # E → as many positions as the model knows: its row p is added at position p
     norm: Norm | None = None
-    layer_inputs: LayerInputs | None = None  # what it makes besides, for `LayerInput`
+    layer_inputs: LayerInputs | None = None  # its further output, for `LayerInput`
     n_streams: int = 1  # S: residual streams that begin as x, each
 
     def tensors(self) -> tuple[Part, ...]:
@@ -54,7 +54,7 @@ class Embedding(Block):
         return (*rows, *super().tensors())
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`: x begins as what it makes."""
+        """See `Block.lower`: its output is the first x."""
         if self.weight is None:
             return
         x = build.look_up(Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
@@ -73,9 +73,9 @@ class Attention(Block):
     """x += post_norm(o(softmax(scale * q k^T) v)), causal, over grouped heads, with q, k, v computed from norm(x).
 
     Query head h reads KV head h // (H / G). With `window` w a token at position p sees positions p-w+1 … p, with `chunk` c
-    those from p // c * c on. What else is given acts in this order: q, k and v are clamped, q and k normed and turned (or the
+    those from p // c * c on. The other fields act in this order: q, k and v are clamped, q and k normed and turned (or the
     other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
-    `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
+    `sinks` take part in softmax as scores without a value; the mix is multiplied by `gate`, normed, and goes through o.
     With `source`, the mixer of an earlier layer has stored the keys and values. With an `embedded_norm`,
     q, k and v read 2 E values, embedded_norm(e) and then norm(x), where e is the embedding's output. Attention that is not
     causal sees, up to the last one, all tokens that the pass has of a slot, which are a chain.
@@ -107,7 +107,7 @@ class Attention(Block):
     sinks: Vector | None = None  # (H,) scores
     gate: Linear | None = None  # E → H * D_v, or E → H: of norm(x); its activation times the mixed values, by value or by head
     gate_kind: GateKind = GateKind.SIGMOID
-    out_norm: Norm | None = None  # of what is mixed, over all heads, before o
+    out_norm: Norm | None = None  # of the mix, over all heads, before o
     indexer: PositionIndexer | None = None  # chooses the seen positions that take part
     source: int | None = None  # a layer's number
     embedded_norm: Norm | None = None
@@ -118,7 +118,7 @@ class Attention(Block):
         return self.embedded_norm is not None
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Keys and values, and what the indexer compares; nothing where another layer keeps it."""
+        """Keys and values, and the indexer's keys; nothing if another layer keeps them."""
         if self.source is not None:
             return ()
         n, indexer = self.n_kv_heads, self.indexer
@@ -129,7 +129,7 @@ class Attention(Block):
         build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
-        """What it adds, before the last norm, for n in place of norm(x)."""
+        """Its output, before the last norm, for n in place of norm(x)."""
         indexer, gate = self.indexer, self.gate
         if self.embedded_norm is not None:
             n = build.join(build.normalize(build.embedded, self.embedded_norm), n)
@@ -182,7 +182,7 @@ class Attention(Block):
 
 @frozen
 class Projection(Block):
-    """x += o(norm(x)): what stands in place of attention in layers where it was pruned."""
+    """x += o(norm(x)): the replacement of attention in layers where it was pruned."""
 
     norm: Norm
     o: Linear  # E → E
@@ -202,16 +202,16 @@ class FeedForward(Block):
     activation: Activation
     post_norm: Norm | None = None
     hidden_norm: Norm | None = None
-    divisors: Vector | None = None  # of what is activated
+    divisors: Vector | None = None  # of the activated values
     limit: float | None = None  # gate(n) is at most that, up(n) between it and its negative
-    limits_activated: bool = False  # not the gate is at most that, but what the activation makes of it
+    limits_activated: bool = False  # the limit of the activated gate, not of the gate itself
     constants: tuple[float, ...] = ()  # of the activation
 
     def lower(self, build: Builder) -> None:
         build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
-        """What it adds, before the last norm, for n in place of norm(x)."""
+        """Its output, before the last norm, for n in place of norm(x)."""
         (made,) = build.multiply(self._hidden(build, n), self.down, purpose="down")
         return made
 
@@ -255,7 +255,7 @@ class LayerInput(Block):
 class SecondStream(Block):
     """x += factor * z, where z is a second residual stream, which begins as the embedding's output.
 
-    If they trade places, z becomes what x was before. With `first`, that is added in place of z.
+    If they are exchanged, z becomes the previous x. With `first`, that is added in place of z.
     """
 
     factor: float = 1.0
@@ -281,7 +281,7 @@ class Output(Block):
     weight: Linear | None  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
     tokens: Integers | None = None  # which token each logit is of, where there are not those of all; the others' are -inf
-    given: Linear | None = None  # of norm(x), what the feature `output` is; None: norm(x) itself
+    given: Linear | None = None  # of norm(x): the feature `output`; None: norm(x) itself
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: it makes logits of x."""

@@ -1,4 +1,4 @@
-"""The command line `augury`, and what commands of plugins are made of: flags, loading, prompts, tables and output.
+"""The command line `augury`, and the parts of commands: flags, loading, prompts, tables and output.
 
 The names below are imported when they are first used: a plugin that adds a command does not wait for the rest.
 """

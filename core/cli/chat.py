@@ -71,7 +71,7 @@ def _session_of(path: Path | None) -> list[dict[str, str]]:
 
 
 def _typed() -> Iterator[str]:
-    """Yield what a person types, with editing and a history; pasted text is one message, however many lines it has."""
+    """Yield what a person types, with editing and a history; pasted text of any number of lines is one message."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import create_app_session
     from prompt_toolkit.output import create_output

@@ -1,4 +1,4 @@
-"""Finds the command, runs it, and turns what goes wrong into one line and an exit code."""
+"""Finds the command, runs it, and turns an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if logging.lastResort is not None:  # of plugins that cannot be used, before a command says by its flags what is logged
+    if logging.lastResort is not None:  # of plugins that cannot be used, before a command's flags set the logging
         logging.lastResort.setFormatter(logging.Formatter(LINE))
     args = make_parser(Registry.discover(), words).parse_args(words)
     return int(args.run(args))

@@ -59,7 +59,7 @@ class Conversation:
             has_stats: Whether to colour drafted tokens, and to show figures after each answer.
             is_stoppable: Whether Ctrl-C ends an answer only, or else is the caller's.
             session: The file that the conversation is written to after every change.
-            messages: What it goes on from.
+            messages: The messages that it continues.
         """
         self.messages: Messages = list(messages or ())
         self.has_failed = False
@@ -68,7 +68,7 @@ class Conversation:
         self._has_stats = has_stats
         self._is_stoppable = is_stoppable
         self._session = session
-        self._saved = list(self.messages)  # what the session's file holds
+        self._saved = list(self.messages)  # the contents of the session's file
         self._summary: Summary | None = None  # of the last answer
 
     def respond(self, text: str) -> bool:
@@ -87,7 +87,7 @@ class Conversation:
         return True
 
     def save_session(self) -> None:
-        """Write what has changed to the session's file."""
+        """Write the changes to the session's file."""
         if self._session is not None and self.messages != self._saved:
             write_messages(self._session, self.messages)
             self._saved = list(self.messages)
@@ -117,7 +117,7 @@ class Conversation:
                 say(f"there is no command {command}; /help lists the commands")
 
     def _drop(self) -> None:
-        """Forget the first question and its answer, but not what comes before it, such as a system prompt."""
+        """Forget the first question and its answer, but not the messages before it, such as a system prompt."""
         questions = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not questions:
             say("there is nothing to forget")

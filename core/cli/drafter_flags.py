@@ -27,7 +27,7 @@ _DRAFT_MODEL = ("-md", "--model-draft", "--spec-draft-model", "-draft", "--draft
 
 
 def add_speculation_flags(parser: Any, registry: Registry) -> None:
-    """Add the flags that choose drafters and limit drafts, whatever the drafter."""
+    """Add the flags that choose drafters and limit the drafts of all."""
     names = ", ".join(name for name in registry.drafters if name != "none")
     parser.add_argument(
         *_SPEC_TYPE,
@@ -198,7 +198,7 @@ def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | Non
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
     """Separate `n_max` and `n_min` from the options of a single drafter that has no options of those names.
 
-    They limit all drafts, so that `--spec-type draft:n_max=4` means what it does in ik_llama.cpp.
+    They limit all drafts, so that `--spec-type draft:n_max=4` means the same as in ik_llama.cpp.
 
     Returns:
         `--spec-type` without them, and the limits by the names of the arguments of `Engine.load`.

@@ -1,7 +1,7 @@
-"""Flags of llama.cpp and ik_llama.cpp that augury does not have: which are ignored, and what to use instead of the others.
+"""Flags of llama.cpp and ik_llama.cpp that augury does not have: ignored ones, and replacements of the others.
 
 Command lines get pasted, so all flags of `llama-cli`, `llama-completion`, `llama-server`, `llama-speculative-simple` and of
-ik_llama.cpp's programs are known. Those that augury has under another name are declared with its own flags; the rest is in
+ik_llama.cpp's programs are known. Flags that augury has under another name are declared with its own flags; the rest is in
 foreign_flags.toml. A flag is ignored where leaving it out changes no output but, at most, how fast it comes; the others are
 refused.
 """
@@ -24,7 +24,7 @@ class ForeignFlag:
 
     name: str
     kind: Literal["ignored", "refused", "same as"]
-    text: str  # why it is ignored, what to use instead, or augury's flag with {} for its value
+    text: str  # why it is ignored, its replacement, or augury's flag with {} for its value
     n_values: int = 0
     is_value_optional: bool = False  # it is one of `on`, `off` and the like, or missing
     off: str | None = None  # a refused flag's value that switches it off: then it is ignored
@@ -52,7 +52,7 @@ def ignored(names: Sequence[str], why: str, n_values: int) -> dict[str, ForeignF
 
 
 def _listed(tables: Mapping[str, Any]) -> dict[str, ForeignFlag]:
-    """The flags of a file's tables `ignored`, `refused` and `same as`, which lists them by what is said of them."""
+    """The flags of a file's tables `ignored`, `refused` and `same as`, which lists them by their text."""
     found: dict[str, ForeignFlag] = {}
     for kind in ("ignored", "refused", "same as"):
         for text, flags in tables.get(kind, {}).items():

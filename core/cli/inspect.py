@@ -1,4 +1,4 @@
-"""`augury inspect`: what is in a model file."""
+"""`augury inspect`: the contents of a model file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]
 
 
 def configure_logging(*, verbosity: int, is_quiet: bool = False) -> None:
-    """Send what is logged to standard error: warnings, from `verbosity` 1 on events, at 2 every draft.
+    """Send the log to standard error: warnings, from `verbosity` 1 on events, at 2 every draft.
 
     With `is_quiet` errors only, for a command that loads the same model again and again and has shown its warnings once.
     """
@@ -45,7 +45,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
             self._held.append(record)
 
     def hold(self, *, is_on: bool) -> None:
-        """Hold back what comes, or write what was held back and whatever comes."""
+        """Hold back messages, or write the held back ones and all further ones."""
         with self.lock or nullcontext():
             held, self._held = self._held or [], [] if is_on else None
             for record in held:
@@ -60,7 +60,7 @@ def hold_log(*, is_on: bool) -> None:
 
 
 def draft_lines(draft: VerifiedDraft) -> list[str]:
-    """A table of a draft's tokens beside what the target chose in their places, each with its probability."""
+    """A table of a draft's tokens beside the target's choices in their places, each with its probability."""
     rows = [["drafted", "p", "target", "p", ""]]
     for token in draft.tokens:
         p = "" if token.probability is None else f"{token.probability:.3f}"

@@ -1,4 +1,4 @@
-"""Flags that choose what is loaded and how, and the loading itself."""
+"""Flags that choose the model and how it is loaded, and the loading itself."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def override_words(args: argparse.Namespace) -> list[str]:
 def load_engine(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress | None = None
 ) -> Engine:
-    """Load what the flags ask for, and show the progress of that, or report it to `progress`.
+    """Load the model of the flags, and show the progress of that, or report it to `progress`.
 
     Raises:
         AuguryError: As `Engine.load` does.
@@ -215,7 +215,7 @@ def load_engine(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Let Python look for no garbage while a model is loaded, nor later in what was loaded, which would take 0.1 s."""
+    """Keep Python from collecting garbage while a model is loaded, and later among its objects, which would take 0.1 s."""
     gc.disable()
     try:
         yield
@@ -231,7 +231,7 @@ def drafter_of_nextn(args: argparse.Namespace) -> str | None:
     drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_nextn]
     if not drafters or placement_words(args):
         return None
-    with suppress(AuguryError):  # the engine says what is wrong
+    with suppress(AuguryError):  # the engine reports the error
         if make_backend(args.registry, args.backend).computes_nextn:
             with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
                 return drafters[0] if plan_of(file, args.registry).nextn else None
@@ -245,7 +245,7 @@ def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_s
 
 @contextmanager
 def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, str]]:
-    """Load the model alone, with one slot, tell what computes it, and close it afterwards.
+    """Load the model alone, with one slot, report its backend, and close it afterwards.
 
     Raises:
         AuguryError: As loading does.

@@ -64,7 +64,7 @@ def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
     Args:
         flag: As it was typed.
         text: Its value.
-        kind: What argparse calls a type; the text of its `ArgumentTypeError` says what is expected.
+        kind: A type in argparse's sense; the text of its `ArgumentTypeError` says what is expected.
 
     Raises:
         OptionError: The value is of another type.
@@ -87,7 +87,7 @@ class FlagsAction(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads no abbreviations, so that a new flag never changes what one means.
+    """Reads no abbreviations, so that a new flag never changes the meaning of one.
 
     The namespace that it returns has an attribute `typed`: by attribute the flag that set it, as typed, for messages.
 
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong, and exit with code 2."""
+        """Report the error in one line, and exit with code 2."""
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
         raise SystemExit(OptionError.exit_code)
 

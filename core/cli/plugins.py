@@ -1,4 +1,4 @@
-"""`augury plugins`: what is installed, with options, and what is broken or cannot run here."""
+"""`augury plugins`: installed plugins, with options, and broken ones or ones that cannot run here."""
 
 from __future__ import annotations
 

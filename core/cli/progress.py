@@ -17,7 +17,7 @@ _MANY = 1_000_000  # totals from here on are bytes
 class ProgressDisplay(Progress):
     """Draws on standard error, and removes its bars when it is closed. Outside a terminal short tasks print nothing.
 
-    It draws only when it is called, never from a thread of its own, which would disturb what is being timed.
+    It draws only when it is called, never from a thread of its own, which would disturb timings.
     """
 
     def __init__(self) -> None:

@@ -113,12 +113,12 @@ def _from_file(path: Path) -> list[Prompt]:
 def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:
     if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in _lines(text))):
         return prompts_of_lines(text, where)
-    text = text.removesuffix("\n")  # editors end files with one, and `echo` what it says, which no prompt means
+    text = text.removesuffix("\n")  # editors and `echo` end a text with one, which is not a part of the prompt
     return [Prompt(text=text)] if text else []
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    # not `splitlines`: strings in JSON may hold what that takes for the end of a line
+    # not `splitlines`: strings in JSON may hold characters that it takes for the end of a line
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 

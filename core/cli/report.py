@@ -164,7 +164,7 @@ def _logprob(each: TokenLogprob) -> dict[str, Any]:
 
 
 def show_configuration(engine: Engine) -> None:
-    """Show the whole configuration, and what takes memory."""
+    """Show the whole configuration, and the memory table."""
     say("configuration:")
     for key, value in _flat(engine.config):
         say(f"  {key} = {value}")
@@ -188,7 +188,7 @@ def _mib(n_bytes: int) -> str:
 
 
 def show_in_brief(engine: Engine) -> None:
-    """Show on a terminal, without being asked, the essentials of the configuration: above all who drafts."""
+    """Show on a terminal the essentials of the configuration: above all the drafters."""
     if sys.stderr.isatty():
         for line in _brief_lines(engine.info.name, engine.config):
             say(line)

@@ -103,7 +103,7 @@ def _submitted(
 ) -> Iterator[tuple[Prompt, Running | AuguryError]]:
     """Yield each prompt with its request, or with the error that it has instead.
 
-    However many prompts there are, no more than `n_ahead` of them run or wait in the engine beside the one that is shown.
+    At most `n_ahead` prompts run or wait in the engine beside the one that is shown.
     """
     ahead: deque[tuple[Prompt, Running | AuguryError]] = deque()
     for prompt in prompts:

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from augury.errors import AuguryError
 
-_MAX_SIZE = 2**28  # characters of a text or of a line: several times what the longest contexts hold
+_MAX_SIZE = 2**28  # characters of a text or of a line: several times the longest contexts
 
 
 def read_text(source: str | Path | TextIO) -> str:
@@ -28,7 +28,7 @@ def read_text(source: str | Path | TextIO) -> str:
 
 
 def read_lines(stream: TextIO) -> Iterator[str]:
-    """The lines of standard input as they come. Raises what `read_text` does."""
+    """The lines of standard input as they come. Raises the errors of `read_text`."""
     while line := _read(stream.readline, "standard input"):
         yield line
 

@@ -9,7 +9,7 @@ from augury.cli.log_output import hold_log
 from augury.types import Token
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
-_MARKS = ("underline", "bold", "italic", "reverse", "strike")  # for those who set NO_COLOR
+_MARKS = ("underline", "bold", "italic", "reverse", "strike")  # with NO_COLOR
 
 
 class TokenWriter:
@@ -21,7 +21,7 @@ class TokenWriter:
         self._styles: dict[str, str] = {}
         self._is_at_line_start = True
         if is_coloured:
-            from rich.console import Console  # honours NO_COLOR, and keeps plain what is no terminal
+            from rich.console import Console  # honours NO_COLOR, and writes plain text unless to a terminal
 
             self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
@@ -39,7 +39,7 @@ class TokenWriter:
         hold_log(is_on=not self._is_at_line_start)
 
     def end(self) -> None:
-        """End the line, so that what follows starts on one of its own."""
+        """End the line, so that further output starts on a new one."""
         if not self._is_at_line_start:
             sys.stdout.write("\n")
         sys.stdout.flush()

@@ -34,7 +34,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.unread: deque[Token] = deque()
-        self.outcome: Any = None  # what it came to, or the exception that ended it; None while it goes on
+        self.outcome: Any = None  # its result, or the exception that ended it; None while it goes on
         self.readers: Wakers = deque()  # called at the next token or the end
         self.waiters: Wakers = deque()  # called at the end
         self.cancels: list[object] = []  # not empty: nobody wants to hear more; looked at by the engine before every round
@@ -49,26 +49,26 @@ class Channel:
         self._held_by.append(weakref.ref(holder, self.cancels.append))
 
     def deliver(self, pieces: Iterable[Token]) -> None:
-        """Pass on the tokens of a round: who waits is woken once, and finds them all."""
+        """Pass on the tokens of a round: a waiting reader is woken once, and finds them all."""
         self.unread.extend(pieces)
         self._wake(self.readers)
 
     def finish(self, outcome: Any) -> None:
-        """Say that it is over, and what it came to or what ended it."""
+        """Say that it is over, with its result or the error that ended it."""
         is_signal = isinstance(outcome, BaseException) and not isinstance(outcome, Exception)
         if is_signal or isinstance(outcome, StopIteration | StopAsyncIteration):
             error = AuguryError(f"a plugin or backend raised {type(outcome).__name__} on the engine's thread")
             error.__cause__ = outcome  # raised here, it would end the program, or a loop over the tokens, as if all were well
             outcome = error
         elif isinstance(outcome, Exception):
-            with suppress(BaseException):  # it cannot even say what it is
+            with suppress(BaseException):  # it cannot even print itself
                 outcome = lack_of_memory(outcome) or outcome
         self.outcome = outcome
         self._wake(self.readers)
         self._wake(self.waiters)
 
     def _wake(self, wakers: Wakers) -> None:
-        for _ in range(len(wakers)):  # not those who have read meanwhile and wait again: that could go on and on
+        for _ in range(len(wakers)):  # not readers that have read meanwhile and wait again: that could go on for ever
             try:
                 wakers.popleft()()
             except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read
@@ -114,7 +114,7 @@ class Channel:
             await woken
 
     def _is_ready(self, wakers: Wakers) -> bool:
-        """Whether what a waker waits for came before it was there to be called."""
+        """Whether a waker's event came before the waker was registered."""
         return self.outcome is not None or (wakers is self.readers and bool(self.unread))
 
 

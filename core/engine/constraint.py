@@ -1,4 +1,4 @@
-"""Which constraint a request has, and its calls: what goes wrong in them ends this request and no other."""
+"""A request's constraint and the calls of it: an error in them ends this request and no other."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class ConstraintGuard:
 
         Args:
             choice: From `choose_constraint`.
-            session: What it is given.
-            timeout_s: What a call may take.
+            session: The constraint's session.
+            timeout_s: The limit of a call.
 
         Raises:
-            AuguryError: Whatever it refuses; a `PluginError` where it fails in another way.
+            AuguryError: Its refusal; a `PluginError` if it fails in another way.
         """
         constraint, options = choice
         self.name = constraint.name

@@ -44,7 +44,7 @@ class EngineContext(Context):
         self.chain_rows = 0 if self._has_sequence_state else model.chain_rows  # such a state could not be cut back
         # by slot: mark, layers and tokens of its last pass of `forward_drafts`
         self._last_drafts: dict[int, tuple[int, int, np.ndarray]] = {}
-        self._unknown: set[int] = set()  # slots of which it is not known what they hold
+        self._unknown: set[int] = set()  # slots of unknown contents
         self._restored: dict[int, tuple[int, int]] = {}  # by slot, since it was opened: restored states, replayed tokens
 
     @property
@@ -87,7 +87,7 @@ class EngineContext(Context):
         self.memory.end(slot)
 
     def save(self, slot: int) -> bytes:
-        """See `MemoryManager.save`; a pass puts the state right first, where it has taken in what was rejected."""
+        """See `MemoryManager.save`; a pass first repairs a state that has taken in rejected tokens."""
         if self.replays_accepted:
             feed = self.feed(slot, _NO_TOKENS)
             if feed.reservation.restore:
@@ -128,10 +128,10 @@ class EngineContext(Context):
         self.memory.commit(feed.slot, reservation, tokens, places)
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
-        """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
+        """See `Target.forward`. The effect of a failed pass on accepted tokens or a recurrent state is unknown."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.reservation.replay]:
-            self._forward_draft(feeds, self._batch(feeds))  # through all layers, for what is replayed stays
+            self._forward_draft(feeds, self._batch(feeds))  # through all layers, because replayed tokens stay
             for feed in feeds:
                 self.commit(feed)
         feeds = []
@@ -176,7 +176,7 @@ class EngineContext(Context):
         return passed
 
     def _forward_draft(self, feeds: Sequence[SlotInput], batch: Batch, n_more: int = 0) -> Pass:
-        """A pass of a drafter, which sees to what is reserved for feeds; if it fails, nothing is known of these slots."""
+        """A pass of a drafter, which reserves for its feeds; if it fails, the contents of these slots are unknown."""
         try:
             return self.model.forward_chain(batch, 1 + n_more) if n_more else self.model.forward(batch)
         except BaseException:
@@ -234,7 +234,7 @@ class EngineContext(Context):
 
 
 class CheckedContext(EngineContext):
-    """A context that plugins feed: kernels do not look at what they are given, so it is checked here."""
+    """A context that plugins feed: it checks all inputs, because kernels do not."""
 
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0

@@ -16,23 +16,23 @@ from augury.types import Draft, TokenLogprob
 
 @frozen
 class DraftedToken:
-    """A token of a draft, and what became of it."""
+    """A token of a draft, and its fate."""
 
     token: int
     bytes: bytes | None  # None: no tokenizer
     probability: float | None  # by the drafter, where it says so
-    target: TokenLogprob | None  # what the target chose in its place; None where verification did not get there
+    target: TokenLogprob | None  # the target's choice in its place; None where verification ended before
     is_accepted: bool
 
 
 @frozen
 class VerifiedDraft:
-    """A draft, and what the target made of it. Tokens of a tree are in the draft's order."""
+    """A draft, and the target's verdict. Tokens of a tree are in the draft's order."""
 
     slot: int
     drafters: tuple[str, ...]
     tokens: tuple[DraftedToken, ...]
-    target: TokenLogprob  # what the target chose itself, after the last accepted token
+    target: TokenLogprob  # the target's own choice after the last accepted token
 
     @property
     def n_accepted(self) -> int:
@@ -52,11 +52,11 @@ def log_draft(
     Args:
         sequence: Whose it is.
         draft: k tokens.
-        accepted: What `Sequence.verify` gave.
-        n_emitted: How many of its tokens were emitted; what comes after a stop is left out.
+        accepted: The result of `Sequence.verify`.
+        n_emitted: How many of its tokens were emitted; tokens after a stop are left out.
         logits: Of the pass.
         first_row: The row after the history.
-        drafters: (k,) who proposed each token.
+        drafters: (k,) the drafter of each token.
     """
     path = list(accepted.path)[: n_emitted - 1]
     reached = [-1, *path]  # the places after which the target chose

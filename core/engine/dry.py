@@ -1,4 +1,4 @@
-"""Sampler `dry`: lowers the logits of tokens that would go on repeating what the text has said before.
+"""Sampler `dry`: lowers the logits of tokens that would continue a repetition of earlier text.
 
 A token that followed an earlier occurrence of the text's last n tokens loses `multiplier * base ** (n - allowed_length)`, where
 n is at least `allowed_length`. A repetition does not reach back over a *breaker*, a text such as a line break::
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
-"""By token: what may have to follow it so that a breaker is complete; () where it holds one by itself."""
+"""By token: the tokens that complete a breaker after it; () if it holds one by itself."""
 
 _LONGEST_TEXT, _LONGEST_TAIL = 40, 20  # bytes of a breaker, tokens of one: llama.cpp's
 _LOG_LARGEST = 88.7228391  # of float32: no penalty is larger

@@ -144,10 +144,10 @@ class Engine(Evaluations):
             draft_max: Tokens per draft at most.
             draft_min: Shorter drafts are thrown away.
             spec_fixed: Draft in every round as far as `draft_max` allows, by the first drafter that has something to propose;
-                otherwise drafter and length, 0 included, are those that by measured costs give most tokens per second.
-            spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
-                `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. What is drafted
-                has a part in what is emitted there, so a seed repeats its text with `spec_fixed` alone.
+                otherwise the drafter and length, 0 included, of the most tokens per second by measured costs.
+            spec_verify: `match` accepts the target's own choices, so the output never changes; `rejection` accepts more of
+                sampled drafts and keeps the distribution, not the seed's tokens. The output then depends on the drafts, so a
+                seed repeats its text only with `spec_fixed`.
             spec_synth_rates: For benchmarks: the chance that a draft's token 1, 2, … is accepted where all before it were, the
                 last for all after it. The text is then not the model's; trees are verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
@@ -337,14 +337,14 @@ class Engine(Evaluations):
         return self._slot_files.save(slot, Path(path))
 
     def load_slot(self, slot: int, path: str | Path) -> SavedSlot:
-        """Let a free slot hold what was saved of any slot, in any process; a prompt that begins like it takes it up.
+        """Restore the saved contents of any slot, of any process, to a free slot; a prompt that begins like them reuses them.
 
         A file that is damaged or of another model is an error; the slot is then as it was.
         """
         return self._slot_files.load(slot, Path(path))
 
     def erase_slot(self, slot: int) -> int:
-        """Let a free slot forget what it holds; returns how many tokens that were."""
+        """Let a free slot forget its contents; returns how many tokens these were."""
         return self._slot_files.erase(slot)
 
     def stats(self) -> EngineStats:
@@ -355,7 +355,8 @@ class Engine(Evaluations):
         """Hand an observer every token that is proposed with a chance, and whether it was right.
 
         Args:
-            observer: Called on the engine's thread, for each slot and round, with trials to iterate over later. None: nobody.
+            observer: Called on the engine's thread, for each slot and round, with trials to iterate over later. None: no
+                observer.
         """
         self._drafting.on_trials = observer
 
@@ -364,7 +365,7 @@ class Engine(Evaluations):
         return self._loader.memory_table()
 
     def close(self) -> None:
-        """Cancel what runs and give back threads and memory; an engine that nobody holds any more does the same.
+        """Cancel all requests and release threads and memory; an engine that is garbage-collected does the same.
 
         Any thread may, more than once. A hook does not wait: the end comes after the round. In a fork it does nothing.
         """

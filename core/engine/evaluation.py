@@ -15,7 +15,7 @@ from augury.passes import Pass
 from augury.types import ModelInfo, TokenLogprob
 
 Steps = Generator[Any, None, None]
-"""Yields None where rounds may go on in between, at last what it comes to. Closing it frees the slots."""
+"""Yields None where rounds may go on in between, and its result at the end. Closing it frees the slots."""
 
 POOLING = ("none", "mean", "cls", "last")
 """How tokens' embeddings are pooled: all of them, their mean, the first, the last. llama.cpp's names."""
@@ -93,7 +93,7 @@ def score(
 
 
 def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
-    """Embeddings of texts: what the output's matrix is multiplied with, of as many texts at once as slots are free.
+    """Embeddings of texts: the inputs of the output's matrix, of as many texts at once as slots are free.
 
     Args:
         slots: Of the loop.

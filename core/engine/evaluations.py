@@ -19,7 +19,7 @@ from augury.types import ModelInfo
 
 
 class Evaluations(ABC):
-    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget what they held."""
+    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget their contents."""
 
     info: ModelInfo
     tokenizer: Tokenizer | None
@@ -30,7 +30,7 @@ class Evaluations(ABC):
         """The token ids of a text or a conversation, (T,) int32."""
 
     def evaluate(self, prompt: str | Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
-        """The logits after every token of a text, without generating, in a slot that is free; what it held is forgotten.
+        """The logits after every token of a text, without generating, in a free slot, whose contents are forgotten.
 
         Args:
             prompt: A text or T token ids.
@@ -50,7 +50,7 @@ class Evaluations(ABC):
         return logits if np.array_equal(rising, wanted) else logits[back]
 
     def score(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
-        """How probable the tokens of texts are. The slots used forget what they held.
+        """How probable the tokens of texts are. The slots used forget their contents.
 
         Args:
             texts: A text or token ids, or a list of such.
@@ -76,11 +76,11 @@ class Evaluations(ABC):
         return lambda loop: loop.score(tokens, n_top, lambda token: None if tokenizer is None else tokenizer.piece(token))
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the hidden states that the output's matrix is multiplied with. The slots used forget what they held.
+        """Embeddings: the inputs of the output's matrix. The slots used forget their contents.
 
         Args:
             texts: A text or token ids, or a list of such.
-            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default what the model's
+            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default as the model's
                 file says, or else `last`.
             normalize: Whether to scale them to length 1.
 

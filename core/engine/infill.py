@@ -1,8 +1,8 @@
 """Sampler `infill`: for code between a prefix and a suffix, where going on too long is worse than ending too soon.
 
 It ends the answer where the end tokens together are probable enough, or where no text is. Otherwise of two tokens of which one
-begins like the other the less probable one gives its share to the more probable one, and what is improbable after that is
-left out.
+begins like the other the less probable one gives its share to the more probable one, and tokens that are improbable after that
+are left out.
 
 Source: llama.cpp b11434, `src/llama-sampler.cpp` (`llama_sampler_infill`).
 """
@@ -20,7 +20,7 @@ from augury.engine.sampling_step import SamplingStep
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-_LEAST_SHARE = 0.2  # of a token that is kept, with what it was given
+_LEAST_SHARE = 0.2  # of a token that is kept, with its additions
 _N_COMPARED = 512  # of the most probable tokens, whose texts are looked at: those of all would take most of a second
 
 
@@ -58,7 +58,7 @@ def _combined(texts: Sequence[bytes], shares: np.ndarray) -> np.ndarray:
     places = defaultdict[bytes, list[int]](list)
     for i, text in enumerate(texts):
         places[text].append(i)
-    longer = defaultdict[int, list[int]](list)  # by token, those that begin like it, the most probable first
+    longer = defaultdict[int, list[int]](list)  # by token, the tokens that begin like it, the most probable first
     for i, text in enumerate(texts):
         for n in range(1, len(text) + 1):
             for shorter in places.get(text[:n], ()):

@@ -1,8 +1,8 @@
 """One round for all running sequences: draft, prepare, one forward pass, verify, commit, emit, accept.
 
-Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and what drafters have
-to do with a prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the
-prompt's last pass counts as a round. What a constraint allows is asked for where a token is chosen, in `Sequence.verify`.
+Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and drafters' work on a
+prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the prompt's last pass
+counts as a round. A constraint is asked for its mask where a token is chosen, in `Sequence.verify`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from augury.types import Round, read_only
 __all__ = ["Loop"]
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
-CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
+CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
 
 
 class Loop:
@@ -58,8 +58,8 @@ class Loop:
             drafting: The drafters of all slots.
             on_round: Called with a `Round` after every pass.
             on_request: Called with a `Summary` after every request.
-            n_vocab: How many tokens may be chosen; what the model computes beyond them is padding. None: all.
-            check: Called before every request; what it raises is the request's error.
+            n_vocab: How many tokens may be chosen; the model's further logits are padding. None: all.
+            check: Called before every request; its exception is the request's error.
         """
         self._context = context
         self._drafting = drafting
@@ -90,7 +90,7 @@ class Loop:
         self._waiting.append(sequence)
 
     def round(self) -> None:
-        """Run one round. Whatever fails in it ends the sequences that it concerns, with that error, and no others."""
+        """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
         self._admit()
         decoding = [
@@ -120,7 +120,7 @@ class Loop:
             row, first = row + share.feed.n_rows, first + share.feed.n_tokens
         decoded: list[tuple[Choice, Outcome]] = []
         n_drafted = n_accepted = n_emitted = 0
-        for share, outcome, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
+        for share, outcome, first in settled:  # after all is kept: a pass of theirs writes over logits and states
             if done.features:
                 self._attempt([share.sequence], self._feed_drafters, share, outcome, done.features, first)
             n_accepted, n_emitted = n_accepted + len(outcome.path), n_emitted + outcome.n_emitted
@@ -151,7 +151,7 @@ class Loop:
         for sequence in (*self._running, *self._waiting):
             self._end(sequence, error)
 
-    # Evaluations, which run between the rounds: their steps, and what they need for them
+    # Evaluations, which run between the rounds: their steps, and the functions of these
 
     def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Steps:
         """See `augury.engine.evaluation.evaluate`."""
@@ -193,13 +193,13 @@ class Loop:
         return attrs.evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
 
     def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
-        """Let a free slot hold what was saved."""
+        """Restore saved contents to a free slot."""
         self._context.restore(slot, saved.held)
         self._ended[slot] = attrs.evolve(saved, held=b"")
         return self._ended[slot]
 
     def erase_slot(self, slot: int) -> int:
-        """Let a free slot forget what it holds; returns how many tokens that were."""
+        """Let a free slot forget its contents; returns how many tokens these were."""
         if slot in self._taken:
             raise CapacityError(f"slot {slot} is in use; erase it when its request has ended")
         n_erased = self._context.spec.n_ctx - self._context.room(slot)
@@ -210,7 +210,7 @@ class Loop:
     # The steps of a round
 
     def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
-        """Do a step for some sequences; if it fails, they end with what it raised, and None is returned."""
+        """Do a step for some sequences; if it fails, they end with its exception, and None is returned."""
         try:
             return step(*arguments)
         except BaseException as error:  # noqa: BLE001 - a plugin's failure does not end the engine's thread
@@ -309,14 +309,14 @@ class Loop:
         return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
     def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome | None:
-        """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
+        """Verify a share's draft, emit the accepted tokens, and keep their states; None if the request has failed."""
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
         draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
         n_emitted, is_stopped, top = 0, False, None
         if feed.n_rows:  # a chunk has none, unless it is a prompt's last
             accepted = sequence.verify(draft, passed, row, done.argmax)
             n_emitted = sequence.emit(accepted, passed, row, names)
-            if not n_emitted:  # what its slot holds is as before the pass
+            if not n_emitted:  # the slot keeps its contents of before the pass
                 return None
             path = tuple(accepted.path[: n_emitted - 1])
             is_stopped = len(path) < len(accepted.path)
@@ -339,7 +339,7 @@ class Loop:
         return Outcome(path, n_emitted, is_stopped, top)
 
     def _feed_drafters(self, share: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
-        """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
+        """Give a request's drafters the features of the kept tokens; the share begins at `first` in the pass."""
         feed, path = share.feed, list(outcome.path)
         tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
         places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.reservation.replay) :]
@@ -355,13 +355,13 @@ class Loop:
             self._attempt([sequence], self._shift, sequence)
 
     def _shift(self, sequence: Sequence) -> None:
-        """Cut a sequence's text. What is left is processed like a prompt, but for its beginning."""
+        """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""
         self._drafting.end(sequence)
         n_same = self._drafting.open(sequence, sequence.shift())
         sequence.n_kept = sequence.n_reused = self._context.truncate(sequence.slot, n_same)
 
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
-        """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""
+        """Take a sequence out and free its slot; its caller hears of the end even if a step fails."""
         if sequence.slot >= 0:
             sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
             self._free(sequence.slot)

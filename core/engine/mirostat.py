@@ -1,8 +1,8 @@
 """Sampler `mirostat`: keeps so many tokens that a text is as surprising as it is asked to be.
 
-How much surprise is allowed, mu, follows from the surprise of the tokens before. What a token was drawn from is kept until the
-next one is asked for; then the history says which it was. So nothing has to be undone where a draft was rejected: tokens are
-asked for in their order, and none after one that was wrong.
+How much surprise is allowed, mu, follows from the surprise of the tokens before. A token's distribution is kept until the next
+one is asked for; then the history says which it was. So nothing has to be undone where a draft was rejected: tokens are asked
+for in their order, and none after one that was wrong.
 
 Source: Basu et al. 2020, "Mirostat" (arXiv 2007.14966), algorithms 1 and 2; as llama.cpp b11434 has them
 (`src/llama-sampler.cpp`).
@@ -21,7 +21,7 @@ class Mirostat:
     """One request's.
 
     Attributes:
-        mu: What is allowed of the token that was asked for last, in bits.
+        mu: The surprise that is allowed of the last token, in bits.
     """
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int, mu: float | None = None) -> None:

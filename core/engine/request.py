@@ -63,14 +63,14 @@ class Request:
     echo: bool  # whether the result holds the prompt
     context_shift: bool  # whether it goes on where the context is full, without a part of the text
     n_keep: int  # tokens at the text's beginning that are never left out; -1: the prompt
-    n_discard: int  # tokens after those that are left out; 0: half of them
-    post_sampling_probs: bool  # whether log-probabilities are those of what tokens were drawn from
+    n_discard: int  # tokens that are left out after these; 0: half of them
+    post_sampling_probs: bool  # whether log-probabilities are of the distributions after all samplers
     speculation: Speculation
     logits_processors: tuple[SamplingStep, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
     slot: int | None = None  # which it waits for; None: any
-    prediction: np.ndarray | None = None  # (m,) int32: what the answer is expected to resemble, to draft from
-    prompt_text: str | None = None  # what the result holds of the prompt's text
+    prediction: np.ndarray | None = None  # (m,) int32: the expected answer, to draft from
+    prompt_text: str | None = None  # the part of the prompt's text that the result has
     on_prompt: Callable[..., object] | None = None  # told how far the prompt is, by a `augury.engine.stats.PromptProgress`
 
 
@@ -165,16 +165,15 @@ def make_request(
             out half of the rest);
             `logits_processors` (callables, see `augury.engine.sampling_step.SamplingStep`), `constraint` ("name:key=value" or
             {"name": {"key": value}}, see `augury.constraint.Constraint`);
-            `logprobs` (None, or how many alternatives), `post_sampling_probs` (they are those of what tokens were drawn from,
-            after all samplers), `echo` (the result holds the prompt);
-            `on_prompt` (a callable that is given a `PromptProgress` when the prompt's processing begins, and after each of its
-            passes, on the engine's thread);
-            `cache_prompt` (reuse what a slot still holds), `slot` (wait for this one; None: any);
+            `logprobs` (None, or how many alternatives), `post_sampling_probs` (they are of the distributions after all
+            samplers), `echo` (the result holds the prompt); `on_prompt` (a callable that is given a `PromptProgress` when the
+            prompt's processing begins, and after each of its passes, on the engine's thread);
+            `cache_prompt` (reuse a slot's contents), `slot` (wait for this one; None: any);
             `speculative` (a bool, or {"n_max", "n_min", "p_min", "type", NAME: {...}}), `prediction` (a text or token ids that
             the answer is expected to resemble, to draft from);
             `id` (a text by which results, logs and observers name the request; several may have the same, and without one it
             is made: req-1, req-2, ...).
-        speculation: What the engine was loaded with.
+        speculation: The engine's settings.
         n_vocab: V.
         n_slots: Of the engine.
         registry: Of constraints.

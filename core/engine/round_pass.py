@@ -26,7 +26,7 @@ class ScheduledInput:
 
     sequence: Sequence
     feed: SlotInput
-    choice: Choice | None = None  # what is verified in it; None while its prompt is processed
+    choice: Choice | None = None  # the part that is verified in it; None while its prompt is processed
     n_top: int = 0  # the most probable tokens of each row that its drafters want to have
 
 

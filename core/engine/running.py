@@ -14,7 +14,7 @@ class Running:
     """A request that was submitted. Its methods may be called from any thread.
 
     Iterating, by `for` or `async for`, yields every token once, as it comes; an iterator that is given up cancels the request.
-    `await running` is `result()` for asyncio. A `Running` that nobody holds any more cancels its request, too.
+    `await running` is `result()` for asyncio. A `Running` that is garbage-collected cancels its request, too.
 
     Attributes:
         id: The request's.
@@ -46,7 +46,7 @@ class Running:
         return self.result()
 
     def result(self) -> Result:
-        """Wait for the end; of a cancelled request, what it had come to.
+        """Wait for the end; a cancelled request gives its tokens so far.
 
         Raises:
             AuguryError: The request failed, or would have to be waited for on the engine's own thread.

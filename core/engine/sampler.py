@@ -1,11 +1,11 @@
 """Logits → token. Sampling keeps no state that a rejected draft could have touched.
 
-What a token is chosen from is a function of the logits row, the history before it and its index among the request's tokens:
+A token's distribution is a function of the logits row, the history before it and its index among the request's tokens:
 penalties are counted afresh over the last tokens, and the random number of index i is the i-th of the seed's stream. So there
-is nothing to roll back, and the same seed gives the same tokens however drafts were cut and accepted. `mirostat` looks at what
-the tokens before were drawn from, too, and keeps that until the history says which one it was.
+is nothing to roll back, and the same seed gives the same tokens with any drafts. `mirostat` also depends on earlier tokens'
+distributions, and keeps each until the history says which one it was.
 
-A request's own logits processors come first, then the logit bias and what a constraint forbids, then the samplers in their
+A request's own logits processors come first, then the logit bias and a constraint's mask, then the samplers in their
 order, which by default is llama.cpp's; then a token is drawn. Processors and samplers are steps of one form, see
 `augury.engine.sampling_step`.
 """
@@ -103,7 +103,7 @@ class Sampler:
         follows_text: Whether a constraint or mirostat goes along with the text, so that tokens must be asked for in the order
             of their indices, each after the tokens that are emitted before it.
         error: Why no token could be chosen at the last place asked for, where a constraint or a logits processor is the reason.
-        drawn_from: By index, what tokens were drawn from, if that is kept; of those that are certain there may be nothing.
+        drawn_from: By index, the distributions of tokens, if they are kept; certain tokens may have none.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Sampler:
             late: Tokens that are not among the first `n_early` of the request.
             n_early: See `late`.
             processors: Steps over whole rows, float32, before anything else.
-            constraint: What it does not allow is not drawn.
+            constraint: Only tokens that it allows are drawn.
             breakers: Of `dry`.
             infill: The sampler of that name.
             keeps_drawn: Whether `drawn_from` is wanted.
@@ -238,7 +238,7 @@ class Sampler:
         return ids, values, probabilities
 
     def uniforms(self, index: int) -> tuple[float, float]:
-        """Two numbers in [0, 1) for token `index`, for `verification.reject`; the second is the one that `choose` takes."""
+        """Two numbers in [0, 1) for token `index`, for `verification.reject`; `choose` takes the second."""
         index += self.params.seed_offset
         return self._acceptance(index), self._uniform(index)
 
@@ -266,7 +266,7 @@ class Sampler:
         adjusted = [(each, *each.recent(history)) for each in self._early]
         touched = np.unique(np.concatenate([biased, *(recent for _, recent, _ in adjusted)])) if adjusted else biased
         allowed = None if self._constraint is None else self._constraint.allowed(history, index)
-        # whatever is untouched and among the best after the change was among the best n + m before it
+        # an unchanged token among the best after the change was among the best n + m before it
         n = self._n_top + len(touched)
         if not self._is_sorted:
             ids, values = self._all(logits, row, allowed)
@@ -378,7 +378,7 @@ def _sorted(ids: np.ndarray, values: np.ndarray, probabilities: np.ndarray) -> t
 
 
 def _sorting(step: SamplingStep) -> SamplingStep:
-    """A step that sorts what it leaves."""
+    """A step that sorts its output."""
 
     def both(history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, logits = step(history, ids, logits)
@@ -388,6 +388,6 @@ def _sorting(step: SamplingStep) -> SamplingStep:
 
 
 def _arrays(bias: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Its tokens, rising, and what is added to their logits."""
+    """Its tokens, rising, and the additions to their logits."""
     tokens = sorted(bias)
     return np.array(tokens, np.int32), np.array([bias[token] for token in tokens])

@@ -1,4 +1,4 @@
-"""One running request: its history, what it has emitted, and when it ends."""
+"""One running request: its history, its emitted tokens, and its end."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Sequence(DraftedSequence):
 
         Args:
             request: Checked against the model.
-            channel: To the caller, who is given every token and the result.
+            channel: To the caller; it gets every token and the result.
             tokenizer: The model's, or None.
             n_vocab: V.
             n_ctx: Positions of a slot.
-            shared: What a constraint's session offers under that name.
+            shared: The `shared` of a constraint's session.
 
         Raises:
             AuguryError: The request's sampling or constraint does not fit the model.
@@ -65,8 +65,8 @@ class Sequence(DraftedSequence):
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits
         self.n_kept = 0  # tokens whose states the slot holds
-        self.n_reused = 0  # of those that were there when its prompt was processed
-        self.prompt = request.prompt  # or what is left of a text that was cut, to be processed before the next token
+        self.n_reused = 0  # of the drafters that were there when its prompt was processed
+        self.prompt = request.prompt  # or the rest of a text that was cut, to be processed before the next token
         self.is_prefilling = True
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
@@ -76,7 +76,7 @@ class Sequence(DraftedSequence):
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
         self._constraint = None
-        self.forced: Callable[[int], Tokens[int]] = lambda _: ()  # of so many tokens at most, those that must follow
+        self.forced: Callable[[int], Tokens[int]] = lambda _: ()  # at most so many tokens that must follow
         if request.constraint is not None:
             session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
             self._constraint = ConstraintGuard(request.constraint, session, self.speculation.timeout_s)
@@ -160,7 +160,7 @@ class Sequence(DraftedSequence):
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
     def possible(self, tokens: Tokens[int], parents: Tokens[int]) -> list[int] | None:
-        """See `DraftedSequence.possible`. What a drafter drew is left as it is where that has a part in what is emitted."""
+        """See `DraftedSequence.possible`. Drawn tokens are left as they are where the output depends on them."""
         if self._constraint is None or not tokens or self.speculation.verify == "rejection":
             return None
         try:
@@ -214,7 +214,7 @@ class Sequence(DraftedSequence):
         return match_tree(tokens, parents, choose)
 
     def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
-        """See `DraftedSequence.truth`. Synthetic acceptance judges a proposal by the same chance, whatever was emitted."""
+        """See `DraftedSequence.truth`. Synthetic acceptance judges a proposal by the same chance, for any emitted tokens."""
         emitted = self.history[-n_emitted:]
         rates = self.speculation.synthetic
         if not rates or not len(proposal) or proposal.parents is not None:
@@ -228,13 +228,13 @@ class Sequence(DraftedSequence):
         return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
     def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Tokens[str]) -> int:
-        """Append what a round emits, up to where the request ends, and deliver it.
+        """Append a round's tokens, up to where the request ends, and deliver them.
 
         Args:
-            accepted: What `verify` gave.
+            accepted: The result of `verify`.
             logits: Of the pass, for log-probabilities.
             first_row: The row after the history.
-            drafters: (k,) the names of those who proposed the tokens of the draft.
+            drafters: (k,) the names of the drafters of the draft's tokens.
 
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
@@ -295,7 +295,7 @@ class Sequence(DraftedSequence):
         return found
 
     def _with_drawn(self, piece: Token, n_top: int, index: int) -> Token:
-        """The same of what a token was drawn from, which holds it at least."""
+        """The same of a token's distribution, which holds it at least."""
         token = piece.token
         ids, probabilities = self.sampler.drawn_from.pop(index, (np.array([token]), np.ones(1)))
         with np.errstate(divide="ignore"):
@@ -314,10 +314,10 @@ class Sequence(DraftedSequence):
         self.finish_reason = "error"
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell the caller that it is over: what it came to, or the error, its own before that of a round."""
+        """Tell the caller that it is over, with the result or the error, its own before a round's."""
         try:
             outcome = self.error or error or self.result()
-        except BaseException as found:  # noqa: BLE001 - the caller must hear of the end whatever happens
+        except BaseException as found:  # noqa: BLE001 - the caller must hear of the end in any case
             outcome = found
         self.channel.finish(outcome)
 

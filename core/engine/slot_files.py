@@ -1,7 +1,7 @@
-"""`SavedSlot`, what a slot holds, and `SlotFiles`, which writes and reads it.
+"""`SavedSlot`, the contents of a slot, and `SlotFiles`, which writes and reads it.
 
 A file is a magic number, a version, a checksum of all that follows, and three parts, each after its length: facts in JSON, the
-text's tokens, and what the memory manager saved, which tells itself whether it is of this model and these options.
+text's tokens, and the memory manager's bytes, which identify their model and options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSION = 1
 
 @frozen(eq=False)
 class SavedSlot:
-    """A slot's text, and what its request was sampled with.
+    """A slot's text, and its request's sampling.
 
     `engine.generate(saved.tokens, **saved.params)` goes on as the request would have: the text's last token, which was sampled
     and not computed, is computed first, and random numbers follow those that were used up.
@@ -40,7 +40,7 @@ class SavedSlot:
 
     tokens: list[int]  # of the text, prompt and output
     params: Mapping[str, Any]  # of the request, as far as sampling goes
-    held: bytes = field(default=b"", repr=False)  # what the memory manager saved
+    held: bytes = field(default=b"", repr=False)  # the memory manager's bytes
 
     @classmethod
     def of(cls, sequence: Sequence) -> SavedSlot:

@@ -30,7 +30,7 @@ class PromptToken:
     """A token of a text that was given, and how probable it was after those before it, under the model's own distribution."""
 
     token: int
-    bytes: bytes | None = None  # what it stands for by itself; None: no tokenizer
+    bytes: bytes | None = None  # its own text; None: no tokenizer
     logprob: float | None = None  # natural logarithm; None of the first token, which follows nothing
     rank: int | None = None  # 1: no token was more probable
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens in its place, best first
@@ -47,13 +47,13 @@ class PromptProgress:
 
 
 class RequestCounter(DraftingCounter):
-    """Counts what one request does. Only rounds that are over are counted, so there is nothing to roll back."""
+    """Counts the work of one request. Only rounds that are over are counted, so there is nothing to roll back."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
-        self.plain_s: float | None = None  # what the planner takes a plain pass to be
+        self.plain_s: float | None = None  # the planner's estimate of a plain pass
         self._request = request
         self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
         self._draft_lengths: list[int] = []
@@ -71,7 +71,7 @@ class RequestCounter(DraftingCounter):
         self._progressed()
 
     def begun(self, drafter: str, seconds: float) -> None:
-        """A drafter was at the text for so long until now, which is prompt time, unless the text was cut in the middle."""
+        """A drafter has worked on the text for so long, which is prompt time, unless the text was cut in the middle."""
         if self._n_emitted <= 1:
             self._first_token_at = self._last_token_at = perf_counter()
             self._prompt_s += seconds
@@ -106,7 +106,7 @@ class RequestCounter(DraftingCounter):
         """A round is over.
 
         Args:
-            drafters: (k,) who proposed the drafted tokens that were verified.
+            drafters: (k,) the drafters of the drafted tokens that were verified.
             depth: How many of them could be accepted.
             n_accepted: How many were.
             n_emitted: Tokens emitted.
@@ -156,7 +156,7 @@ class RequestCounter(DraftingCounter):
 
 
 def log_request(summary: Summary) -> None:
-    """Log what a request came to."""
+    """Log a request's result."""
     if not _LOGGER.isEnabledFor(logging.INFO):
         return
     logger = get_logger("augury.engine.loop")
@@ -231,7 +231,7 @@ class EngineStats:
 
 
 class EngineCounter:
-    """Counts what an engine does, on its thread, and publishes what any thread may read: values that nobody changes."""
+    """Counts an engine's work, on its thread, and publishes immutable values that any thread may read."""
 
     def __init__(self, n_slots: int) -> None:
         self._counts = attrs.asdict(Counts())
@@ -239,7 +239,7 @@ class EngineCounter:
         self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
-        """A request has a slot, which holds so many tokens of its prompt, of those that were held."""
+        """A request has a slot, which reuses so many tokens of its prompt, of those that some slot had."""
         self._add(n_reused=n_reused, n_recomputed=n_recomputed)
 
     def passed(self, seen: Round, n_prompt: int) -> None:
@@ -264,7 +264,7 @@ class EngineCounter:
             self._counts[name] += n
 
     def publish(self, running: Iterable[_Running]) -> None:
-        """Let others see what was counted, and who runs: slot, request, tokens held and emitted, and what was drafted."""
+        """Publish the counts, and the running requests: slot, request, tokens held and emitted, and drafts."""
         self._seen = self._counts.copy(), tuple(running)
 
     def stats(self, n_waiting: int, evaluating: Collection[int], plain_s: float | None) -> EngineStats:

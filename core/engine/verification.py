@@ -1,4 +1,4 @@
-"""Acceptance rules: pure functions from a draft and what the target says to what is emitted."""
+"""Acceptance rules: pure functions from a draft and the target's choices to the emitted tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Accepted:
 
 
 def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
-    """Accept the draft while it is what the target chooses itself.
+    """Accept the draft while it equals the target's own choices.
 
     The target's choice at every position is made exactly as without a draft, so the emitted tokens are those of plain
-    decoding, greedy or sampled, whatever was drafted.
+    decoding, greedy or sampled, for any draft.
 
     Args:
         draft: k proposed tokens.
@@ -53,11 +53,11 @@ def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
 
 
 def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[int, int], int]) -> Accepted:
-    """The same for a tree: go down from the history for as long as one of the next tokens is what the target chooses.
+    """The same for a tree: go down from the history for as long as one of the next tokens is the target's choice.
 
     Args:
         draft: k proposed tokens.
-        parents: (k,), parents[i] < i is what token i follows, -1 the history.
+        parents: (k,), token i follows parents[i] < i, or the history if that is -1.
         choose: choose(i, d) is the target's own token after draft token i, -1 for the history, which has d tokens of the draft
             before and including it.
 
@@ -84,31 +84,31 @@ def reject(
     uniform: Callable[[int], tuple[float, float]],
     n_block: int | None = None,
 ) -> Accepted:
-    """Accept drawn tokens block by block; draw from what is left of p where the rest of a block is refused.
+    """Accept drawn tokens block by block; draw from the residual of p where the rest of a block is rejected.
 
     A block is a path of drawn tokens. After i of them it has the weight w(i), of at most 1, and p is the target's distribution
-    of the token that follows, q what the block's next token was drawn from::
+    of the token that follows, q the distribution of the block's next drawn token::
 
         w(0) = 1,  w(i+1) = min(1, w(i) p/q)    the chance that more than i tokens are accepted, where the next one is known
         left(i)  = max(0, w(i) p - q)           by token; its sum is L(i)
         h(i) = L(i) / (L(i) + 1 - w(i))         the chance that i tokens are accepted if more are not
 
-    A token follows the first i with weight min(w(i) p, q), as the next of the block, and with left(i), as one drawn from what
-    is left: together w(i) p. So after any i accepted tokens the next one is distributed as by the target. A ratio p/q above 1
+    A token follows the first i with weight min(w(i) p, q), as the next of the block, and with left(i), as one drawn from the
+    residual: together w(i) p. So after any i accepted tokens the next one is distributed as by the target. A ratio p/q above 1
     makes up for one below 1 before it, so w(i) is never less than the product of min(1, p/q), which is the chance of a block's
     tokens to be accepted one by one, as blocks of one token.
 
-    Where the token drawn from what is left is another one of the draft in the same place, it is accepted as well, and another
-    block may follow it. What is emitted is distributed as by the target alone, but not token by token the same.
+    If the token drawn from the residual is another one of the draft in the same place, it is accepted as well, and another
+        block may follow it. The output has the target's distribution, but not the same tokens for a seed.
 
     Args:
         draft: k proposed tokens.
-        parents: (k,), parents[i] < i is what token i follows, -1 the history. Of the tokens after one parent at most one was
-            drawn. Tokens before it may decide whether it is there; to leave a drawn token out because of what it is would be a
+        parents: (k,), token i follows parents[i] < i, or the history if that is -1. At most one of the tokens after one parent
+            was drawn. Tokens before it may decide whether it is there; leaving out a drawn token because of its id would be a
             bias.
-        probabilities: (k, V), q: what each was drawn from; a row of zeros, or None for all, where it was certain.
+        probabilities: (k, V), q: the distribution of each draw; a row of zeros, or None for all, where it was certain.
         target: target(i, d) is p, the target's distribution after draft token i, -1 for the history, which has d tokens of the
-            draft before and including it; called after what a token follows was asked for, and never after an impossible one.
+            draft before and including it; called for a token's parent first, and never after an impossible one.
         uniform: uniform(d) gives two numbers in [0, 1) for depth d: one to accept a block by that begins there, one to draw by.
             A later round must be given others: rounds that take the numbers of their tokens' places never share one.
         n_block: Tokens of a block at most; of 1 the target is asked for nothing after a refused token.
@@ -166,9 +166,9 @@ def _n_accepted(chances: Sequence[float], uniform: float) -> int:
 def accept_by_chance(
     draft: Sequence[int], rates: Sequence[float], uniform: Callable[[int], float], choose: Callable[[int], int]
 ) -> Accepted:
-    """Accept each drafted token with a given chance, whatever the target says of it: for benchmarks.
+    """Accept each drafted token with a given chance, without asking the target: for benchmarks.
 
-    It costs what verification costs, but what is emitted is not the target's text.
+    It costs the same as verification, but the output is not the target's text.
 
     Args:
         draft: k proposed tokens.

@@ -33,15 +33,15 @@ class _Evaluation:
 class Worker:
     """The engine's thread as all others see it. It sleeps while there is nothing to do.
 
-    It ends with `close`, or when nobody holds the worker any more: the thread itself does not. At its end it gives back what
-    the engine has loaded, so that no other thread ever calls a model.
+    It ends with `close`, or when the worker is garbage-collected: the thread itself has no reference to it. At its end it
+        closes all models, so that no other thread ever calls one.
     """
 
     def __init__(self, loop: Loop, give_back: Callable[[], None], *, n_slots: int, max_queue: int | None = None) -> None:
         """Start the thread.
 
         Args:
-            loop: Called on the thread alone from now on.
+            loop: Called only on the thread.
             give_back: Called on the thread, at its end.
             n_slots: Requests that run at once.
             max_queue: Requests that may wait for a slot; None for any number.
@@ -114,7 +114,7 @@ class Worker:
             raise
 
     async def answer_async(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
-        """`answer` for a task of an event loop: where it is cancelled, so are the steps that are left."""
+        """`answer` for a task of an event loop: cancelling it cancels the remaining steps."""
         self.check_queue()
         channel = Channel()
         try:
@@ -134,7 +134,7 @@ class Worker:
         self._engine_thread.put(_Evaluation(steps(self._loop), channel, waits_its_turn))
 
     def wait(self, channel: Channel) -> Any:
-        """Wait for the outcome and return it, or raise what went wrong."""
+        """Wait for the outcome and return it, or raise the error."""
         while channel.outcome is None:
             self.check_may_wait()
             channel.block(channel.waiters)
@@ -171,7 +171,7 @@ class Worker:
             )
 
     def close(self) -> None:
-        """End what runs as cancelled, give everything back, and wait for it. Any thread may, any number of times.
+        """Cancel all requests, release everything, and wait for it. Any thread may call it, any number of times.
 
         On the engine's own thread it does not wait: the end comes after the round. In a forked child there is no thread to end.
         """
@@ -181,11 +181,11 @@ class Worker:
 
 
 class _EngineThread:
-    """What the thread holds. Whatever others have for it comes through the inbox, which takes no lock of theirs."""
+    """The thread's own state. Other threads reach it through the inbox, which takes no lock of theirs."""
 
     def __init__(self, loop: Loop, give_back: Callable[[], None], n_slots: int) -> None:
         self.inbox: queue.SimpleQueue[Sequence | _Evaluation | None] = queue.SimpleQueue()  # None: end
-        self.end: AuguryError | None = None  # why nothing is taken in any more
+        self.end: AuguryError | None = None  # why nothing more is accepted
         self._loop = loop
         self._evaluations: deque[_Evaluation] = deque()  # the first `n_slots` take turns
         self._n_slots = n_slots
@@ -203,7 +203,7 @@ class _EngineThread:
             self._refuse()
 
     def run(self) -> None:
-        """The thread, from its start to its end; whatever happens, everyone who waits hears of it."""
+        """The thread, from its start to its end; every waiting caller hears of it in any case."""
         end, error = AuguryError("the engine is closed; load a new one"), None
         try:
             while self._take():
@@ -224,7 +224,7 @@ class _EngineThread:
         guarded(self._give_back)
 
     def _take(self) -> bool:
-        """Take in what has come, and wait for it if there is nothing else to do; false where the thread is to end."""
+        """Take in new messages, and wait for them if there is nothing else to do; false if the thread is to end."""
         may_wait = self._loop.n_sequences == 0 and not self._evaluations
         while may_wait or not self.inbox.empty():
             work = self.inbox.get()
@@ -253,7 +253,7 @@ class _EngineThread:
                     yield work
 
     def _refuse(self) -> None:
-        """End what came after the end."""
+        """End the requests that came after the end."""
         for work in self._arrived():
             work.channel.finish(self.end)
 

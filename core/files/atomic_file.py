@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, each written by one process at a time, whatever ends that process.
+"""Files that appear whole or not at all, each written by one process at a time, however that process ends.
 
-What is written goes into a part beside the file, `.NAME.part`, which its writer has locked with flock(2). The system releases
-the lock when the process ends, however it ends: a part that nobody has locked is left over, and is taken over by whoever writes
-the file next, or removed by `sweep`. So the part is temporary file and lock in one, and no process ids are compared.
+The content goes into a part beside the file, `.NAME.part`, which its writer has locked with flock(2). The system releases
+the lock when the process ends, in any way: a part without a lock is left over; the next writer of the file takes it over, or
+    `sweep` removes it. So the part is temporary file and lock in one, and no process ids are compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AtomicFile:
 
     Attributes:
         path: The file to be.
-        file: What to write to, from the start of the `with` block, open for reading, too.
+        file: The file to write to, from the start of the `with` block, open for reading, too.
 
     An OSError that leaves the block names `path`, where it names no file.
     """
@@ -70,7 +70,7 @@ class AtomicFile:
             error.filename = str(self.path)
         if _is_at(self.file, self._part):
             _remove(self._part)
-        with suppress(OSError):  # closing is not enough for those who wait: a mapping of the file keeps the lock
+        with suppress(OSError):  # closing is not enough for waiting processes: a mapping of the file keeps the lock
             fcntl.flock(self.file, fcntl.LOCK_UN)
         with suppress(OSError):  # of buffered bytes of a file that is not wanted
             self.file.close()
@@ -81,7 +81,7 @@ class AtomicFile:
         return self._part
 
     def scratch(self) -> Path:
-        """A new folder beside the file for what else is needed on the way; it goes when the part goes."""
+        """A new folder beside the file for other temporary files; it is removed with the part."""
         folder = _scratch_of(self._part)
         folder.mkdir()
         return folder
@@ -90,7 +90,7 @@ class AtomicFile:
         """Give the file its name, in place of one that was there.
 
         Args:
-            is_durable: Whether it must survive a crash of the machine; what has a checksum need not.
+            is_durable: Whether it must survive a crash of the machine; files with a checksum need not.
         """
         self.file.flush()
         if is_durable:
@@ -133,7 +133,7 @@ class AtomicFile:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a whole file; where that fails, what was there before stays, and no part of the new one.
+    """Write a whole file; if that fails, the old file stays, and no part of the new one.
 
     A pipe or device is written as it is; a link stays one.
 
@@ -161,7 +161,7 @@ def is_being_written(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the parts below `folder` that ended processes left behind; what cannot be removed is left to the next sweep."""
+    """Remove the parts below `folder` that ended processes left; parts that cannot be removed wait for the next sweep."""
     with suppress(OSError):
         for part in folder.rglob(f"*{_SUFFIX}"):
             with suppress(OSError), _opened(part) as file:
@@ -185,7 +185,7 @@ def _part_of(path: Path) -> Path:
 
 
 def _opened(part: Path, flags: int = 0) -> BinaryIO:
-    # what stands there in place of a part, such as a link to a file of value, is not opened
+    # another thing in place of a part, such as a link to a file of value, is not opened
     return os.fdopen(os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | flags, _MODE), "r+b")
 
 

@@ -42,7 +42,7 @@ REQUIRED: Final = _Missing.REQUIRED
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
-# What `ModelFile.get` can be asked for → how an error message calls it.
+# The types that `ModelFile.get` can be asked for → their names in error messages.
 _KINDS: dict[object, str] = {
     int: "an integer",
     float: "a number",
@@ -122,7 +122,7 @@ class ModelFile:
         identity: tuple[tuple[int, ...], ...] = (),
         head: bytes = b"",
     ) -> None:
-        """Hold what `open` has read."""
+        """Hold the data that `open` has read."""
         self.head = head
         self.target: ModelFile | None = None
         self.in_memory: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
@@ -144,7 +144,7 @@ class ModelFile:
         Raises:
             ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
             UnsupportedError: A tensor has a type that augury does not read.
-            OptionError: A value does not fit what it takes the place of.
+            OptionError: A value does not fit the one that it replaces.
         """
         file = cls._open_parts(Path(path))
         if override_kv:
@@ -223,7 +223,7 @@ class ModelFile:
             kind: `int`, `float`, `bool`, `str`, `list[int]`, `list[float]`, `list[bool]`, `list[str]`, or `np.ndarray`
                 for an array of numbers as the file stores it. Integers are also taken where floats are asked for;
                 nothing else is converted.
-            default: What to return if the key is missing; without it the key is required.
+            default: The result if the key is missing; without it the key is required.
 
         Raises:
             ModelFileError: The key is missing and required, or holds something else.
@@ -242,7 +242,7 @@ class ModelFile:
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Look up a tensor that must be there, and have this shape if one is given.
 
-        Files leave out a shape's first axes of size 1, or do not: what is given decides.
+        Files leave out a shape's first axes of size 1, or do not: the given shape decides.
 
         Raises:
             ModelFileError: It is missing or has another shape.
@@ -374,7 +374,7 @@ def _as_kind(value: object, kind: object) -> object:
 
 
 def _described(value: object) -> str:
-    """Say what a metadata value is, in at most a line."""
+    """Describe a metadata value, in at most a line."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.size} {value.dtype}"
     if isinstance(value, list):

@@ -101,7 +101,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
 
 
 def quoted(name: str) -> str:
-    """Quote a name for a message: on one line and of bounded length, whatever a damaged file holds."""
+    """Quote a name for a message: on one line and of bounded length, even from a damaged file."""
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 

@@ -1,4 +1,4 @@
-"""From what a user typed for a model to a file."""
+"""From a user's text for a model to a file."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
 
 @functools.cache
 def _swept(folder: Path) -> None:
-    """Remove, once in a process, what a killed start left there of models, packed weights or compiled kernels."""
+    """Remove, once in a process, the parts of models, packed weights or compiled kernels that a killed start left there."""
     sweep(folder)

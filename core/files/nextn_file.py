@@ -37,7 +37,7 @@ def is_nextn_alone(file: ModelFile) -> bool:
 def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
     """A model with the layers that predict further tokens of a file that has them alone, in place of its own.
 
-    They share the model's embedding and output. What the file has of these besides is left where it is. An assistant brings its
+    They share the model's embedding and output. Copies of these in the file are not read. An assistant brings its
     own: in the model its tensors have the name of its architecture and a slash before theirs.
 
     Raises:
@@ -93,7 +93,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _by_layer(file: ModelFile, more: ModelFile, n: int, n_stored: int) -> dict[str, np.ndarray]:
-    """What `more` states layer by layer, with the model's own values for its layers."""
+    """The values that `more` states layer by layer, with the model's own values for its layers."""
     stated = {}
     for key, values in more.metadata.items():
         own = file.metadata.get(key)

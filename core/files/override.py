@@ -22,7 +22,7 @@ _TYPED = re.compile(r"([A-Za-z]\w*):(.*)", re.DOTALL)
 
 @frozen
 class Untyped:
-    """A value as it was typed, to be read as what the file has in its place."""
+    """A value as it was typed, to be read as the type of the file's value."""
 
     text: str
 

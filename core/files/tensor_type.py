@@ -116,7 +116,7 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
 
 
 def type_name(type_id: int) -> str:
-    """Return what ggml calls a type id, whether augury reads it or not.
+    """Return ggml's name of a type id, whether augury reads it or not.
 
     >>> type_name(41), type_name(999)
     ('Q1_0', 'type 999')

@@ -1,6 +1,6 @@
 """The operations of attention: preparing heads, keeping them, choosing positions, and mixing values.
 
-Caches are named by their places in `Block.cached()`. Operations see what earlier ones have kept of the same token.
+Caches are named by their places in `Block.cached()`. Operations see the rows that earlier ones have kept of the same token.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Multiply(Operation):
     x: Value
     linears: tuple[Linear, ...]
     out: tuple[Value, ...]
-    purpose: str  # what the products are, as a profile names them
+    purpose: str  # the products' name in a profile
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         for linear, out in zip(self.linears, self.out, strict=True):
@@ -67,7 +67,7 @@ class Add(Operation):
 
 @frozen(eq=False)
 class AddStream(Operation):
-    """x += factor * z, or factor * first where that is given; if they trade, z becomes what x was. See `SecondStream`."""
+    """x += factor * z, or factor * first if that is given; if exchanged, z becomes the previous x. See `SecondStream`."""
 
     factor: float
     trades: bool

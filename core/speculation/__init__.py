@@ -1,1 +1,1 @@
-"""Speculation: who drafts, how far, and what it costs."""
+"""Speculation: the choice of drafters and of draft lengths, by measured costs."""

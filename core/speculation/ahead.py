@@ -54,10 +54,10 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, be
 
 
 def _able(choice: Choice) -> RequestDrafter | None:
-    """The drafter that can say what follows a slot's draft."""
+    """The drafter that can continue a slot's draft."""
     if not len(choice.draft):
         return None
-    # what is drawn would be other tokens, of which others are accepted
+    # other tokens would be drawn, of which others are accepted
     if choice.proposals.sequence.speculation.verify != "match":
         return None
     asked = (drafter for drafter in choice.proposals.of if drafter.profile.is_costly and drafter.guard.drafts_ahead)

@@ -37,8 +37,8 @@ class Best:
 def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_accepted: bool = False) -> Best:
     """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n.
 
-    A child never ranks before its parent. What was drawn comes first, in the order in which it was proposed, and is taken in
-    any case as far as there is room: whether it is must not depend on which token it is.
+    A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
+        far as there is room: this must not depend on the tokens themselves.
 
     Args:
         slots: With their trees.

@@ -1,4 +1,4 @@
-"""Times a loaded model's passes, so that the planner starts from what they cost here."""
+"""Times a loaded model's passes, so that the planner starts from their costs on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZES = (1, 2, 4, 8, 16)  # timed several times over, before anything else
 # once, in the order of their worth: a slow machine's time is up before the last
 _FINE_SIZES = (32, 64, 3, 6, 12, 24, 5, 9, 17, 48)
 _DEEP_SIZES = (1, 4, 16)
-_DEPTH = 1024  # where what a context costs is measured
+_DEPTH = 1024  # where the cost of a context is measured
 _SHALLOWEST = 256  # the least depth that says something about it
 _CHUNK = 64  # tokens of a text that is processed to get there
 _NO_ROWS = np.empty(0, np.int32)
@@ -27,7 +27,7 @@ _TURNS = 2
 
 
 def planner_for(model: Model, chain: Sequence[Drafter], draft_max: int, *, replays_accepted: bool) -> DraftPlanner | None:
-    """A planner for a chain of drafters in every slot, by what passes of this model cost here; None without drafters."""
+    """A planner for a chain of drafters in every slot, by the measured costs of this model's passes; None without drafters."""
     if not chain:
         return None
     costs = measure_passes(model, model.state_spec.n_slots * (draft_max + 1))
@@ -37,7 +37,7 @@ def planner_for(model: Model, chain: Sequence[Drafter], draft_max: int, *, repla
 def measure_passes(model: Model, n_largest: int) -> PassCosts:
     """Time passes of 1 to `n_largest` tokens, all with logits, on slot 0, whose states are overwritten.
 
-    The best of several times is taken: whatever else runs only ever adds.
+    The least of several times is taken: other programs only ever add.
     """
     spec = model.state_spec
     steps = [n for n in model.pass_sizes if n not in _SIZES] or _FINE_SIZES
@@ -54,7 +54,7 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
             deep = [(n, min(depth, spec.n_ctx - n)) for n in _DEEP_SIZES if n in sizes and depth]
             rest = [*deep, *((n, 0) for n in fine)]
         for n, depth in [*((n, 0) for n in sizes), *rest]:
-            is_needed = turn == 0 and n <= 2 and depth == 0  # the least that says what drafting costs
+            is_needed = turn == 0 and n <= 2 and depth == 0  # the least that measures the cost of drafting
             if is_needed or perf_counter() - start < _BUDGET_S:
                 best[n, depth] = min(_seconds(model, n, depth), best.get((n, depth), np.inf))
     times = [PassTime(n, depth, seconds) for (n, depth), seconds in best.items()]
@@ -62,14 +62,14 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
 
 
 def _fill(model: Model, depth: int, end: float) -> int:
-    """Let the positions before `depth` hold something: a pass must not attend to what was never stored.
+    """Fill the positions before `depth`: a pass must not attend to positions that were never stored.
 
     It would also read memory that the system has not given yet, and be faster than one after a text. Keys and values of the
     first position are moved to all others. A recurrent state follows a text alone, which is processed for half of the time
     that is left until `end`, by the clock.
 
     Returns:
-        Up to where there is something; 0: not far enough to say what a context costs.
+        Up to which position; 0: not far enough to measure the cost of a context.
     """
     if not model.state_spec.n_bytes_per_sequence:
         if perf_counter() >= end:

@@ -14,7 +14,7 @@ from augury.types import Draft
 
 __all__ = ["TYPICAL", "Agreement", "Chances", "Ground", "survival"]
 
-# What tokens begin with: docs/benchmarks.md, "What grounds are worth", has how that was measured
+# Prior chances of tokens: docs/benchmarks.md, "What grounds are worth", says how they were measured
 _RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each ground
 _RUN_CHANCES = (0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99)
 _LAST_RUN = _RUNS[-1]
@@ -24,7 +24,7 @@ _EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95
 _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.23, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
 
 TYPICAL = 0
-"""The ground of all tokens together; of those that follow one token, that of the first alone."""
+"""The ground of all tokens together; among siblings only the first one's."""
 _CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself gave
 
@@ -33,13 +33,13 @@ _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, before any was seen
 _CERTAIN = 0.995
 
 _KEEP_ALL = 0.998  # of the trials of all requests with each new one
-_LOOKUP = 4.0, 0.93  # trials that the prior counts as, and what is kept of a request's own: texts change their mind
+_LOOKUP = 4.0, 0.93  # trials that the prior counts as, and the share of a request's own that is kept: texts change
 _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a ground that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
 
 
 _Level = tuple[list[float], list[float], list[float], list[float], float]
-"""What is learnt by ground: trials, right ones, and the chance; the chance before any; and what is kept of old trials."""
+"""The knowledge of a ground: trials, right ones, the chance, the prior chance, and the decay of old trials."""
 
 
 @frozen
@@ -57,18 +57,18 @@ class Chances:
     judged by its run: how many tokens the drafter got right in a row up to there. After twenty right tokens the next one is
     likely right, whether they were verified in one pass or in twenty. A model's tokens without confidence are judged together.
 
-    A token is a trial only where everything before it was right. What comes after a wrong token or after the text's end was
-    not seen and counts as nothing.
+    A token is a trial only where everything before it was right. Tokens after a wrong one or after the text's end are no
+        trials.
 
     `child` makes the chances of one request, which start from those of all requests and then follow their own text.
     """
 
     def __init__(self, evidence: Sequence[float] = (), *, is_costly: bool = False, is_certain: bool = False) -> None:
-        """Start from what is known before anything was seen.
+        """Start from prior chances.
 
         Args:
             evidence: See `Drafter.evidence_chances`.
-            is_costly: Whether it is a model that drafts, or what takes as long.
+            is_costly: Whether a model drafts, or something as slow.
             is_certain: See `Drafter.is_certain`.
         """
         self._has_runs = not (is_costly or is_certain)
@@ -88,7 +88,7 @@ class Chances:
 
     @property
     def typical(self) -> float:
-        """The chance of any token, on whatever grounds."""
+        """The chance of any token, on any ground."""
         return self._values[TYPICAL]
 
     @property
@@ -136,10 +136,10 @@ class Chances:
 
 
 class Agreement:
-    """What it says of a token that another drafter proposes the same, or something else in its place.
+    """The effect on a token's chance of another drafter's proposal, the same or a different one.
 
-    That is learnt by the chance of the token's own drafter, in steps: the ratio of tokens that were right to those that were
-    expected to be. It is 1 until something else was seen.
+    It is learnt by the chance of the token's own drafter, in steps: the ratio of the number of right tokens to the expected
+        number, 1 at first.
     """
 
     ALONE, AGREED, CONTESTED = range(3)

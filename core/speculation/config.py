@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
-_A_MODEL, _NEXTN = "a draft model", "layers of the target that predict further tokens"  # what drafters need
+_A_MODEL, _NEXTN = "a draft model", "layers of the target that predict further tokens"  # needs of drafters
 
 
 @frozen
 class Member:
-    """A drafter of a chain: its name, an instance of its options class, and what else it is called."""
+    """A drafter of a chain: its name, an instance of its options class, and its aliases."""
 
     name: str
     options: Any
@@ -118,7 +118,7 @@ def choose_drafters(
 
 
 def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], Member]]) -> list[tuple[type[Drafter], Member]]:
-    """The drafters that are loaded without being named, for requests that have what they draft from."""
+    """The drafters that are loaded without being named, for requests with the parameter that they draft from."""
     named = {drafter for drafter, _ in chosen}
     return [
         (drafter, Member(name, build(drafter.options_class, {}, name), drafter.aliases, drafter.serves))
@@ -196,7 +196,7 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
         return (length / (1 + length),)
     if rates is None:
         return ()
-    given: Any = rates  # whatever a caller passes
+    given: Any = rates  # a caller may pass anything
     found: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else ()
     if not found or not all(_is_number(rate) and 0 <= rate <= 1 for rate in found):
         raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
@@ -261,7 +261,7 @@ class Speculation:
         return attrs.evolve(self, members=serving + tuple(each for each in self.members if each.serves is None))
 
     def override(self, params: Mapping[str, Any] | Literal[True, False] | None) -> Speculation:
-        """The same with what a request wants otherwise.
+        """The same with a request's own settings.
 
         Args:
             params: False for no drafter, True or None for no wish, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the

@@ -14,9 +14,9 @@ __all__ = ["DraftCost", "PassCosts", "PassTime"]
 _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
 _MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as that
-_ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
+_ALIKE = 0.5  # the share of that for all other passes of several tokens
 _DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
-_OUTLIER = 2.0  # what took longer than this factor was interrupted, and counts as if it had taken that
+_OUTLIER = 2.0  # a longer time by this factor is an interruption, and counts as this factor
 _LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
 _WARM_UP = 16  # asks: the first are slow
 _MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
@@ -44,7 +44,7 @@ class PassCosts:
         """Start from measured times.
 
         Args:
-            times: At least one at the smallest depth; those at a larger one say what a context costs.
+            times: At least one at the smallest depth; those at a larger one give the cost of a context.
             n_largest: Passes of up to so many tokens have figures of their own.
             pass_sizes: See `Model.pass_sizes`; each is a step of the curve.
         """
@@ -66,7 +66,7 @@ class PassCosts:
         self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
         self._nearness: dict[
             int, list[tuple[float, float]]
-        ] = {}  # by size: how near the others are, and so what it says of them
+        ] = {}  # by size: how near the others are, and so how much it says of them
         self._depth: float | None = None  # that the curve was last asked for at
         self._curve: list[float] = []
         self._hopeful: list[float] = []
@@ -81,7 +81,7 @@ class PassCosts:
             self._depth = depth
             figures = self._figures(len(self._flat), depth)
             self._curve = list(accumulate(figures, max))
-            # plain decoding is what all is measured by
+            # plain decoding is the unit of all
             hopes = [1.0 if i < 2 else 1 - _DOUBT / (1 + n_seen) for i, n_seen in enumerate(self._n_seen)]
             self._hopeful = list(accumulate(map(mul, figures, hopes), max))
         n_more = range(len(self._curve), n + 1)
@@ -90,7 +90,7 @@ class PassCosts:
     def hopeful_curve(self, n: int, depth: float) -> list[float]:
         """The same as far as it may turn out to be: sizes that were seen little are worth a try.
 
-        A figure that is too high would never be corrected otherwise, for what seems expensive is not done.
+        Otherwise a figure that is too high would never be corrected, because such passes would not be made.
         """
         known = self.curve(n, depth)
         return self._hopeful + known[len(self._hopeful) :]
@@ -125,7 +125,7 @@ class DraftCost:
     per_token: float = 0.0  # that it drafts; of a whole draft where that `is_fixed`
     per_missed: float = 0.0  # that was emitted while it was not asked
     n_asks: int = 0
-    is_fixed: bool = False  # whether a draft takes as long whatever its length
+    is_fixed: bool = False  # whether a draft of any length takes the same time
 
     @property
     def is_known(self) -> bool:
@@ -134,7 +134,7 @@ class DraftCost:
 
     @property
     def is_warm(self) -> bool:
-        """Whether nothing is done any more that is done once."""
+        """Whether all work that is done only once is over."""
         return self.n_asks > _WARM_UP
 
     def seconds(self, k: int, n_missed: int) -> float:
@@ -151,9 +151,9 @@ class DraftCost:
         return 0.0 if self.is_fixed else self.per_token
 
     def observe(self, k: int, n_missed: int, seconds: float) -> None:
-        """A draft of k tokens took so long. Where much was missed, it is that which took the time.
+        """A draft of k tokens took so long. After many missed tokens, catching up took the time.
 
-        One that took less than half of what was known says that those before it were interrupted.
+        One that took less than half of the known time shows that earlier ones were interrupted.
         """
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
@@ -167,7 +167,7 @@ class DraftCost:
         self.per_token = measured
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
-        """A prompt took so long: that is what it takes to catch up.
+        """A prompt took so long: this measures catching up.
 
         It says little where the drafter held the prompt from before, in which case it is far quicker than it was.
         """

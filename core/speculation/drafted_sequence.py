@@ -24,8 +24,8 @@ class DraftedSequence(ABC):
         speculation: Which drafters may draft how far.
         n_reused: Tokens of the text that the slot held when the text was processed.
         history: Prompt and output so far, (h,) int32, read-only.
-        pieces: What was emitted.
-        counter: Of what its drafters do.
+        pieces: The emitted tokens.
+        counter: Of its drafters' work.
     """
 
     id: str
@@ -51,4 +51,4 @@ class DraftedSequence(ABC):
 
     @abstractmethod
     def describe(self, session: Session) -> None:
-        """Set what the session of a drafter says of the request."""
+        """Set the request's part of a drafter's session."""

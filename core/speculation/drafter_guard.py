@@ -1,7 +1,7 @@
-"""Calls drafters, so that what goes wrong in them stays with them.
+"""Calls drafters, so that their failures affect nothing else.
 
-Speculation never decides what is emitted. So a drafter that fails is left out of the rest of its request, which goes on without
-it, to the same tokens. It fails if it raises, returns what its contract does not allow, or takes longer than the request's
+Speculation never changes the output. So a drafter that fails is left out of the rest of its request, which goes on without
+it, to the same tokens. It fails if it raises, breaks its contract by a result, or takes longer than the request's
 `timeout_s` twice: the first time it may have been compiling.
 """
 
@@ -40,9 +40,9 @@ def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
 
 @define(eq=False)
 class DrafterGuard:
-    """A drafter of one request. Its calls return whatever happens, and what they return is no longer the drafter's to change.
+    """A drafter of one request. Its calls always return, and their results are copies that the drafter cannot change.
 
-    A call that fails gives what a drafter gives that has nothing to say, such as an empty draft; `is_left_out` says the rest.
+    A call that fails gives an empty result, such as an empty draft; `is_left_out` says the rest.
     """
 
     drafter: Drafter
@@ -66,7 +66,7 @@ class DrafterGuard:
 
     @property
     def history(self) -> np.ndarray:
-        """The request's text as the drafter sees it, (h,) int32: a copy, for what it does to that is to reach nobody else."""
+        """The request's text as the drafter sees it, (h,) int32: a copy, so that its changes affect nothing else."""
         history = self.sequence.history
         if (n := len(history)) > self._n_shown:
             self._text[self._n_shown : n] = history[self._n_shown :]
@@ -131,7 +131,7 @@ class DrafterGuard:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it can be asked for what follows a guess."""
+        """Whether it can be asked for the tokens after a guess."""
         may_ask = not (self.is_left_out or self.is_asked_alone)
         return may_ask and bool(self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)))
 
@@ -159,7 +159,7 @@ class DrafterGuard:
             self._begun()
 
     def accept(self, verdict: Verdict) -> None:
-        """Tell it what became of a round."""
+        """Tell it a round's verdict."""
         self._call("accept", self.drafter.accept, self.history, verdict)
         self.sequence.counter.took(self.name, self.seconds, "accept_s")
 
@@ -169,7 +169,7 @@ class DrafterGuard:
             self._call("end", self.drafter.end)
 
     def checked(self, draft: Any, limit: int) -> Draft:
-        """The first `limit` tokens of a draft, which are no longer the drafter's to change.
+        """The first `limit` tokens of a draft, as a copy that the drafter cannot change.
 
         Raises:
             PluginError: It is none.
@@ -179,7 +179,7 @@ class DrafterGuard:
         if not len(draft.tokens):
             return NO_DRAFT
         draft = draft.cut(limit)
-        if draft.probabilities is not None or draft.confidence is not None:  # views of what the drafter may write over
+        if draft.probabilities is not None or draft.confidence is not None:  # views of arrays that the drafter may write over
             of_drafter = draft.probabilities, draft.confidence
             probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
             draft = Draft(draft.tokens, draft.parents, probabilities, confidence, draft.evidence)
@@ -192,7 +192,7 @@ class DrafterGuard:
         start = perf_counter()
         try:
             result = call(*arguments)
-        except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+        except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
             self.took(method, perf_counter() - start)
             self.fail(method, error)
             return otherwise
@@ -229,7 +229,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
     start = perf_counter()
     try:
         drafts = _answers(guards, asks)
-    except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         for each in guards:
             each.took(_TOGETHER, perf_counter() - start, len(guards))
             each.is_asked_alone = True

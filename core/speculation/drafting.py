@@ -1,7 +1,7 @@
 """A round's drafts: asks the drafters of all slots, as the planner says or in turn, and gives them their verdicts.
 
-A slot's round is three values, each made once: `SlotProposals`, what its drafters propose, `Choice`, what is verified of that,
-and `Outcome`, what the target made of it.
+A slot's round is three values, each made once: `SlotProposals` of its drafters, `Choice`, the part that is verified, and
+    `Outcome`, the target's answer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Drafting:
             planner: Made for their profiles; None to draft as far as is allowed.
             n_vocab: Of the target.
             may_branch: Whether drafts may be trees; of a tree one path is taken otherwise.
-            features: What the target can give its drafters of each token.
+            features: The hidden states that the target can give its drafters for each token.
 
         Raises:
             UnsupportedError: A drafter wants other features.
@@ -182,12 +182,12 @@ class Drafting:
         return choices
 
     def _whole(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft) -> Choice | None:
-        """A draft alone, but for what cannot be verified; None where nothing is left, or too little."""
+        """A draft alone, without the part that cannot be verified; None if nothing is left, or too little."""
         part, kept = (draft, np.arange(len(draft))) if slot.may_branch else draft.trunk()
         if (possible := slot.sequence.possible(part.tokens.tolist(), part.above.tolist())) is not None:
             part, kept = part.only(np.array(possible, np.int64)), kept[possible]
         speculation = slot.sequence.speculation
-        # what a drafter drew may end it early: to throw that away would favour other draws
+        # the draws may end a draft early: throwing it away would favour other draws
         n_min = 1 if speculation.verify == "rejection" else slot.n_min
         if len(part) < n_min:
             slot.of[drafter] = Proposal(draft, [-1] * len(draft))
@@ -196,7 +196,7 @@ class Drafting:
         return Choice(slot, part, kept.tolist())
 
     def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> dict[SlotProposals, Choice]:
-        """Ask who costs nothing, then those costly drafters that promise to pay, and take the best of all proposals."""
+        """Ask the cheap drafters, then the costly ones that promise to pay, and take the best of all proposals."""
         begun_s, self._drafters_s = perf_counter(), 0.0
         for slot in slots:
             self._take_ahead(planner, slot)
@@ -251,13 +251,13 @@ class Drafting:
             self._forbid([slot for slot, _ in paths])
 
     def _forbid(self, slots: Items[SlotProposals]) -> None:
-        """Leave out what constraints forbid."""
+        """Leave out tokens that constraints forbid."""
         for slot in slots:
             if (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
                 slot.forbid(possible)
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:
-        """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
+        """Have a drafter say which tokens it would have drafted last, and judge it by the ones that no drafter proposed."""
         sequence, guard = slot.sequence, drafter.guard
         is_right, seconds = None, 0.0
         if not sequence.speculation.synthetic:
@@ -300,7 +300,7 @@ class Drafting:
     # During it, where the target computes on a device of its own
 
     def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
-        """See `augury.speculation.ahead`; 0 without a planner, which alone knows what pays."""
+        """See `augury.speculation.ahead`; 0 without a planner, which knows whether that pays."""
         return 0.0 if self._planner is None else draft_ahead(self._planner, choices, n_others, begun_s)
 
     # After it
@@ -311,7 +311,7 @@ class Drafting:
         return max([drafter.profile.n_top for drafter in drafters], default=0)
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
-        """Tell a sequence's drafters what became of the round."""
+        """Tell a sequence's drafters the round's verdict."""
         proposals = choice.proposals
         sequence = proposals.sequence
         emitted = sequence.history[-outcome.n_emitted :].tolist()
@@ -331,7 +331,7 @@ class Drafting:
             if self._planner is not None:
                 truth = emitted if proposal is None else sequence.truth(proposal.draft, outcome.n_emitted).tolist()
                 drafter.score(proposals, truth)
-            if outcome.is_stopped:  # what follows was not rejected
+            if outcome.is_stopped:  # the tokens after it were not rejected
                 n_offered = len(path)
             top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:

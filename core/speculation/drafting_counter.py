@@ -13,7 +13,7 @@ _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 
 class DraftingCounter:
-    """Counts what the drafters of one request do."""
+    """Counts the work of one request's drafters."""
 
     def __init__(self, drafters: Iterable[str]) -> None:
         self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
@@ -21,7 +21,7 @@ class DraftingCounter:
         }
 
     def begun(self, drafter: str, seconds: float) -> None:
-        """A drafter was at the text for so long until now."""
+        """A drafter has worked on the text for so long."""
         self._counts[drafter]["begin_s"] += seconds
 
     def failed(self, drafter: str, error: str) -> None:
@@ -61,7 +61,7 @@ class DraftingCounter:
                 places[position] += 1
 
     def took(self, drafter: str, seconds: float, of: Literal["draft_s", "accept_s"]) -> None:
-        """A drafter was asked for no draft, but took so long to say what it would have drafted, or to hear of the text."""
+        """A drafter was asked for no draft, but took so long for teacher forcing, or to read the text."""
         self._counts[drafter][of] += seconds
 
     def drafters(self) -> dict[str, DrafterStats]:

@@ -1,4 +1,4 @@
-"""The records of drafting: what is known of a drafter, and one slot's round in three steps: proposals, choice, outcome."""
+"""The records of drafting: a drafter's profile, and one slot's round in three steps: proposals, choice, outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 32  # with each ask, of a request and
 
 @define
 class LossBudget:
-    """Seconds that drafting may lose. It grows with what drafting gains and, by a small share, with time."""
+    """Seconds that drafting may lose. It grows with the gains of drafting and, by a small share, with time."""
 
     seconds: float
     share: float
@@ -40,7 +40,7 @@ class LossBudget:
         self.seconds = min(self.seconds + seconds, self.most)
 
     def credit(self, seconds: float) -> None:
-        """Drafting would have gained so much: that makes up for losses, up to what the budget was at first."""
+        """Drafting would have gained so much: that makes up for losses, up to the initial budget."""
         self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
 
     def pass_time(self, seconds: float) -> None:
@@ -92,7 +92,7 @@ class RequestDrafter:
     profile: DrafterProfile
     guard: DrafterGuard
     chances: Chances = Factory(lambda self: self.profile.chances.child(), takes_self=True)
-    run: int = 0  # tokens that it had right in a row until now
+    run: int = 0  # tokens that it has had right in a row
     n_missed: int = 0  # tokens emitted since it was asked
     gain: float = Factory(lambda self: self.profile.gain, takes_self=True)  # tokens, by ask; old ones count less
     n_right: int = 0  # tokens that it had right in the last round, used or not
@@ -114,7 +114,7 @@ class RequestDrafter:
         self.n_right = 0
         proposal, tree = slot.of.get(self), slot.tree
         if proposal is None or not len(proposal.nodes):
-            self.run = 0  # what it finds next is another stretch
+            self.run = 0  # its next find is another stretch
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
@@ -144,8 +144,8 @@ class RequestDrafters:
     """The drafters of one request."""
 
     every: list[RequestDrafter] = Factory(list)  # by priority
-    prefill: Iterator[None] = field(factory=lambda: iter(()))  # what they have left to do with its prompt
-    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # what those that cost nothing may lose together
+    prefill: Iterator[None] = field(factory=lambda: iter(()))  # their remaining work on its prompt
+    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # the joint loss budget of cheap drafters
     n_replayed: int = 0  # accepted tokens that the next pass computes again
     ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
 
@@ -157,7 +157,7 @@ class RequestDrafters:
 
 @frozen(eq=False)
 class AheadDraft:
-    """A draft that was made while a pass was computed, after a guess of what the pass would add to a text of `n_context`."""
+    """A draft that was made during a pass, after a guess of the tokens that the pass adds to a text of `n_context`."""
 
     drafter: RequestDrafter
     n_context: int
@@ -180,7 +180,7 @@ class CostlyAsk:
     slot: SlotProposals
     drafter: RequestDrafter
     k: int = 0  # tokens one after another; 0: its drafts for the last tokens of the text, by teacher forcing
-    pace: Pace | None = None  # of one that ends drafts itself where they no longer pay
+    pace: Pace | None = None  # of one that ends drafts itself where they stop paying
     is_probe: bool = False  # not because it promises more, but to see whether it does
 
 
@@ -225,7 +225,7 @@ class SlotProposals:
     n_min: int = 1  # fewer tokens are not wanted
     may_branch: bool = True  # otherwise one path alone can be verified
     agreement: Agreement | None = None  # None: nothing is learnt
-    of: dict[RequestDrafter, Proposal] = Factory(dict)  # of those that were asked
+    of: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
     _reach: list[float] | None = None
     _drawn: list[int] = Factory(list)
@@ -270,7 +270,7 @@ class SlotProposals:
 
     @property
     def drawn(self) -> list[int]:
-        """The nodes of the tree that are verified whatever their chance: what was drawn, each after what it follows.
+        """The nodes of the tree that are verified with any chance: drawn tokens, each after its parent.
 
         They are in the order of their drafters, so which of them there is room for does not depend on what later ones drew.
         """
@@ -304,5 +304,5 @@ class Outcome:
 
     path: Items[int]  # the tokens of the draft that were accepted, rising
     n_emitted: int
-    is_stopped: bool = False  # the request ended within what was right of the draft
+    is_stopped: bool = False  # the request ended within the right part of the draft
     top: tuple[np.ndarray, ...] | None = None  # `Verdict.top_after`, `top_parents`, `top_ids` and `top_logits`

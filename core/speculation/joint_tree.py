@@ -7,8 +7,8 @@ Equal prefixes merge::
              e                     e              d, e: recycle
 
 A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Of the nodes after
-one parent only one can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share what
-it leaves.
+one parent only one can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
+    rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Proposer = TypeVar("Proposer")
 
 
 class JointTree(Generic[Proposer]):
-    """A tree of drafted tokens, each with those who proposed it. A node comes after its parent.
+    """A tree of drafted tokens, each with its drafters. A node comes after its parent.
 
     Attributes:
         tokens: By node.
@@ -36,9 +36,9 @@ class JointTree(Generic[Proposer]):
         chances: By node: that it is right where its parent is; 0 of one that is forbidden.
         proposers: By node.
         nodes: By parent and token; none of a tree made `alone`.
-        drawn: Of the nodes that a drafter drew, what each was drawn from, (V,) float32, in the order of the drafters; of each
-            parent's one at most. They have to be verified whatever their chance: `verification.reject` would be biased against
-            what is left out.
+        drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
+            one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
+            ones.
 
     Example:
         >>> from augury.types import Draft
@@ -131,7 +131,7 @@ class JointTree(Generic[Proposer]):
         """By node: the chance that it is accepted, which falls from a parent to its children.
 
         Args:
-            agreement: What it says of a token that others propose the same or something else; None: nothing.
+            agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
         chances = self.chances
         if agreement is not None:
@@ -146,7 +146,7 @@ class JointTree(Generic[Proposer]):
         for node, parent in enumerate(self.parents):
             if sums[parent] > 1 and node != best[parent]:
                 most = chances[best[parent]]
-                reach[node] *= (1 - most) / (sums[parent] - most)  # its share of what is left
+                reach[node] *= (1 - most) / (sums[parent] - most)  # its share of the rest
             reach[node] *= reach[parent]
         return reach[:-1]
 
@@ -158,7 +158,7 @@ class JointTree(Generic[Proposer]):
         return kinds
 
     def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
-        """Let it learn from what was emitted."""
+        """Let it learn from the emitted tokens."""
         kinds, chances, node = self._kinds(), self.chances, -1
         for token in emitted:
             right = self.nodes.get((node, token))

@@ -1,12 +1,12 @@
-"""Decides what is drafted and verified: what makes the most tokens per second, by measured costs and learnt chances.
+"""Decides how much is drafted and verified, for the most tokens per second, by measured costs and learnt chances.
 
-Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting` tells it what was seen and asks it what to do,
-so that tests drive it with invented times.
+Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting` tells it the observations and asks it for
+    decisions, so tests drive it with invented times.
 
 A round verifies one tree per slot. All nodes of all slots are ranked by their chance to be accepted, and the first n are taken
-that make the most tokens per second: `PassCosts` says what a pass takes, `Chances` how likely a node is right. None are among
-the choices. A costly drafter, such as a model, is asked only where that promises to pay, by `DraftCost` and by how often it was
-right. Where an estimate is wrong, a `LossBudget` bounds the harm.
+that make the most tokens per second: `PassCosts` has the times of passes, `Chances` how likely a node is right. n may be 0. A
+costly drafter, such as a model, is asked only where that promises to pay, by `DraftCost` and by how often it was right. Where
+an estimate is wrong, a `LossBudget` bounds the harm.
 
 Source: the objective, accepted tokens per second under measured load, is that of SmartSpec (Liu et al. 2024, arXiv 2406.14066);
 scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064); the tree of the likeliest nodes is
@@ -30,15 +30,15 @@ __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
 N_TEACHER_FORCED = 16  # tokens of the text that a costly drafter guesses by teacher forcing
 
-# How often a drafter is asked, by what an ask takes
+# How often a drafter is asked, by the time of asking
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
 _FREE = 0.004  # of a plain token: a drafter that takes more is asked less while it gives less
 _RARELY = 12  # tokens between asks, at most
-_LEARN_OVERHEAD = 0.05  # of a round, in what goes by around drafters
+_LEARN_OVERHEAD = 0.05  # of a round, in the time around drafters
 
-# What drafting must promise
+# The required promise of drafting
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
-_MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: what it takes is certain, what it gives is not
+_MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: its cost is certain, its gain is not
 _SURE = 0.995  # the highest chance of a model's token
 _LEAST_WORTH = 0.1  # tokens that a further one of a model has to promise, however little time it takes
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
@@ -46,24 +46,24 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
-_MOSTLY = 0.75  # of the tokens guessed by teacher forcing, for a try to follow at once
-_HOPELESS_SHARE = 0.0025  # of the time since then, for an ask of one that seems too slow: it may have been interrupted
+_MOSTLY = 0.75  # of the tokens guessed by teacher forcing, so that a try follows at once
+_HOPELESS_SHARE = 0.0025  # of the time since then, for asking one that seems too slow: it may have been interrupted
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
 
 # Drafting ahead
 _LIKELY = 0.1  # that a token is accepted in the next round: the pass hides the time, but it is the CPU's work all the same
 
-# What may be lost
+# Limits of losses
 _LOOKUPS_LOSE = 0.1  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
-_MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
+_MOST_SAVED = 8.0  # plain passes, by any: old gains are not gambled away
 
 
 @frozen(eq=False)
 class _Rest:
-    """A pass as one slot finds it: what the others bring into it."""
+    """A pass as one slot finds it: the tokens of the others."""
 
     curve: PassCurve
     n: int  # drafted tokens
@@ -84,7 +84,7 @@ class DraftPlanner:
         agreement: Of these drafters.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
         token_s: Seconds of a slot's token without drafts, by the same: its share of a pass, which many slots make small.
-        overhead_s: Seconds of a slot's round that go by around what drafters do, where one of them is asked.
+        overhead_s: Seconds of a slot's round around drafters' own work, if one of them is asked.
     """
 
     def __init__(self, costs: PassCosts, profiles: Iterable[DrafterProfile], *, replays_accepted: bool = False) -> None:
@@ -93,7 +93,7 @@ class DraftPlanner:
         Args:
             costs: Of passes.
             profiles: Of the engine's drafters, by priority.
-            replays_accepted: Whether what was accepted of a draft has to be computed again where the rest of it was not.
+            replays_accepted: Whether the accepted tokens of a draft are computed again if the rest of it was rejected.
         """
         self.costs = costs
         self.profiles = list(profiles)
@@ -112,7 +112,7 @@ class DraftPlanner:
     # Before a round
 
     def is_asked(self, drafter: RequestDrafter) -> bool:
-        """Whether to ask a drafter whatever the others say: lookups always, unless that takes more time than they gave last."""
+        """Whether to ask a drafter in any case: lookups always, unless that takes more time than they gained last."""
         profile = drafter.profile
         if profile.is_costly or profile.is_certain:
             return not profile.is_costly
@@ -124,7 +124,7 @@ class DraftPlanner:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
 
         Args:
-            slots: That decode, with what the other drafters propose.
+            slots: That decode, with the other drafters' proposals.
             n_others: Other tokens in the same pass.
         """
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
@@ -134,7 +134,7 @@ class DraftPlanner:
         best = best_nodes(slots, curve, replays_accepted=self.replays_accepted)
         n, expected, draft_s = [len(nodes) for nodes in best.nodes], best.expected.copy(), [0.0 for _ in slots]
         asked: dict[int, CostlyAsk] = {}
-        for _ in range(1 if len(slots) == 1 else 2):  # what is best for a slot depends on the others
+        for _ in range(1 if len(slots) == 1 else 2):  # the best choice for a slot depends on the others
             for i, slot in enumerate(slots):
                 if not costly[i]:
                     continue
@@ -267,7 +267,7 @@ class DraftPlanner:
         n_others: int,
         begun_s: float,
     ) -> list[int]:
-        """How many tokens to draft ahead: those that are likely enough to be wanted, as far as the pass has time for them.
+        """How many tokens to draft ahead: as many as are likely enough to be used, as far as the pass has time for them.
 
         Args:
             choices: Of the slots that decode.
@@ -293,12 +293,12 @@ class DraftPlanner:
     # After it
 
     def observe_teacher_forced(self, drafter: RequestDrafter, is_right: Sequence[bool] | None, seconds: float) -> None:
-        """A drafter said what it would have drafted for the last tokens.
+        """A drafter said by teacher forcing which tokens it would have drafted last.
 
         Args:
             drafter: Which.
             is_right: Of the last tokens that nobody drafted, whether it would have been right; None where it never can say.
-            seconds: What it took.
+            seconds: Its time.
         """
         profile = drafter.profile
         if is_right is None:
@@ -324,7 +324,7 @@ class DraftPlanner:
             profile.is_costly = True
 
     def observe_overhead(self, seconds: float) -> None:
-        """A round took so long for each slot that some drafter was asked for, beside what drafters did."""
+        """A round took so long for each slot that some drafter was asked for, beside drafters' own work."""
         self.overhead_s += _LEARN_OVERHEAD * (seconds - self.overhead_s)
 
     def observe_proposal(self, drafter: RequestDrafter) -> None:
@@ -337,7 +337,7 @@ class DraftPlanner:
         Args:
             rounds: Of the slots that decoded.
             depth: Mean length of the contexts in the pass.
-            n_others: Other tokens in the pass, but for those that are replayed.
+            n_others: Other tokens in the pass, without replayed ones.
             pass_s: Seconds of the pass.
         """
         n_plain = len(rounds) + n_others
@@ -355,7 +355,7 @@ class DraftPlanner:
             self._settle(choice, outcome, plain_s / len(rounds), extra_s / n_drafted if n_drafted else 0.0)
 
     def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
-        """Book what a slot's drafts gained and lost, where a pass takes `plain_s` for it and `drafted_s` a drafted token."""
+        """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
         path, of = set(outcome.path), choice.proposals.of
         drafters, k, n_accepted = choice.proposals.drafters, len(choice.nodes), 0
         drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0

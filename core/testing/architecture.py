@@ -81,7 +81,7 @@ def whole_file(subject: ArchitectureSubject) -> None:
 
 
 def damaged_metadata(subject: ArchitectureSubject) -> None:
-    """Whatever one key of the family says, there is a good plan or an error of ours. A key that nobody reads says nothing."""
+    """For any value of one key there is a good plan or an error of ours. A key that is never read does not count."""
     file, watched = subject.file, _Watched(subject.file.metadata)
     _try(subject, watched, file.tensors, "where nothing is changed")
     for key in sorted(key for key in watched.read & file.metadata.keys() if key.startswith(f"{file.architecture}.")):
@@ -92,7 +92,7 @@ def damaged_metadata(subject: ArchitectureSubject) -> None:
 
 
 def damaged_tensors(subject: ArchitectureSubject) -> None:
-    """Whatever becomes of one tensor, there is a good plan or an error of ours."""
+    """For any damage of one tensor there is a good plan or an error of ours."""
     file = subject.file
     for name in {name for plan in subject.plans().values() for name in plan.shapes()}:
         tensor = file.tensors[name]
@@ -232,7 +232,7 @@ def check_architecture(
     Args:
         architecture: A class, or the name of an installed one.
         file: A small model of the family, or where it is.
-        registry: Where a name is looked up; None for what is installed.
+        registry: Where a name is looked up; None for installed plugins.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.

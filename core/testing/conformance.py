@@ -75,7 +75,7 @@ class CheckItem(pytest.Item):
         self._check.run(self._subject)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A broken contract in words, with what led to it and the plugin's own error; of anything else the traceback."""
+        """A broken contract in words, with the calls before it and the plugin's own error; of anything else the traceback."""
         if isinstance(excinfo.value, ContractError):
             cause = excinfo.value.__cause__
             trace = [] if cause is None else ["", *traceback.format_exception(cause)]

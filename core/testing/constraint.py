@@ -80,7 +80,7 @@ class _Follower:
         return mask
 
     def forced(self, limit: int) -> list[int]:
-        """What must follow."""
+        """The tokens that must follow."""
         tokens = [int(token) for token in self._call("forced", lambda: self.constraint.forced(limit))]
         if len(tokens) > limit:
             raise self.broken(FORCED, f"{len(tokens)} where the limit was {limit}")
@@ -123,7 +123,7 @@ class _Follower:
 
 
 def any_output(subject: ConstraintSubject) -> None:
-    """Along random outputs masks are masks, what is forced has no alternative, and there is no dead end."""
+    """Along random outputs masks are masks, forced tokens have no alternative, and there is no dead end."""
     with subject.engine() as engine:
         for seed in range(_N_OUTPUTS):
             follower, due = _follower(subject, engine), list[int]()
@@ -161,7 +161,7 @@ def _along(follower: _Follower, seed: int) -> Iterator[np.ndarray]:
 
 
 def lossless(subject: ConstraintSubject) -> None:
-    """Engines emit what is allowed, and with drafts, forced ones among them, what they emit without."""
+    """Engines emit only allowed tokens, and with drafts, forced ones included, the same as without."""
     drafter = DrafterSubject(ToyDrafter, {}, subject.registry, ("toy",))
     for way, params in WAYS.items():
         asked = {**params, "constraint": {subject.name: dict(subject.values)}, "ignore_eos": False}
@@ -169,7 +169,7 @@ def lossless(subject: ConstraintSubject) -> None:
             plain = answers(subject.name, engine, asked, drafter.report)
             for result in plain:
                 _check_output(_follower(subject, engine), result.tokens)
-        for verify in ("match", "rejection") if way == "greedy" else ("match",):  # what is sampled follows another seed there
+        for verify in ("match", "rejection") if way == "greedy" else ("match",):  # sampling follows another seed there
             with subject.engine(evolve(drafter, verify=verify), slots=2) as engine:
                 found = answers(subject.name, engine, asked, drafter.report)
             compare(subject.name, f"{way} with drafts", output(plain), output(found))
@@ -206,7 +206,7 @@ def check_constraint(
     Args:
         constraint: A class, or the name of an installed one.
         options: Values of its options by name.
-        registry: Where a name is looked up; None for what is installed.
+        registry: Where a name is looked up; None for installed plugins.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
@@ -221,7 +221,7 @@ def check_constraint(
 def constraint_subject(
     constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> ConstraintSubject:
-    """What the checks are run on; arguments and errors are those of `check_constraint`."""
+    """The subject of the checks; arguments and errors are those of `check_constraint`."""
     found, registry = find_plugin("constraint", constraint, registry)
     build(found.options_class, options or {}, found.name)
     return ConstraintSubject(found, dict(options or {}), registry)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ContractError(AssertionError):
-    """A plugin broke a contract: what the contract is, what was seen, and where it is documented."""
+    """A plugin broke a contract: the contract, the observation, and the place where it is documented."""
 
 
 @frozen
@@ -35,7 +35,7 @@ class Contract:
 
 @frozen
 class Check:
-    """One part of a conformance suite: a name that reads as a sentence, and what raises `ContractError` or returns."""
+    """One part of a conformance suite: a sentence as its name, and a function that raises `ContractError` or returns."""
 
     name: str
     run: Callable[[Any], None]
@@ -48,7 +48,7 @@ def run_checks(checks: Iterable[Check], subject: Any) -> None:
 
 
 def require_hypothesis() -> None:
-    """See that what tries many scripts is there.
+    """Check that the library that tries many scripts is there.
 
     Raises:
         OptionError: hypothesis is not installed.

@@ -20,7 +20,7 @@ _CONFORMANCE: pytest.StashKey[Conformance] = pytest.StashKey()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the checks to what was collected, before `-k` and `-m` choose among all."""
+    """Add the checks to the collected tests, before `-k` and `-m` choose among all."""
     specs: list[str] = config.getoption("augury_drafter")
     if not specs or _are_comparisons(items):
         return
@@ -40,7 +40,7 @@ def _are_comparisons(items: list[pytest.Item]) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what the drafters drafted: one that declined every time has proven little."""
+    """Report the drafters' drafts: one that declined every time has proven little."""
     conformance = config.stash.get(_CONFORMANCE, None)
     if conformance is not None and (lines := list(conformance.lines())):
         terminalreporter.section("augury: drafters in the checks")

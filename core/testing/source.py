@@ -55,7 +55,7 @@ class SourceSubject:
 
 
 def any_text(subject: SourceSubject) -> None:
-    """`handles` takes whatever a user types."""
+    """`handles` takes any text of a user."""
     names = subject.source.names()
     for text in (*_ANY_TEXTS, *names, subject.reference, subject.unknown):
         try:
@@ -137,7 +137,7 @@ def fetched_at_once(subject: SourceSubject) -> None:
 
 
 class _Heard(Progress):
-    """Remembers what it was told."""
+    """Remembers its calls."""
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
@@ -162,7 +162,7 @@ class _Interrupt(Progress):
         def profile(frame: FrameType, event: str, _: Any) -> None:
             code = frame.f_code
             if event in ("call", "c_call") and code.co_filename == file and not code.co_flags & CO_GENERATOR:
-                self._count()  # not in generators: what is raised in one that is being closed is lost
+                self._count()  # not in generators: an exception in one that is being closed is lost
 
         self._profiler = sys.getprofile()
         sys.setprofile(profile)  # not settrace, which debuggers and coverage use
@@ -180,7 +180,7 @@ class _Interrupt(Progress):
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """What lies below a folder."""
+    """The files below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -198,9 +198,10 @@ def check_source(source: type[Source] | str, reference: str, unknown: str, *, re
 
     Args:
         source: A class, or the name of an installed one.
-        reference: What it can fetch, some thirty times over: best a small file, from a server that the test stands in for.
-        unknown: What it handles and cannot fetch, such as a model that does not exist.
-        registry: Where a name is looked up; None for what is installed.
+        reference: A reference that it can fetch, some thirty times over: best a small file, from a server that the test stands
+            in for.
+        unknown: A reference that it handles and cannot fetch, such as a model that does not exist.
+        registry: Where a name is looked up; None for installed plugins.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.

@@ -28,7 +28,7 @@ N_LAYERS = 3
 PERIOD = 12  # length of a circle of tokens
 _FOCUS = 3.0  # of a head's attention on the token itself
 _BLOCK_SIZE = 6  # tokens that a block head sees at once
-_LOUDNESS = 1e4  # of what a block head's attention adds, beside the masks that it adds to
+_LOUDNESS = 1e4  # of a block head's attention output, beside the masks that it adds to
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
 
@@ -63,9 +63,9 @@ def write_tiny_model(
         path: Where to.
         seed: Of the layers. Models that differ in it alone are often, but not always of the same mind, as a draft model is
             of its target's.
-        errors: What the toy backend does instead: see `ToyModel`.
-        weight_type: Of the matrices: F32, F16, Q8_0, or what else the package `gguf` can write.
-        architecture: What the file says that it is.
+        errors: Faults of the toy backend: see `ToyModel`.
+        weight_type: Of the matrices: F32, F16, Q8_0, or another that the package `gguf` can write.
+        architecture: The file's `general.architecture`.
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
         tensors: Others, or in place of those of their names; float32 is stored.
         keys: Further metadata.
@@ -119,13 +119,14 @@ def write_tiny_block_head(
 ) -> None:
     """Write a DFlash head that borrows its target's embedding and output: it predicts by the last token's embedding alone.
 
-    It expects in every place what follows that token, and so is right in the first, and seldom in others. Its attention
+    It predicts in every place the successor of that token, and so is right in the first, and seldom in others. Its attention
     sees all of a block alike, of which it passes on all but the masks; hidden states of the target change nothing.
 
     Args:
         path: Where to.
         embedding: Of the target, (V, E) float32; its last token is the mask.
-        output: Of the target, (V, E): the head is one of DSpark then, and expects in each place what follows the token before.
+        output: Of the target, (V, E): the head is then one of DSpark, and predicts in each place the successor of the token
+            before.
         head_dim: D, of which E is a multiple.
     """
     n_vocab, n_embd = embedding.shape

@@ -15,7 +15,7 @@ from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 _NOTHING = -1  # in a cell that no token was stored in
-_SURPRISES = 41 / 256  # share of the tokens that do not repeat what came a period before
+_SURPRISES = 41 / 256  # share of the tokens that do not repeat the token a period before
 
 
 class ToyModel(Model):
@@ -46,11 +46,11 @@ class ToyModel(Model):
             n_vocab: V.
             n_slots: How many sequences it holds.
             n_ctx: Positions of a slot.
-            period: Text tends to repeat what came so many tokens before, so that drafts are often right. None: it does not.
+            period: Text tends to repeat the token so many tokens before, so that drafts are often right. None: it does not.
             surprises: Share of the tokens of which that is not true.
             errors: Share of the texts after which it expects something else than a model without errors does; a draft model
                 has some.
-            info: What it says of itself; None for a model called "toy".
+            info: Its `ModelInfo`; None for a model called "toy".
         """
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
@@ -65,7 +65,7 @@ class ToyModel(Model):
         self._errors = errors
 
     def forward(self, batch: Batch) -> Pass:
-        """See `Model.forward`; positions between what a slot holds and what it is given are an error of the caller."""
+        """See `Model.forward`; a gap between a slot's positions and the batch's is an error of the caller."""
         self._check(batch)
         self.batches.append(batch)
         self.on_forward()
@@ -74,7 +74,7 @@ class ToyModel(Model):
         for slot, cell, position in batch.accepted if batch.accepted is not None else ():
             self.cells[slot, position] = self.cells[slot, cell]
         wanted, (_, n_layers) = set(batch.rows.tolist()), batch.layers or (0, None)
-        texts: list[np.ndarray] = []  # what each token of the pass follows, and itself
+        texts: list[np.ndarray] = []  # the text that each token of the pass follows, and itself
         first: dict[int, int] = {}  # position of a slot's first token
         n_seen: dict[int, int] = {}
         rows = []
@@ -97,7 +97,7 @@ class ToyModel(Model):
         return self._passed(batch, rows, map(_bytes, texts))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
-        """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""
+        """The logits after `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time others."""
         is_long = self._period is not None and len(tokens) >= self._period
         repeated = tokens[-self._period] if self._period is not None and is_long else None
         return self._logits(_bytes(tokens), repeated, n_layers)
@@ -141,7 +141,7 @@ class ToyModel(Model):
         return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), by_name)
 
     def _logits(self, held: bytes, repeated: int | None, n_layers: int | None) -> np.ndarray:
-        """What follows everything that is held, where `repeated` is the token that came a period before."""
+        """The logits after the held text, where `repeated` is the token a period before."""
         digest = hashlib.sha256(held).digest()
         values = _normal(digest[:8], self.info.n_vocab)
         if repeated is not None and digest[8] >= self._surprises * 256:
@@ -162,7 +162,7 @@ class ToyModel(Model):
         self.is_closed = True
 
     def plain(self, prompt: Sequence[int], n: int, choose: Callable[[np.ndarray], object] = np.argmax) -> list[int]:
-        """What plain decoding gives: n tokens after `prompt`."""
+        """Plain decoding: n tokens after `prompt`."""
         tokens = list(prompt)
         for _ in range(n):
             tokens.append(int(choose(self.logits(np.array(tokens)))))  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""A model with a recurrent state, a few lines of numpy: whatever is taken in wrongly shows in its logits."""
+"""A model with a recurrent state, a few lines of numpy: a token that is taken in wrongly shows in its logits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ToyRecurrentModel(ToyModel):
     """
 
     def __init__(self, *, can_keep_aside: bool = True, is_hybrid: bool = False, **model: Any) -> None:
-        """Make a model; see `ToyModel` for the rest. Its texts tend to repeat what came three tokens before.
+        """Make a model; see `ToyModel` for the rest. Its texts tend to repeat the token three tokens before.
 
         Args:
             can_keep_aside: Whether its passes can leave drafted tokens out of the state.
@@ -60,8 +60,8 @@ class ToyRecurrentModel(ToyModel):
             return self._nextn(batch)
         self._begin(batch)
         rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
-        held: list[Any] = []  # what there is after each token of the pass
-        starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and what there was before
+        held: list[Any] = []  # the state after each token of the pass
+        starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and the state before
         places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
         columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
         for i, (token, slot, position) in enumerate(columns):
@@ -84,7 +84,7 @@ class ToyRecurrentModel(ToyModel):
         return self._passed(batch, rows, map(self._seen, held))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
-        """What follows `tokens` (t,): (V,) float64."""
+        """The logits after `tokens` (t,): (V,) float64."""
         return self._of(self._follow(tokens), n_layers)
 
     def plain(self, prompt: Sequence[int], n: int, choose: Any = np.argmax) -> list[int]:
@@ -102,7 +102,7 @@ class ToyRecurrentModel(ToyModel):
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]
 
     def _begin(self, batch: Batch) -> None:
-        """Restore states, take in what was accepted of the last pass, and drop the rest of it."""
+        """Restore states, take in the accepted tokens of the last pass, and drop the rest of it."""
         for slot in batch.restores.tolist() if batch.restores is not None else ():
             self.state[slot], self.conv[slot] = self.saved[slot]
         for slot, cell, position in batch.accepted.tolist() if batch.accepted is not None else ():
@@ -123,7 +123,7 @@ class ToyRecurrentModel(ToyModel):
         return self._seen(self._follow(tokens))
 
     def _before(self, slot: int, position: int) -> Any:
-        """What a slot holds when a pass over tokens from a position on begins."""
+        """The state of a slot when a pass over tokens from a position on begins."""
         if position == 0:
             self.state[slot], self.conv[slot], _ = self._nothing()
         return self.state[slot].copy(), self.conv[slot].copy(), tuple(self.cells[slot, :position].tolist())

@@ -29,11 +29,11 @@ TINY_HEAD = "tiny:head"
 TINY_DFLASH = "tiny:dflash"
 TINY_DSPARK = "tiny:dspark"
 _MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_nextn": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
-_SURPRISES = 0.08  # share of the toy's tokens that do not repeat what came a period before
+_SURPRISES = 0.08  # share of the toy's tokens that do not repeat the token a period before
 
 
 class ToyBackend(Backend):
-    """Computes no plan, but a hash of every text: as exact as a real model about what its memory holds, and a lot faster."""
+    """Computes no plan, but a hash of every text: as sensitive to the contents of its memory as a real model, and faster."""
 
     name = "toy"
     computes_nextn = True
@@ -59,7 +59,7 @@ class ToyRecurrentOptions:
 
 
 class ToyRecurrentBackend(ToyBackend):
-    """The same with a recurrent state; texts repeat what came three tokens before."""
+    """The same with a recurrent state; texts repeat the token three tokens before."""
 
     name = "toy-recurrent"
     options_class = ToyRecurrentOptions
@@ -71,7 +71,7 @@ class ToyRecurrentBackend(ToyBackend):
 
 
 class ToyDrafter(Drafter):
-    """Expects what a constraint forces, or what came a period before: a drafter to share a chain with."""
+    """Proposes the tokens that a constraint forces, or the ones a period before: a drafter to share a chain with."""
 
     name = "toy-period"
     scope = "request"
@@ -174,7 +174,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def find_plugin(kind: str, plugin: Any, registry: Registry | None) -> tuple[Any, Registry]:
-    """The class that is given or named, and a registry that has it, too; None for what is installed, and the toys."""
+    """The class that is given or named, and a registry that has it, too; None for installed plugins, and the toys."""
     registry = registry or registry_with_toys()
     found = registry.find(kind, plugin)
     if found not in (record.plugin for record in registry.records):

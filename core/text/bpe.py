@@ -99,7 +99,7 @@ class WhitespaceCodec(BytePairCodec):
 
 
 class DnaCodec(BytePairCodec):
-    """For vocabularies of kind hybriddna: what stands between `<dna>` and `</dna>` is read six letters at a time."""
+    """For vocabularies of kind hybriddna: text between `<dna>` and `</dna>` is read six letters at a time."""
 
     _MARK = "\ue000"  # ends the texts of such tokens, to tell them from words
     _N_LETTERS = 6

@@ -29,7 +29,7 @@ class ChatTemplate:
     Args:
         source: the Jinja2 template.
         tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
-        parse_special: read the texts of control tokens in what messages say as these tokens; by default they are text, so that
+        parse_special: read the texts of control tokens in messages as these tokens; by default they are text, so that
             nobody can write a turn into a message.
         now: tells the time to templates that write the date.
 
@@ -59,7 +59,7 @@ class ChatTemplate:
         """The chat template of a model file, or None if it has none.
 
         Raises:
-            ModelFileError: what should be the template is not text.
+            ModelFileError: the template is not text.
         """
         source = metadata.get(_KEY)
         if source is None:
@@ -79,17 +79,17 @@ class ChatTemplate:
         """Write a conversation as the model expects it.
 
         Args:
-            messages: mappings with `role` ("system", "user", "assistant" or what else the model knows) and `content`, text,
+            messages: mappings with `role` ("system", "user", "assistant" or another that the model knows) and `content`, text,
                 which may be None or missing beside `tool_calls`.
-            add_generation_prompt: end with what begins the model's answer. Where the last message is the assistant's, it is the
-                answer's beginning: the text ends with it, and nothing closes it.
+            add_generation_prompt: end with the beginning of the model's answer. Where the last message is the assistant's, it
+                is the answer's beginning: the text ends with it, and nothing closes it.
             tools: descriptions of tools that the model may call, which the template knows as `tools`.
             kwargs: more names that the template knows, such as `enable_thinking`.
 
         Raises:
             OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued; or
                 it fails with them, but not with others.
-            ModelFileError: the template is broken, does what it may not, or takes too much time or memory.
+            ModelFileError: the template is broken, does something forbidden, or takes too much time or memory.
             CapacityError: the process that renders cannot be started.
         """
         checked, names = _checked(messages), _names(tools, kwargs)
@@ -103,7 +103,7 @@ class ChatTemplate:
         before = self._write(checked[:-1], names, add_generation_prompt=False) if len(checked) > 1 else ""
         checked[-1]["content"] += mark
         text, *rest = self._write(checked, names, add_generation_prompt=False).split(mark)
-        # some write a system prompt only where an answer is still to come
+        # some write a system prompt only before an answer
         if len(rest) != 1 or not text.startswith(before):
             raise OptionError(
                 "the model's chat template does not write a last message of the assistant once, as it is, after the others, so "
@@ -151,7 +151,7 @@ class ChatTemplate:
     def encode(self, messages: Sequence[Mapping[str, Any]], *, n_most: int | None = None, **options: Any) -> list[int]:
         """Write a conversation and encode it, with one bos where the model wants one.
 
-        The template's control tokens are read as such; those in what messages, tools and variables say are text. Arguments are
+        The template's control tokens are read as such; in messages, tools and variables they are text. Arguments are
         those of `render`, and the `n_most` of `Tokenizer.encode`.
 
         Raises:
@@ -239,7 +239,7 @@ def prompt_ids(
     n_ctx: int | None = None,
     why: str | None = None,
 ) -> Any:
-    """The token ids of what a request gives: a text, ids as they are, or messages for a chat template.
+    """The token ids of a request's prompt: a text, ids as they are, or messages for a chat template.
 
     A text that has more than `n_ctx` tokens for certain is not encoded.
     `why` says why there is no tokenizer, if the model's file has one.
@@ -248,7 +248,7 @@ def prompt_ids(
         OptionError: as `ChatTemplate.render`; or both a prompt and messages are given, or none, or tools without messages.
         ModelFileError, CapacityError: as `ChatTemplate.render`.
         PromptTooLongError: as `Tokenizer.encode`.
-        UnsupportedError: the model lacks what it takes.
+        UnsupportedError: the model lacks a tokenizer or a template.
     """
     if (prompt is None) == (messages is None):
         found = "neither a prompt nor messages are" if prompt is None else "a prompt and messages are both"

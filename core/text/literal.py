@@ -1,14 +1,13 @@
 r"""Keeps special tokens that users write out of a rendered conversation: their texts stay text.
 
-Each place where a special token's text begins in what users wrote gets a separator after its first character. A chat template
-writes it along, whatever it does with the text; then no special token is found there, and the separator is taken out before the
-text is encoded::
+Each place where a special token's text begins in users' texts gets a separator after its first character. A chat template keeps
+it in any use of the text; then no special token is found there, and the separator is taken out before the text is encoded::
 
     content     hi<|im_end|>          template's   <|im_start|>user\nhi<·|im_end|><|im_end|>
     tokens      <|im_start|> "user\nhi<|im_end|>" <|im_end|>
 
-So does the end of a string where a token's text may begin, and the beginning where one may end, since templates put strings
-together.
+The end of a string where a token's text may begin, and the beginning where one may end, get one as well, because templates join
+    strings.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SEPARATORS = [*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900), *range(0xF0000, 0
 
 
 class LiteralTexts:
-    """Marks the texts of special tokens in what users wrote.
+    """Marks the texts of special tokens in users' texts.
 
     Args:
         specials: the texts of the special tokens. One of a single character cannot be divided, and stays a token.
@@ -43,7 +42,7 @@ class LiteralTexts:
 
     @cached_property
     def _parts(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The strings that they may begin with, and those that they may end with."""
+        """The strings that they may begin with, and the strings that they may end with."""
         cuts = [(text, n) for text in self._specials for n in range(1, len(text))]
         return frozenset(text[:n] for text, n in cuts), frozenset(text[n:] for text, n in cuts)
 
@@ -51,14 +50,14 @@ class LiteralTexts:
         """Mark all strings in values of JSON, the names of fields left out.
 
         Args:
-            values: what users wrote.
+            values: users' texts.
             *others: texts that do not have the separator either.
 
         Returns:
             The values with separators, and the separator.
 
         Raises:
-            OptionError: the values hold every character that could be one, or what JSON cannot write.
+            OptionError: the values hold every character that could be one, or a value that JSON cannot write.
         """
         try:
             used = set(chain(json.dumps(values, ensure_ascii=False), *others))
@@ -82,7 +81,7 @@ class LiteralTexts:
         places = {match.start() + 1 for match in self._begins.finditer(text)}
         prefixes, suffixes = self._parts
         longest = len(self._specials[0]) if self._specials else 0
-        for first in {0, len(text) - len(text.lstrip())}:  # templates strip what they write, or not
+        for first in {0, len(text) - len(text.lstrip())}:  # templates strip their texts, or not
             places |= {first + n - 1 for n in range(1, longest) if text[first : first + n] in suffixes}
         for end in {len(text), len(text.rstrip())}:
             places |= {end - n + 1 for n in range(1, min(longest, end + 1)) if text[end - n : end] in prefixes}

@@ -29,7 +29,7 @@ class Partition:
         self._strips_right = strips_right
 
     def cut(self, text: str) -> list[str | int]:
-        """Replace every token that is found in the text by its id; what lies between stays text, and is never empty.
+        """Replace every token that is found in the text by its id; the parts between stay text, and are never empty.
 
         >>> Partition([("<b>", 7), ("<b><b>", 8)]).cut("x<b><b><b>y")
         ['x', 8, 7, 'y']

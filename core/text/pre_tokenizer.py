@@ -1,10 +1,10 @@
 r"""How text is cut into words before byte-pair encoding, by the name in `tokenizer.ggml.pre`.
 
-A pre-tokenizer is a list of patterns in Oniguruma's syntax. Each cuts the pieces that the one before it has left: what it
-matches is a piece, and so is what lies between two matches. The patterns say what llama.cpp does (`regex_exprs` in its
-src/llama-vocab.cpp, run by src/unicode.cpp), because that is what converted files are checked against. Three of its habits show
-below: a class that is written out in characters never matches white space beyond ASCII, `\d` is 0 to 9, and letters, numbers,
-marks and the like are those of Unicode 15.1.
+A pre-tokenizer is a list of patterns in Oniguruma's syntax. Each cuts the previous one's pieces: a match is a piece, and the
+text between two matches as well. The patterns follow llama.cpp (`regex_exprs` in its src/llama-vocab.cpp, run by
+src/unicode.cpp), because converted files are checked against it. Three of its habits show below: a class that is
+written out in characters never matches white space beyond ASCII, `\d` is 0 to 9, and letters, numbers, marks and the like are
+those of Unicode 15.1.
 """
 
 # ruff: noqa: RUF001 -- characters that look like others are meant
@@ -26,11 +26,11 @@ class Merged:
 
 @frozen
 class PreTokenizer:
-    """How words are cut, and what goes with it.
+    """How words are cut, with related settings.
 
     Attributes:
         patterns: cut one after the other.
-        takes_whole_words: a word that is a token is that token, whatever the merges say.
+        takes_whole_words: a word that is a token is that token, without merges.
         adds_bos: unless the file says otherwise, a text begins with the beginning-of-sequence token.
         is_byte_level: tokens are written in one character per byte. Otherwise they are written as they are, and a character
             without a token is made of the tokens `<0x00>` to `<0xFF>`.
@@ -67,7 +67,7 @@ MARK, PUNCTUATION = map(_older, "MP")
 _M, _P = MARK, PUNCTUATION
 
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_OTHER = rf"[^\r\n{_L}{_N}]?"  # what a word may begin with
+_OTHER = rf"[^\r\n{_L}{_N}]?"  # the possible beginning of a word
 _WORD = rf"{_OTHER}{_L}+"
 _SYMBOLS = rf" ?[^\s{_L}{_N}]+"
 _MARKS = rf"{_SYMBOLS}[\r\n]*"

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own, whose time and memory are limited: `sandbox` is what runs there."""
+"""Renders chat templates in a process of its own, whose time and memory are limited: it runs `sandbox`."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Renderer:
 
         Args:
             source: the Jinja2 template.
-            names: what it may use, of the types that JSON has.
+            names: its variables, of the types that JSON has.
             now: the time for templates that write the date.
 
         Raises:
             Refusal: the template calls `raise_exception`.
-            Failure: the template is broken, does what it may not, or goes beyond a limit.
+            Failure: the template is broken, does something forbidden, or goes beyond a limit.
             ValueError: a name has a value that JSON cannot write.
             OSError: the process cannot be started.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jinja2 import Template, nodes
     from jinja2.parser import Parser
 
-# A text consists of the conversation and what is written around it, and all of it will be tokenized.
+# A text consists of the conversation and the template's text around it, and all of it will be tokenized.
 _MIN_CHARACTERS = 1 << 20
 _CHARACTERS_PER_BYTE = 8
 _MAX_MESSAGE = 500  # characters of an error's message, which a template may make as long as it likes
@@ -62,7 +62,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks, for training, what an assistant wrote; here it is its body alone."""
+    """`{% generation %}…{% endgeneration %}` marks, for training, an assistant's text; here it is only its body."""
 
     tags = {"generation"}  # noqa: RUF012 -- as Jinja2 declares it
 
@@ -73,7 +73,7 @@ class _Generation(Extension):
 
 def serve() -> None:
     """Answer requests, a line of JSON each, until there are no more. A limit ends the process: by SIGPROF, or with ENOMEM."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent made of it
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # in any setting of the parent
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     sandbox = _Sandbox()

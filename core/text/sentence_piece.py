@@ -1,7 +1,7 @@
 """SentencePiece byte-pair encoding by scores: the `sentencepiece` library fed with a model file's vocabulary.
 
 llama.cpp's encoder and SentencePiece's are the same algorithm: of all neighbours that form a token, join those whose token
-has the highest score, the leftmost first. They differ in which tokens may be formed; llama.cpp forms any, whatever its type.
+has the highest score, the leftmost first. They differ in which tokens may be formed; llama.cpp forms tokens of any type.
 So all tokens but the bytes are handed over as normal ones, and normalisation is left to the caller.
 """
 

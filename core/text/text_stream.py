@@ -8,7 +8,7 @@ from augury.text.tokenizer import StreamDecoder, Tokenizer
 
 
 class TextStream:
-    """Holds back what may still become a stop string or is half a character."""
+    """Holds back text that may still become a stop string or is half a character."""
 
     def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
         self._decoder = StreamDecoder(tokenizer) if tokenizer is not None else None
@@ -17,7 +17,7 @@ class TextStream:
         self.is_stopped = False
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """The text that can be shown now that `token` has come; sets `is_stopped` once a stop string is complete.
+        """The text that can be shown after `token`; sets `is_stopped` once a stop string is complete.
 
         One that is complete where it may not stop, or before, is text like any other.
         """

@@ -69,7 +69,7 @@ class Tokenizer:
         self.suppressed = vocabulary.suppressed
         self._last = vocabulary.sep if self.kind == "bert" else vocabulary.eos
         adds_bos, adds_eos = vocabulary.add_bos, vocabulary.add_eos
-        if self.kind in ("bert", "rwkv"):  # whatever the file says
+        if self.kind in ("bert", "rwkv"):  # even if the file says otherwise
             adds_bos = adds_eos = self.kind == "bert"
         if vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
             adds_bos = True
@@ -220,8 +220,8 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes tokens one by one, never showing half a character: its bytes are held back until the rest has come.
 
-    What `push` and `flush` return is, joined, what `Tokenizer.decode` returns for all tokens with the same settings; here
-    `continues` is the default, since tokens stream where a model goes on from a prompt.
+    The results of `push` and `flush`, joined, are the result of `Tokenizer.decode` for all tokens with the same settings; here
+        `continues` is the default, because tokens stream where a model goes on from a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
@@ -231,7 +231,7 @@ class StreamDecoder:
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that is complete now that this token has come; may be empty."""
+        """The text that is complete with this token; may be empty."""
         if self._skip_special and self._tokenizer.is_special(token):
             return ""
         piece = self._tokenizer.piece(token)

@@ -1,7 +1,7 @@
 """Unigram vocabularies (T5, XLM-R): a text takes those tokens that have the highest sum of scores.
 
 The search is the `tokenizers` library's, which is llama.cpp's to the order in which ties are broken (`llm_tokenizer_ugm` in its
-src/llama-vocab.cpp). What comes before it, and which tokens take part in it, is done here as there.
+src/llama-vocab.cpp). The steps before it, and the choice of tokens, are the same as there.
 """
 
 from __future__ import annotations

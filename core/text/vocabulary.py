@@ -1,4 +1,4 @@
-"""The vocabulary of a model file: texts, types and scores of the tokens, and what the special ones are for."""
+"""The vocabulary of a model file: texts, types and scores of the tokens, and the roles of the special ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
 
     Args:
         metadata: of the file.
-        kinds: those that can be read.
+        kinds: the readable ones.
 
     Raises:
         UnsupportedError: it is of another kind.
@@ -172,7 +172,7 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
 
 
 def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> tuple[frozenset[int], frozenset[int]]:
-    """Tell the special tokens that take white space before them, and those that take it after them; files do not say.
+    """The special tokens that take white space before them, and the ones that take it after them; files do not say.
 
     Source: the end of llama.cpp's `llama_vocab::impl::load`.
     """

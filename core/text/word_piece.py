@@ -56,7 +56,7 @@ class WordPieceCodec(Codec):
         return ids
 
     def _cut(self, word: str) -> list[int]:
-        """The longest tokens from the left, or nothing if what is left begins with none."""
+        """The longest tokens from the left, or nothing if the rest begins with none."""
         ids, start = [], 0
         while start < len(word):
             for end in range(min(len(word), start + self._n_longest), start, -1):

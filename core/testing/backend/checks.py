@@ -22,11 +22,11 @@ from augury.testing.tiny_model import N_LAYERS, N_VOCAB
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
-_SLACK = 1 << 20  # bytes of Python objects beside what the table counts
+_SLACK = 1 << 20  # bytes of Python objects beside the table's
 
 
 def near_reference(subject: BackendSubject) -> None:
-    """Logits are the reference's, for each type of weights, all layers and fewer."""
+    """Logits are the reference's, with each type of weights, for all layers and fewer."""
     tokens = _tokens(80)
     for weight_type in _WEIGHT_TYPES:
         with _closing(subject.load(weight_type)) as model, _closing(subject.load(weight_type, is_reference=True)) as oracle:
@@ -98,7 +98,7 @@ def stages(subject: BackendSubject) -> None:
 
 
 def nextn(subject: BackendSubject) -> None:
-    """A layer that predicts further tokens is the reference's, and what it drafts leaves no trace."""
+    """A layer that predicts further tokens is the reference's, and its drafts leave no trace."""
     if not subject.backend.computes_nextn:
         return
     tokens, n, cut, given = _tokens(24), N_LAYERS, 15, ("output",)
@@ -142,7 +142,7 @@ def undo(subject: BackendSubject) -> None:
 
 
 def trees(subject: BackendSubject) -> None:
-    """Every path of any tree is a chain, and moves bring the one that was kept together."""
+    """Every path of any tree is a chain, and moves make the kept one contiguous."""
     from hypothesis import given, strategies as st
 
     prompt = _tokens(30)
@@ -224,7 +224,7 @@ def saved_slots(subject: BackendSubject) -> None:
 
 
 def handle(subject: BackendSubject) -> None:
-    """What a handle says of its rows is so."""
+    """A handle's results agree with its rows."""
     with _closing(subject.load()) as model:
         _agree(subject, model.forward(Batch.chain(_tokens(5))), N_VOCAB)
 
@@ -250,7 +250,7 @@ def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
 
 
 def vocabulary(subject: BackendSubject) -> None:
-    """The logits of some tokens alone are those that they have among all."""
+    """The logits of a narrow vocabulary are the same as among all."""
     with _closing(subject.load("Q4_0")) as model:
         for kept in (range(40), [0, 31, 32, 70, 100, 101, *range(130, 140), N_VOCAB - 1], [N_VOCAB - 2, N_VOCAB - 1]):
             wanted = np.array(kept, np.int32)
@@ -276,7 +276,7 @@ def no_numbers(subject: BackendSubject) -> None:
 
 
 def outside(subject: BackendSubject) -> None:
-    """What does not exist is refused, before anything is stored."""
+    """Tokens, slots and layers that do not exist are refused, before anything is stored."""
     tokens = _tokens(10)
     with _closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()

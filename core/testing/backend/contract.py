@@ -1,4 +1,4 @@
-"""What every backend promises; `augury.interfaces.Model` and `augury.batch.Batch` say the same at length."""
+"""The contracts of every backend; `augury.interfaces.Model` and `augury.batch.Batch` say the same at length."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def check_backend(
     Args:
         backend: A class, or the name of an installed one.
         options: Values of its options by name.
-        tolerance: Mean squared error of its logits as a share of their mean square, at most; None for what it states itself.
-        registry: Where everything is found; None for what is installed.
+        tolerance: Mean squared error of its logits as a share of their mean square, at most; None for its own `tolerance`.
+        registry: Where everything is found; None for installed plugins.
         n_examples: Random cuts of texts, and random trees, that are tried; fewer for a backend that takes minutes for them.
 
     Raises:
@@ -52,7 +52,7 @@ def backend_subject(
     registry: Registry | None = None,
     n_examples: int = 15,
 ) -> BackendSubject:
-    """What the checks are run on; arguments and errors are those of `check_backend`."""
+    """The subject of the checks; arguments and errors are those of `check_backend`."""
     require_hypothesis()
     registry = registry or registry_with_toys()
     found: type[Backend] = registry.find("backend", backend)

@@ -17,7 +17,7 @@ _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 
 
 def any_script(subject: Subject, n_examples: int = 40) -> None:
-    """Whatever becomes of drafts, they are within limit and vocabulary, and the history is left alone."""
+    """With any fate, drafts are within limit and vocabulary, and the history is not written to."""
     from hypothesis import given, strategies as st
 
     @hypothesis_settings(n_examples)
@@ -44,7 +44,7 @@ def reproducible(subject: Subject) -> None:
 
 
 def scope(subject: Subject) -> None:
-    """What is learnt is forgotten with the request or the slot, if the drafter says so."""
+    """A drafter forgets its knowledge with the request or the slot, if it says so."""
     if subject.scope not in ("request", "slot", "process"):
         raise contract.SCOPE.broken(subject.name, f"scope {subject.scope!r}, expected request, slot or process")
     other = ScriptedRequest(tuple(range(60, 90)) * 5, REPEATING.rounds)
@@ -125,7 +125,7 @@ def together(subject: Subject) -> None:
 
 
 def ahead(subject: Subject) -> None:
-    """What is drafted ahead of a draft's verification is what would be drafted after it, and leaves no trace."""
+    """A draft ahead of a draft's verification equals the draft after it, and leaves no trace."""
     from hypothesis import given, strategies as st
 
     with DrivenLoop(subject) as loop:
@@ -164,7 +164,7 @@ def _check_knows_asks(subject: Subject, promise: Contract, seen: str) -> None:
 
 
 def pace(subject: Subject) -> None:
-    """A draft ends where the planner says that it no longer pays."""
+    """A draft ends where the planner says that further tokens do not pay."""
     with DrivenLoop(subject) as loop:
         if not loop.drafters[0].is_paced:
             return
@@ -194,7 +194,7 @@ def ends_and_closes(subject: Subject) -> None:
 
 
 def option_validation(subject: Subject) -> None:
-    """Defaults are allowed values, and what lies outside of the bounds is not."""
+    """Defaults are allowed values, and values outside of the bounds are not."""
     options_class = subject.drafter.options_class
     try:
         found = options_of(options_class)

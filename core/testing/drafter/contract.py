@@ -1,4 +1,4 @@
-"""What every drafter promises. docs/write-a-drafter.md says the same at length."""
+"""The contracts of every drafter. docs/write-a-drafter.md says the same at length."""
 
 from __future__ import annotations
 

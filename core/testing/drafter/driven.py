@@ -1,4 +1,4 @@
-"""A drafter under test in the engine's loop: all is real but the target, and who decides what drafters are asked."""
+"""A drafter under test in the engine's loop: all is real except the target, and a script decides the calls of drafters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _N_AHEAD = 5  # tokens that are drafted ahead
 
 @define
 class DrafterReport:
-    """What a drafter did in the engines that it was checked in. One that drafted nothing has proven little."""
+    """A drafter's work in the engines of its checks. One that drafted nothing has proven little."""
 
     n_requests: int = 0
     n_drafted: int = 0
@@ -72,12 +72,12 @@ class Subject:
 
     @property
     def is_alone(self) -> bool:
-        """Whether what other slots do is nothing to it."""
+        """Whether it is independent of other slots."""
         return self.scope != "process"
 
     @property
     def params(self) -> dict[str, Any]:
-        """What a request has for it to draft from, in an engine."""
+        """The parameter of a request that it drafts from, in an engine."""
         return {"prediction": PROMPTS[0]} if self.drafter.serves == "prediction" else {}
 
     def options(self, **values: Any) -> Any:
@@ -85,7 +85,7 @@ class Subject:
         return build(self.drafter.options_class, {**self.values, **values}, self.name)
 
     def drafts(self, requests: Items[ScriptedRequest], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
-        """What a new drafter drafts in requests one after another, by request and round."""
+        """A new drafter's drafts in requests one after another, by request and round."""
         with DrivenLoop(self, n_slots) as loop:
             return [loop.play(request).drafts for request in requests]
 
@@ -184,7 +184,7 @@ class ScriptedDrafting(Drafting):
             raise contract.PACE.broken(drafter.profile.name, detail)
 
     def _compare(self, slot: SlotProposals, draft: Draft) -> None:
-        """See that what was drafted ahead is what was drafted now, as far as both go."""
+        """Check that a draft ahead equals the present draft, as far as both go."""
         ahead, slot.drafters.ahead = slot.drafters.ahead, None
         if ahead is not None and ahead.follows(slot.sequence.history):
             before, now = ahead.draft.tokens.tolist(), draft.tokens.tolist()
@@ -205,7 +205,7 @@ class DrivenLoop:
         pace: Pace | None = None,
         **values: Any,
     ) -> None:
-        """Load what an engine would.
+        """Load the same as an engine would.
 
         Args:
             subject: The drafter.
@@ -281,7 +281,7 @@ class DrivenLoop:
         return play
 
     def close(self) -> None:
-        """End what runs; close the drafters, then what they share."""
+        """End all requests; close the drafters, then their shared objects."""
         self._loop.abandon()
         for drafter in self.drafters:
             drafter.close()

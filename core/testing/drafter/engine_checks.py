@@ -1,4 +1,4 @@
-"""The checks that run whole engines: whatever is drafted, the output is that of plain decoding."""
+"""The checks that run whole engines: with any drafts the output is plain decoding's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lossless(subject: Subject, way: str) -> None:
 
 
 def in_chain(subject: Subject) -> None:
-    """Nor does it matter which drafter it shares a chain with, and in which order."""
+    """Other drafters of its chain, in any order, make no difference."""
     if subject.name == "none":  # it stands for no drafter, and is refused beside others
         return
     other = Subject(ToyDrafter, {}, subject.registry, subject.backends)
@@ -81,7 +81,7 @@ def per_request(subject: Subject) -> None:
 
 
 def planned(subject: Subject) -> None:
-    """Nor does it matter when and how far the planner lets it draft."""
+    """The planner's choices make no difference."""
     for slots in (1, 3):
         with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
             results = answers(subject.name, engine, WAYS["sampled"] | subject.params, subject.report)
@@ -93,7 +93,7 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
     """Two drafters in a chain leave the output as it is, and every accepted token is said to be from one of them.
 
     Returns:
-        What they drafted.
+        Their drafts.
 
     Raises:
         ContractError: It is another.

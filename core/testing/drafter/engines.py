@@ -79,7 +79,7 @@ def answers(name: str, engine: Engine, params: dict[str, Any], report: DrafterRe
 
 
 def counted(name: str, run: Callable[[], list[Result]], report: DrafterReport) -> list[Result]:
-    """What `run` returns, added to the report.
+    """The result of `run`, added to the report.
 
     Raises:
         ContractError: An engine fell over its drafters, or lost count.
@@ -102,13 +102,13 @@ def counted(name: str, run: Callable[[], list[Result]], report: DrafterReport) -
 
 
 def output(results: list[Result]) -> Output:
-    """What of results must not depend on drafters."""
+    """The part of results that must not depend on drafters."""
     return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results]
 
 
 @functools.cache
 def plain(registry: Registry, backend: str, way: str) -> Output:
-    """What plain decoding makes of all prompts."""
+    """Plain decoding of all prompts."""
     with engine_with(registry=registry, backend=backend) as engine:
         return output(engine.generate(PROMPTS, max_tokens=N_TOKENS, logprobs=0, ignore_eos=True, **WAYS[way]))
 

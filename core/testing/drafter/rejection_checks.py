@@ -36,7 +36,7 @@ _LARGEST = 6.0  # standard deviations: chance alone goes beyond it about once in
 
 
 def driven(subject: Subject) -> None:
-    """What is drawn keeps the contracts of all drafts, its probabilities are a distribution, and it follows the seed."""
+    """Drawn drafts keep the contracts of all drafts, its probabilities are a distribution, and it follows the seed."""
     subject = _by_rejection(subject)
     any_script(subject, n_examples=20)
     reproducible(subject)
@@ -97,7 +97,7 @@ def _chances(engine: Engine) -> dict[tuple[int, ...], float]:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """How far counts (m,) are from what was expected, in standard deviations of what chance makes of them.
+    """How far counts (m,) are from their expectation, in standard deviations.
 
     Source: Wilson & Hilferty 1931, "The distribution of chi-square": its cube root is nearly normal.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Way(Enum):
-    """What the engine does with a drafter in a round."""
+    """The engine's treatment of a drafter in a round."""
 
     VERIFIED = "its draft is verified"
     CUT = "the first half of its draft is verified"

@@ -32,7 +32,7 @@ def check_drafter(
         drafter: A class, or the name of an installed drafter.
         options: Values of its options by name; choose them so that it drafts on short texts.
         backends: Where outputs are compared, `toy` and any that is installed: on the first in all ways, on others in fewer.
-        registry: Where everything is found; None for what is installed.
+        registry: Where everything is found; None for installed plugins.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
@@ -55,7 +55,7 @@ def drafter_subject(
     backends: Sequence[str] = ("toy", "reference"),
     registry: Registry | None = None,
 ) -> Subject:
-    """What the checks are run on; arguments and errors are those of `check_drafter`."""
+    """The subject of the checks; arguments and errors are those of `check_drafter`."""
     require_hypothesis()
     found, registry = find_plugin("drafter", drafter, registry)
     subject = Subject(found, dict(options or {}), registry, tuple(backends))

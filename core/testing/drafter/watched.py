@@ -1,4 +1,4 @@
-"""A drafter under watch: what it is given is noted, and what it does with that is compared with its contracts."""
+"""A drafter under watch: its inputs are noted, and its results are compared with its contracts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from augury.testing.contract import Contract, ContractError
 from augury.testing.drafter import contract
 from augury.types import Draft, Verdict, read_only
 
-_POISON = -7  # no model has such a token: it shows in whatever is read too late
+_POISON = -7  # no model has such a token: it shows in arrays that are read too late
 _THROUGH = object()  # after the last step of `begin`
 _TOLERANCE = 1e-3  # of the sum of float32 probabilities
 
 
 class Watched(Drafter):
-    """What `watched` puts around a drafter. It shows the drafter a copy of the history, which it can look into afterwards.
+    """The wrapper of `watched` around a drafter. It shows the drafter a copy of the history, which it can inspect afterwards.
 
     Both share one instance, so names here are such as no drafter has.
 
     Attributes:
         is_watched_drafting: Whether `draft` is being called.
-        is_watched_ahead: Whether it is asked to draft ahead: what its `draft` is given then is no history.
+        is_watched_ahead: Whether it is asked to draft ahead: the argument of its `draft` is then no history.
     """
 
     def __init__(self, options: Any, session: Any) -> None:
@@ -84,7 +84,7 @@ class Watched(Drafter):
         self.__call(event, super().accept, self.watched_history(history), verdict)
 
     def end(self) -> None:
-        """See `Drafter.end`; what a drafter reads from its history afterwards is poison."""
+        """See `Drafter.end`; a history that a drafter reads afterwards is poison."""
         self.__call("end", super().end)
         self.__text[:] = _POISON
 
@@ -137,7 +137,7 @@ class Watched(Drafter):
         return result
 
     def __broken(self, promise: Contract, seen: str) -> ContractError:
-        """The error for a broken promise, with what went before."""
+        """The error for a broken promise, with the calls before it."""
         return promise.broken(self.name, f"{seen}, after: {'; '.join(self.__journal) or 'nothing'}")
 
 
@@ -174,7 +174,7 @@ def _watch(ask: Ask) -> Watched:
 
 
 def _odd_probabilities(draft: Draft) -> str | None:
-    """What is wrong with what tokens were drawn from, or None."""
+    """The fault of the tokens' distributions, or None."""
     if (probabilities := draft.probabilities) is None:
         return None
     is_drawn = probabilities.any(axis=1)

@@ -1,4 +1,4 @@
-"""What every memory manager promises; `augury.interfaces.MemoryManager` says the same at its methods."""
+"""The contracts of every memory manager; `augury.interfaces.MemoryManager` says the same at its methods."""
 
 from __future__ import annotations
 

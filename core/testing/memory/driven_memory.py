@@ -37,7 +37,7 @@ class Guess:
 
 
 class DrivenMemory:
-    """A memory manager, its model, and what its slots ought to hold."""
+    """A memory manager, its model, and the expected contents of its slots."""
 
     def __init__(self, make: Callable[[Any, Any], MemoryManager], model: ToyModel, name: str) -> None:
         self.texts: dict[int, list[int]] = {}  # of open slots; the last token is not in memory yet
@@ -102,7 +102,7 @@ class DrivenMemory:
             self._compare(rows, [[*self.texts[slot][:-1], *written[:n]]])
 
     def truncate(self, slot: int) -> None:
-        """Cut what a slot holds to a half, and feed again what was cut too much."""
+        """Cut a slot's text to a half, and feed again the tokens that were cut too much."""
         text = self.texts[slot][: (len(self.texts[slot]) + 1) // 2]
         n = self._call(f"truncate of slot {slot} to {len(text)}", self._context.truncate, slot, len(text))
         if not (isinstance(n, int) and 0 <= n <= len(text)):
@@ -117,13 +117,13 @@ class DrivenMemory:
         self.end(slot)
 
     def save(self, slot: int) -> None:
-        """End a request, and save what its slot holds; a manager that cannot is not asked again."""
+        """End a request, and save its slot; a manager that cannot is not asked again."""
         self.end(slot)
         with suppress(UnsupportedError):
             self._saved.append(self._context.save(slot))
 
     def load(self) -> None:
-        """Restore what was saved last to a free slot, and to one that is in use, which is refused."""
+        """Restore the last saved contents to a free slot, and to one that is in use, which is refused."""
         if not self._saved:
             return
         restore = partial(self._context.restore, data=self._saved[-1])
@@ -138,7 +138,7 @@ class DrivenMemory:
         self.past.append(self.texts.pop(slot))
 
     def _go_on(self, slot: int, text: list[int], n_held: int, chunk: int) -> None:
-        """Process a text from what is held on."""
+        """Process a text from its held tokens on."""
         start = n_held
         while start < len(text):
             n_left = len(text) - start
@@ -180,7 +180,7 @@ class DrivenMemory:
         self._compare(rows, [text for feed in feeds for text in self._texts_of(feed)])
 
     def _texts_of(self, feed: SlotInput) -> list[list[int]]:
-        """What each row of a feed must follow."""
+        """The text that each row of a feed must follow."""
         texts: list[list[int]] = []
         for token in feed.tokens.tolist():
             texts.append([*(texts[-1] if texts else self._kept[feed.slot]), token])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _N_CTX = 24
-_KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "save", "load", "fail")  # of what may happen
+_KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "save", "load", "fail")  # of events
 _MODELS: Mapping[str, Callable[..., ToyModel]] = {
     "a KV cache": ToyModel,
     "a recurrent state": ToyRecurrentModel,
@@ -43,7 +43,7 @@ class MemorySubject:
 
     @property
     def kinds(self) -> list[str]:
-        """What models that it suits keep."""
+        """The states of models that it suits."""
         reasons = {kind: self.manager.suitable(model().state_spec) for kind, model in _MODELS.items()}
         if None not in reasons.values() or not all(reason is None or isinstance(reason, str) for reason in reasons.values()):
             raise contract.SUITABLE.broken(self.manager.name, f"{reasons}")
@@ -82,7 +82,7 @@ def any_script(subject: MemorySubject) -> None:
 
 
 def full_slots(subject: MemorySubject) -> None:
-    """A slot can be filled to its last position, and what does not fit is refused."""
+    """A slot can be filled to its last position, and further tokens are refused."""
     for kind in subject.kinds:
         memory = subject.driven(2, kind)
         memory.open([*range(16), *range(_N_CTX - 15)], may_reuse=True, chunk=8)
@@ -147,7 +147,7 @@ def check_memory_manager(
     Args:
         manager: A class, or the name of an installed one.
         options: Values of its options by name.
-        registry: Where a name is looked up; None for what is installed.
+        registry: Where a name is looked up; None for installed plugins.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
@@ -162,7 +162,7 @@ def check_memory_manager(
 def memory_subject(
     manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> MemorySubject:
-    """What the checks are run on; arguments and errors are those of `check_memory_manager`."""
+    """The subject of the checks; arguments and errors are those of `check_memory_manager`."""
     require_hypothesis()
     found = (registry or registry_with_toys()).find("memory", manager)
     return MemorySubject(found, build(found.options_class, options or {}, found.name))
