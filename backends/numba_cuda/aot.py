@@ -36,20 +36,6 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-# Passes of numba that treat closures, arrays' expressions, overloads and the like; each looks at the whole function.
-_USELESS = {
-    "DumpParforDiagnostics",
-    "FindLiterallyCalls",
-    "InlineClosureLikes",
-    "InlineInlinables",
-    "InlineOverloads",
-    "LiteralPropagationSubPipelinePass",
-    "LiteralUnroll",
-    "MakeFunctionToJitFunction",
-    "NopythonRewrites",
-    "RewriteDynamicRaises",
-    "WithLifting",
-}
 _OLD, _NEW = (8, 0), (10, 0)  # from the first to below the second, NVVM makes the same PTX
 OVERLAPPING = (9, 0)  # the first capability whose kernels may begin while the one before them ends
 _OVERLAP, _WAIT = "\n\tgriddepcontrol.launch_dependents;", "\n\tgriddepcontrol.wait;"
@@ -153,10 +139,12 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
     """
     from numba.cuda import compiler, dispatcher
 
+    from augury.backends.numba_cpu.kernels.compiler import USELESS
+
     class Compiler(compiler.CUDACompiler):  # type: ignore[misc]
         def define_pipelines(self) -> list[Any]:
             (passes,) = super().define_pipelines()
-            passes.passes = [(each, what) for each, what in passes.passes if each.__name__ not in _USELESS]
+            passes.passes = [(each, what) for each, what in passes.passes if each.__name__ not in USELESS]
             passes.finalize()
             return [passes]
 
@@ -260,7 +248,8 @@ def _checksum(entry: bytes, cubin: bytes) -> bytes:
 @cache
 def _key() -> str:
     """What machine code depends on: the sources of all kernels, and how they are compiled."""
-    paths = [Path(__file__), *sorted((Path(__file__).parent / "kernels").glob("*.py"))]
+    folder = Path(__file__).parent
+    paths = [Path(__file__), folder.parent / "numba_cpu/kernels/compiler.py", *sorted((folder / "kernels").glob("*.py"))]
     return xxh3_128_hexdigest(b"\0".join(path.read_bytes() for path in paths))
 
 

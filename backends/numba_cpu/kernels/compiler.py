@@ -14,48 +14,37 @@ from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import DumpParforDiagnostics, InlineOverloads, NativeLowering, NopythonRewrites
-from numba.core.untyped_passes import (
-    FindLiterallyCalls,
-    InlineClosureLikes,
-    InlineInlinables,
-    LiteralPropagationSubPipelinePass,
-    LiteralUnroll,
-    MakeFunctionToJitFunction,
-    RewriteDynamicRaises,
-    WithLifting,
-)
+from numba.core.typed_passes import NativeLowering
 
-# LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
-_OPTIMISATION = 2
-
-# What treats closures, arrays' expressions, overloads and the like; each looks at the whole function several times.
-_USELESS = {
-    DumpParforDiagnostics,
-    FindLiterallyCalls,
-    InlineClosureLikes,
-    InlineInlinables,
-    InlineOverloads,
-    LiteralPropagationSubPipelinePass,
-    LiteralUnroll,
-    MakeFunctionToJitFunction,
-    NopythonRewrites,
-    RewriteDynamicRaises,
-    WithLifting,
+USELESS = {
+    "DumpParforDiagnostics",
+    "FindLiterallyCalls",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "InlineOverloads",
+    "LiteralPropagationSubPipelinePass",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "NopythonRewrites",
+    "RewriteDynamicRaises",
+    "WithLifting",
 }
+"""Passes that treat closures, arrays' expressions, overloads and the like; each looks at the whole function several times."""
 
 
 class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]
-    """Code that is optimised at `_OPTIMISATION`, unless numba was told to do less."""
+    """Code that is optimised as its pipeline says, unless numba was told to do less."""
+
+    optimisation: int
 
     def _optimize_functions(self, module: Any) -> None:
         module.data_layout = self._codegen._data_layout  # noqa: SLF001 - as in numba's own
         for function in module.functions:
-            passes, builder = self._codegen._function_pass_manager(opt=min(config.OPT, _OPTIMISATION))  # noqa: SLF001
+            passes, builder = self._codegen._function_pass_manager(opt=min(config.OPT, self.optimisation))  # noqa: SLF001
             passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager(opt=min(config.OPT, _OPTIMISATION))  # noqa: SLF001
+        passes, builder = self._codegen._module_pass_manager(opt=min(config.OPT, self.optimisation))  # noqa: SLF001
         passes.run(self._final_module, builder)
 
 
@@ -75,6 +64,7 @@ class _KernelLowering(NativeLowering):  # type: ignore[misc]
 
     def run_pass(self, state: Any) -> bool:
         state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.optimisation = state.pipeline.optimisation
         state.library.enable_object_caching()
         state.flags.no_cfunc_wrapper = True
         return bool(super().run_pass(state))
@@ -99,14 +89,20 @@ class _HelperLowering(_KernelLowering):
 
 
 class KernelCompiler(CompilerBase):  # type: ignore[misc]
-    """Numba's pipeline for a kernel."""
+    """Numba's pipeline for a kernel.
 
+    Attributes:
+        optimisation: LLVM's level. Of kernels that spell out their vectors and tiles, level 3 makes no faster code, and takes
+            1.5 times as long.
+    """
+
+    optimisation = 2
     lowering = _KernelLowering
 
     def define_pipelines(self) -> list[Any]:
         """Name the passes: numba's, without the passes that find nothing in kernels, and with another one that makes code."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        kept = [(each, what) for each, what in passes.passes if each not in _USELESS]
+        kept = [(each, what) for each, what in passes.passes if each.__name__ not in USELESS]
         passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in kept]
         passes.finalize()
         return [passes]

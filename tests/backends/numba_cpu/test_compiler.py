@@ -62,7 +62,7 @@ def test_what_the_passes_that_are_left_out_would_do_is_nothing(monkeypatch):
 
     monkeypatch.setattr(jit._KernelCache, "save_overload", keep)
     jit.address(jit.kernel(step.add_norm.py_func, record=step.AddNorm))
-    monkeypatch.setattr(compiler, "_USELESS", frozenset())
+    monkeypatch.setattr(compiler, "USELESS", frozenset())
     for name in ("share", "normalise"):  # compiled anew: they are the same objects for both
         monkeypatch.setattr(step, name, jit.helper(getattr(step, name).py_func))
     jit.address(jit.kernel(step.add_norm.py_func, record=step.AddNorm))
