@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.memory import Arena
-from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs, NarrowPass
+from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.sequences import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
@@ -151,12 +151,9 @@ class NumbaCpuModel(Model):
         return self._result(logits, narrow, features)
 
     def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
-        n_vocab = self.info.n_vocab
-        if self._tokens is not None:
-            return NamedPass(KernelPass(logits[:, : len(self._tokens)], features), self._tokens, n_vocab)
-        if narrow is None:
-            return KernelPass(logits[:, :n_vocab], features)
-        return NarrowPass(logits[:, : len(narrow.tokens)], narrow.tokens, n_vocab, features)
+        tokens = self._tokens if narrow is None else narrow.tokens
+        passed = KernelPass(logits[:, : self.info.n_vocab if tokens is None else len(tokens)], features)
+        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
         """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.

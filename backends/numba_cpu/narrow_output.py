@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.struct import dtype, view
@@ -75,47 +73,3 @@ def _narrowed(program: Program, panels: np.ndarray) -> Program:
         if record["kernel"] == address(step.multiply):
             record["entries"], record["n_entries"], record["n_panels"] = entries.ctypes.data, len(places), len(panels)
     return attrs.evolve(program, records=records, logits=entries, places=_PANEL_BYTES * np.append(places - firsts, 0))
-
-
-class NarrowPass(KernelPass):
-    """Rows of the logits of some tokens; those of all others are -inf."""
-
-    def __init__(
-        self, array: np.ndarray, tokens: np.ndarray, n_vocab: int, features: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        """Take over logits (r, m) float32 of tokens (m,) int32, which rise, of `n_vocab`."""
-        super().__init__(array, features)
-        self._tokens = tokens
-        self._n_vocab = n_vocab
-
-    def argmax(self) -> np.ndarray:
-        return self._named(super().argmax())
-
-    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Pass.top_k`; no more than have logits."""
-        ids, logits = super().top_k(rows, k)
-        return self._named(ids), logits
-
-    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        places = np.minimum(np.searchsorted(self._tokens, ids), len(self._tokens) - 1)
-        logits: np.ndarray = np.where(self._tokens[places] == ids, self._array[row, places], np.float32(-np.inf))
-        return logits
-
-    def rows(self) -> np.ndarray:
-        rows = np.full((len(self._array), self._n_vocab), -np.inf, np.float32)
-        rows[:, self._tokens] = self._array
-        return rows
-
-    def row(self, row: int) -> np.ndarray:
-        logits = np.full(self._n_vocab, -np.inf, np.float32)
-        logits[self._tokens] = self._array[row]
-        return logits
-
-    def first(self, n: int) -> NarrowPass:
-        m = int(np.searchsorted(self._tokens, n))
-        return NarrowPass(self._array[:, :m], self._tokens[:m], n, self._features)
-
-    def _named(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at some places of a row; -1 remains."""
-        tokens: np.ndarray = np.where(places < 0, np.int32(-1), self._tokens[places])
-        return tokens
