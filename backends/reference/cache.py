@@ -42,23 +42,6 @@ def _row_bytes(size: int, name: str) -> int:
     return sum(part.nbytes for part in encode(np.zeros(size)))
 
 
-class SharedCache:
-    """What another layer keeps, to read."""
-
-    purpose = "KV cache"
-    n_bytes = 0
-
-    def __init__(self, cache: LayerCache) -> None:
-        self.seen = cache.seen
-
-    def begin(self, batch: Batch) -> None:
-        """Nothing: the other layer does."""
-
-    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:  # noqa: ARG002 - as caches' that keep some
-        """None."""
-        return []
-
-
 class LayerCache:
     """What a layer keeps of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
 

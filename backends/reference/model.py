@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
-from augury.backends.reference.cache import LayerCache, SharedCache
+from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.lowered import Choice, LoweredBlock, Run
 from augury.backends.reference.mixers import MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
@@ -41,9 +41,6 @@ class ReferenceModel(Model):
         self._caches: dict[tuple[int, Block], Any] = {
             (i, block): self._cache_for(block) for i, block in blocks if type(block) in MIXERS or not has_function(block)
         }
-        for i, mixer in self._caches:
-            if type(mixer) is Attention and mixer.source is not None:
-                self._caches[i, mixer] = SharedCache(self._cache_of(mixer.source))
         self._chosen: list[Choice] = []
 
     def forward(self, batch: Batch) -> Pass:
@@ -129,7 +126,9 @@ class ReferenceModel(Model):
                 y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
             elif (i, block) in self._caches:
                 besides = (embedded,) if block.reads_embedding else ()
-                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x, *besides)
+                source = block.source if isinstance(block, Attention) else None
+                kept = self._caches[i, block] if source is None else self._cache_of(source)
+                y = MIXERS[type(block)](block, weights, kept, batch, tree, x, *besides)
             elif isinstance(block, LayerInput):
                 y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):
