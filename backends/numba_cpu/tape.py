@@ -308,14 +308,7 @@ class Tape:
             self.waits = waits or not private
         self._pending = []
 
-    def multiply(
-        self,
-        name: str,
-        x: Rows,
-        products: Sequence[tuple[Linear, int]],
-        *,
-        is_output: bool = False,
-    ) -> np.ndarray:
+    def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Write products of x, each to an address; returns their `entries`."""
         entries = self.entries(x, products, is_output=is_output)
         matrices = [self.weights.matrix(linear) for linear, _ in products]

@@ -16,14 +16,7 @@ from augury.backends.numba_cpu.kernels.norm import NormTable
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
-from augury.backends.numba_cpu.packing import (
-    Layout,
-    PackedMatrix,
-    aligned,
-    pack_tensor,
-    packed_format,
-    rows_and_columns,
-)
+from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
 from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written

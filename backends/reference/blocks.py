@@ -238,8 +238,5 @@ def sharpness(temperature: Temperature, position: int) -> float:
     return 1.0 + temperature.scale * math.log1p(periods)
 
 
-STATELESS: dict[type, Any] = {
-    FeedForward: feed_forward,
-    Projection: projection,
-}
+STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
 """What a block that keeps nothing adds to x, by its type."""

@@ -11,13 +11,7 @@ import numpy as np
 from augury.backends.reference.blocks import routes, sum_of_experts
 from augury.backends.reference.formula import activate, gated, sigmoid, softcap
 from augury.backends.reference.lowered_attention import ATTENTION
-from augury.backends.reference.recurrent import (
-    convolved,
-    of_length_one,
-    recurred,
-    silu,
-    softplus,
-)
+from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import Weights, each_normed
 from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError

@@ -23,14 +23,7 @@ from augury.backends.numba_cpu.kernels.simd import (
 )
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import (
-    N_SEGMENTS,
-    SEGMENTS,
-    SEQUENCES,
-    Record,
-    StridedRows,
-    segments_at,
-)
+from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
 
 _AHEAD = 1024  # bytes
 

@@ -44,14 +44,7 @@ from augury.backends.numba_cpu.kernels.simd import (
     splat,
     store,
 )
-from augury.backends.numba_cpu.kernels.unpack import (
-    LOGICAL,
-    SCRATCH_BLOCK,
-    PackedBlock,
-    ScratchBlock,
-    at,
-    emit_floats,
-)
+from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, at, emit_floats
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.dot import Dot

@@ -163,7 +163,4 @@ def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
         )
 
 
-OPERATIONS: Emitters = {
-    PrepareHeads: PrepareHeadsEmitter,
-    Attend: AttendEmitter,
-}
+OPERATIONS: Emitters = {PrepareHeads: PrepareHeadsEmitter, Attend: AttendEmitter}

@@ -127,7 +127,4 @@ class ChooseEmitter(OperationEmitter):
         tape.add(Work("choosing"), choice.choose, choice=self._choice)
 
 
-OPERATIONS: Emitters = {
-    Choose: ChooseEmitter,
-    ChooseByHead: ChooseEmitter,
-}
+OPERATIONS: Emitters = {Choose: ChooseEmitter, ChooseByHead: ChooseEmitter}

@@ -166,7 +166,4 @@ def _multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
     tape.add(work, latent.multiply_heads, heads=place)
 
 
-OPERATIONS: Emitters = {
-    PrepareLatents: PrepareLatentsEmitter,
-    MultiplyHeads: MultiplyHeadsEmitter,
-}
+OPERATIONS: Emitters = {PrepareLatents: PrepareLatentsEmitter, MultiplyHeads: MultiplyHeadsEmitter}

@@ -289,9 +289,5 @@ def _values_q4_0(held, i):
     return _four_bytes(held[0] >> shift & low, 8, scale) + _four_bytes(held[1] >> shift & low, 8, scale)
 
 
-EIGHT = {
-    "f16": (_read_f16, _values_f16),
-    "q8_0": (_read_q8_0, _values_q8_0),
-    "q4_0": (_read_q4_0, _values_q4_0),
-}
+EIGHT = {"f16": (_read_f16, _values_f16), "q8_0": (_read_q8_0, _values_q8_0), "q4_0": (_read_q4_0, _values_q4_0)}
 """Two lane functions: (cache, cell, dim, i) → words of eight values from the i-th on, (these, i) → the values."""

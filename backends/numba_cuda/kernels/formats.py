@@ -14,16 +14,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    float_of,
-    float_of_half,
-    index_of,
-    lane,
-    load8,
-    mul,
-    prmt,
-    stream16,
-)
+from augury.backends.numba_cuda.kernels.dialect import float_of, float_of_half, index_of, lane, load8, mul, prmt, stream16
 
 UNIT, TILE_ROWS, TILE_UNITS = 32, 4, 8
 TILE = TILE_ROWS * TILE_UNITS  # units

@@ -25,14 +25,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     together,
     wait_for_launch,
 )
-from augury.backends.numba_cuda.kernels.formats import (
-    FORMATS,
-    TILE,
-    TILE_ROWS,
-    TILE_UNITS,
-    fragment_of,
-    fragment_words_of,
-)
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of, fragment_words_of
 from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, put, tile_of_block, tokens_of_block
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, bring_near_of, cut_of
 

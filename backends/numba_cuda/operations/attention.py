@@ -217,8 +217,4 @@ def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> 
     return {"factors": factors, "has_factors": True}
 
 
-OPERATIONS: Emitters = {
-    PrepareHeads: PrepareHeadsEmitter,
-    Attend: AttendEmitter,
-    AttendGated: AttendEmitter,
-}
+OPERATIONS: Emitters = {PrepareHeads: PrepareHeadsEmitter, Attend: AttendEmitter, AttendGated: AttendEmitter}

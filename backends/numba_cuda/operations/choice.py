@@ -72,7 +72,4 @@ class ChooseEmitter(OperationEmitter):
         tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
 
 
-OPERATIONS: Emitters = {
-    Choose: ChooseEmitter,
-    ChooseByHead: ChooseEmitter,
-}
+OPERATIONS: Emitters = {Choose: ChooseEmitter, ChooseByHead: ChooseEmitter}

@@ -80,10 +80,7 @@ class AttendLatentsEmitter(OperationEmitter):
 
     def buffers(self) -> Mapping[str, int]:
         n_splits, n_heads = splits_of(self.scope.options.n_ctx), self.operation.attend.n_heads
-        return {
-            "counters": 4 * MAX_TOKENS * n_heads,
-            "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
-        }
+        return {"counters": 4 * MAX_TOKENS * n_heads, "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits))}
 
     def _part_bytes(self, n_splits: int) -> int:
         """Bytes of what splits give a token."""

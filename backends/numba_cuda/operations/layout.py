@@ -12,12 +12,7 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
-from augury.backends.numba_cuda.operations.rewrites import (
-    GIVEN,
-    ActivateAndDecay,
-    NormalizeParts,
-    made_apart,
-)
+from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDecay, NormalizeParts, made_apart
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices

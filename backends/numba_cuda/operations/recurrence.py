@@ -8,12 +8,7 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
-from augury.backends.numba_cuda.kernels.convolution import (
-    CONVOLVE_THREADS,
-    ConvolveArgs,
-    StepArgs,
-    convolve as kernel,
-)
+from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, ConvolveArgs, StepArgs, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs

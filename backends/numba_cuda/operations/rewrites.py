@@ -11,11 +11,7 @@ from functools import partial
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
-from augury.backends.numba_cuda.operations.attention_rewrites import (
-    with_gated_attention,
-    with_latents,
-    with_separate_heads,
-)
+from augury.backends.numba_cuda.operations.attention_rewrites import with_gated_attention, with_latents, with_separate_heads
 from augury.backends.numba_cuda.operations.expert_rewrites import (
     ChooseExperts,
     MultiplyAndChoose,
