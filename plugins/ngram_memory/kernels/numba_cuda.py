@@ -79,10 +79,11 @@ def _step(norm, stream, size):
 
 
 @lane
-def _product(x, y, x_at, y_at, x_norm, y_norm, stream, size, x_mean, x_inverse, y_mean, y_inverse):
+def _product(x, y, x_at, y_at, x_norm, y_norm, stream, size, x_moments, y_moments, first):
     """A thread's part of the product of two norms of a stream."""
     total, x_step, y_step = np.float32(0), _step(x_norm, stream, size), _step(y_norm, stream, size)
-    for i in range(cuda.threadIdx.x, size, THREADS):
+    (x_mean, x_inverse), (y_mean, y_inverse) = x_moments, y_moments
+    for i in range(first, size, THREADS):
         value = normed(x, x_at + i, x_norm, x_step + i, size, x_mean, x_inverse)
         total = fma(value, normed(y, y_at + i, y_norm, y_step + i, size, y_mean, y_inverse), total)
     return total
@@ -127,14 +128,11 @@ def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, 
     parts, thread = cuda.shared.array(_WARPS, np.float32), cuda.threadIdx.x
     at = stream * size
     keys_at, streams_at, given_at = t * strides.keys + at, t * strides.streams + at, t * strides.given + at
-    key_mean, key_inverse = moments(keys, keys_at, size, THREADS, key_norm, parts)
+    of_keys = moments(keys, keys_at, size, THREADS, key_norm, parts)
     cuda.syncthreads()  # all have read what is written next
-    mean, inverse = moments(streams, streams_at, size, THREADS, query_norm, parts)
+    of_streams = moments(streams, streams_at, size, THREADS, query_norm, parts)
     cuda.syncthreads()
-    product = _product(
-        *(keys, streams, keys_at, streams_at, key_norm, query_norm),
-        *(stream, size, key_mean, key_inverse, mean, inverse),
-    )
+    product = _product(keys, streams, keys_at, streams_at, key_norm, query_norm, stream, size, of_keys, of_streams, thread)
     gate = _gate(sum_of_block(product, parts), size)
     _give(values, t * strides.values, gate, given, given_at, size, thread)
     cuda.syncthreads()
