@@ -124,15 +124,11 @@ class Builder:
         """norm(x), by groups of `norm.size` values; x itself without a norm."""
         if norm is None and x not in (self.x, self.before):
             return x
-        out = Value(x.width)
-        self.operations.append(Normalize(x, norm, out))
-        return out
+        return self.write(Normalize(x, norm, Value(x.width)))[0]
 
     def multiply(self, x: Value, *linears: Linear, purpose: str) -> tuple[Value, ...]:
         """The products of x with matrices. `purpose` names them in profiles."""
-        out = tuple(Value(linear.n_out) for linear in linears)
-        self.operations.append(Multiply(x, linears, out, purpose))
-        return out
+        return self.write(Multiply(x, linears, tuple(Value(linear.n_out) for linear in linears), purpose))
 
     def add(self, y: Value, norm: Norm | None = None) -> None:
         """Add y, or its norm, to the residual stream."""
@@ -159,9 +155,7 @@ class Builder:
         constants: tuple[float, ...] = (),
     ) -> Value:
         """activation(x) / divisors * up, of the arguments that are given; see `Activate`."""
-        out = Value(x.width)
-        self.operations.append(Activate(x, activation, up, divisors, limit, limits_activated, constants, out))
-        return out
+        return self.write(Activate(x, activation, up, divisors, limit, limits_activated, constants, Value(x.width)))[0]
 
     def route(self, logits: Value, router: Router) -> Value:
         """The experts that a router chooses, and their weights."""
@@ -219,9 +213,7 @@ class Builder:
         is_gated_first: bool = False,
     ) -> Value:
         """norm(y + skip * values) * activation(gates), or gated before the norm."""
-        out = Value(y.width)
-        self.operations.append(Gate(y, gates, activation, norm, values, skip, is_gated_first, out))
-        return out
+        return self.write(Gate(y, gates, activation, norm, values, skip, is_gated_first, Value(y.width)))[0]
 
     def convolve(
         self,
@@ -235,14 +227,11 @@ class Builder:
     ) -> Value:
         """The product after * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
         out = Value(sum(conv.n_channels for conv in convs))
-        self.operations.append(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))
-        return out
+        return self.write(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))[0]
 
     def convolve_block(self, x: Value, weights: Value, base: Vector, n_taps: int, side: int) -> Value:
         """The convolution of x over the tokens of a block, with weights of each token's own; see `ConvolveBlock`."""
-        out = Value(x.width)
-        self.operations.append(ConvolveBlock(x, weights, base, n_taps, side, out))
-        return out
+        return self.write(ConvolveBlock(x, weights, base, n_taps, side, Value(x.width)))[0]
 
     def scale_to_length(self, x: Value, size: int, eps: float, n_scaled: int, scale: float) -> None:
         """Divide the heads of x by their lengths, in place, and multiply the first of them by a scale."""
@@ -252,15 +241,11 @@ class Builder:
         self, t: Value, b: Value | None = None, *, dt: Vector | None = None, a: Vector | None = None
     ) -> tuple[Value, ...]:
         """Decays and betas of heads; betas alone without a."""
-        out = tuple(Value(t.width) for _ in range(1 if a is None else 2))
-        self.operations.append(Decay(t, b, dt, a, out))
-        return out
+        return self.write(Decay(t, b, dt, a, tuple(Value(t.width) for _ in range(1 if a is None else 2))))
 
     def decay_by_key(self, t: Value, b: Value, keys: Value, a: Vector, key_dim: int, floor: float | None) -> tuple[Value, ...]:
         """Decays by key channel, and betas of heads."""
-        out = (Value(t.width), Value(b.width))
-        self.operations.append(DecayByKey(t, b, keys, a, key_dim, floor, out))
-        return out
+        return self.write(DecayByKey(t, b, keys, a, key_dim, floor, (Value(t.width), Value(b.width))))
 
     def recur(
         self,
@@ -275,8 +260,7 @@ class Builder:
     ) -> Value:
         """The output of the matrices of heads for the queries."""
         out = Value(heads.n_heads * heads.value_dim)
-        self.operations.append(Recur(heads, state, queries, keys, values, decays, betas, a, out))
-        return out
+        return self.write(Recur(heads, state, queries, keys, values, decays, betas, a, out))[0]
 
     def prepare_heads(
         self,
@@ -291,8 +275,7 @@ class Builder:
         if all(each.is_nothing for each in steps) and not any(cache is not None for cache in caches):
             return tuple(x)
         out = tuple(Value(each.width) for each in x)
-        self.operations.append(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), source, out))
-        return out
+        return self.write(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), source, out))
 
     def prepare_latents(
         self,
@@ -307,14 +290,11 @@ class Builder:
     ) -> Value:
         """Queries that ask for latents, which are kept."""
         out = Value(keys.n * (queries.width // keys.n - keys.n_in + keys.n_out))
-        self.operations.append(PrepareLatents(queries, latents, keys, norm, turned_norm, rope, temperature, cache, out))
-        return out
+        return self.write(PrepareLatents(queries, latents, keys, norm, turned_norm, rope, temperature, cache, out))[0]
 
     def multiply_heads(self, x: Value, matrices: Matrices) -> Value:
         """The product of each head with a matrix of its own."""
-        out = Value(matrices.n * matrices.n_out)
-        self.operations.append(MultiplyHeads(x, matrices, out))
-        return out
+        return self.write(MultiplyHeads(x, matrices, Value(matrices.n * matrices.n_out)))[0]
 
     def attend(
         self,
@@ -337,11 +317,9 @@ class Builder:
     ) -> Value:
         """The values that heads mix by their queries; see `Attend`."""
         out, scores = Value(n_heads * value_dim), (softcap, slopes, sinks)
-        operation = Attend(
-            queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, is_causal, out
-        )
-        self.operations.append(operation)
-        return out
+        return self.write(
+            Attend(queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, is_causal, out)
+        )[0]
 
     def choose(
         self,
