@@ -8,120 +8,105 @@ from typing import Any
 
 import numpy as np
 
-from augury.blocks import Gating, Layer, ModelPlan, Vector
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
+from augury.blocks import Gating, Layer, Output, Rope, Vector
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.state_space import mamba2
+from augury.plugins.architectures.transformer import Transformer
 
-_ROPE = {"is_interleaved": True, "has_factors": True}
+
+class GraniteMoe(Transformer):
+    """Llama, with scales for the embedding, for what layers add, for scores and for logits, and with experts."""
+
+    name = "granitemoe"
+    reading = {"may_have_experts": True}
+    rotary = {"is_interleaved": True, "has_factors": True}
+
+    @classmethod
+    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:  # noqa: ARG003 - families read it
+        """The scales of files that do not state them: 0 is none, and None that they have to."""
+        return {"embedding_scale": 0.0, "residual_scale": 0.0, "logit_scale": None}
+
+    @classmethod
+    def scale(cls, decoder: Decoder, key: str) -> float:
+        """One of these scales."""
+        return decoder.keys.number(key, cls.unstated(decoder)[key]) or 1.0
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        marks: dict[str, Any] = {"factor": cls.scale(decoder, "residual_scale"), "has_scales": False}
+        mixer = (
+            decoder.attention(layer, rope, factor=marks["factor"], **cls.mixing_of(decoder, layer))
+            if decoder.n_kv_heads[layer]
+            else mamba2(decoder, layer, factor=marks["factor"])
+        )
+        if has_experts(decoder, layer):
+            return Layer(mixer, mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, **marks))
+        return Layer(mixer, decoder.feed_forward(layer, **marks))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read it
+        return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        return {"scale": cls.scale(decoder, "embedding_scale")}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(scale=1.0 / cls.scale(decoder, "logit_scale"))
 
 
-class Granite(Architecture):
-    """Llama, with scales for the embedding, for what layers add, for scores and for logits."""
+class Granite(GraniteMoe):
+    """The dense models, whose files may say that there is no rope."""
 
     name = "granite"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, may_have_experts=True)
-        keys = decoder.keys
-        rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
-        return {"main": _plan(decoder, [{"rope": rope}] * decoder.n_layers)}
+    def rope(cls, decoder: Decoder) -> Rope | None:
+        return super().rope(decoder) if decoder.keys.flag("rope.scaling.finetuned", default=True) else None
 
 
-class GraniteMoe(Architecture):
-    """Granite with experts, one of them shared; it has rope in any case."""
+class GraniteHybrid(Granite):
+    """Mamba-2 in layers that have no key heads."""
 
-    name = "granitemoe"
+    name = "granitehybrid"
+    reading = {"may_have_experts": True, "least": 0}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, may_have_experts=True)
-        return {"main": _plan(decoder, [{"rope": decoder.rope(**_ROPE)}] * decoder.n_layers)}
+    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:
+        return {**super().unstated(decoder), "logit_scale": 0.0}
 
 
-class GraniteSwa(Architecture):
+class GraniteSwa(GraniteMoe):
     """Some layers see a window only, some have no rope, and all have sinks."""
 
     name = "granite_swa"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, may_have_experts=True)
-        rope = decoder.rope(**_ROPE)
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
-        has_pattern = isinstance(file.metadata.get(decoder.keys.full(key)), np.ndarray)
-        turns = decoder.flags(key, 0) if has_pattern else [True] * decoder.n_layers
-        windows = decoder.windows(None, is_required=True)
-        parts: list[dict[str, Any]] = []
-        for layer in range(decoder.n_layers):
-            sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
-            file.tensor(sinks.weight, (sinks.size,))
-            parts.append({"rope": rope if turns[layer] else None, "window": windows[layer], "sinks": sinks})
-        return {"main": _plan(decoder, parts)}
-
-
-class GraniteHybrid(Architecture):
-    """Granite, with Mamba-2 in layers that have no key heads."""
-
-    name = "granitehybrid"
+        has_pattern = isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray)
+        return super().layer(decoder, layer, None if has_pattern and not decoder.flags(key, 0)[layer] else rope)
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0, may_have_experts=True)
-        keys = decoder.keys
-        rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
-        return {"main": _plan(decoder, [{"rope": rope}] * decoder.n_layers, logit_scale=0.0)}
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
+        decoder.check(sinks)
+        window = decoder.windows(None, is_required=True)[layer]
+        return {**super().mixing_of(decoder, layer), "window": window, "sinks": sinks}
 
 
-class MiniCPM(Architecture):
-    """Granite, with scales that the first files do not state."""
+class MiniCPM(GraniteMoe):
+    """Scales that the first files do not state, and none of scores."""
 
     name = "minicpm"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, may_have_experts=True)
-        rope = decoder.rope(**_ROPE)
-        return {
-            "main": _plan(
-                decoder,
-                [{"rope": rope}] * decoder.n_layers,
-                embedding_scale=12.0,
-                residual_scale=1.4 / math.sqrt(decoder.n_layers),
-                logit_scale=256.0 / decoder.n_embd,
-                has_attention_scale=False,
-            )
-        }
+    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:
+        residual_scale, logit_scale = 1.4 / math.sqrt(decoder.n_layers), 256.0 / decoder.n_embd
+        return {"embedding_scale": 12.0, "residual_scale": residual_scale, "logit_scale": logit_scale}
 
-
-def _plan(
-    decoder: Decoder,
-    attentions: list[dict[str, Any]],
-    *,
-    embedding_scale: float = 0.0,
-    residual_scale: float = 0.0,
-    logit_scale: float | None = None,
-    has_attention_scale: bool = True,
-) -> ModelPlan:
-    """The plan, given arguments of `Decoder.attention` by layer and the scales of files that do not state them; 0 is none."""
-    keys = decoder.keys
-    residual = keys.number("residual_scale", residual_scale) or 1.0
-    scale = (keys.number("attention.scale", 0.0) or None) if has_attention_scale else None
-    marks: dict[str, Any] = {"factor": residual, "has_scales": False}
-    layers = []
-    for layer, parts in enumerate(attentions):
-        mixer = (
-            decoder.attention(layer, scale=scale, factor=residual, **parts)
-            if decoder.n_kv_heads[layer]
-            else mamba2(decoder, layer, factor=residual)
-        )
-        if has_experts(decoder, layer):
-            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, **marks)
-            layers.append(Layer(mixer, experts))
-        else:
-            layers.append(Layer(mixer, decoder.feed_forward(layer, **marks)))
-    logits = decoder.output(scale=1.0 / (keys.number("logit_scale", logit_scale) or 1.0))
-    return decoder.plan(layers, output=logits, scale=keys.number("embedding_scale", embedding_scale) or 1.0)
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        return {}
