@@ -54,12 +54,10 @@ class StagedBackend(Backend):
         return " + ".join(f"{each.backend.title} on {each.device} from layer {each.first}" for each in self._stages)
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
-        """The sizes of the slots of all stages."""
         plan = plan.for_context(options.n_ctx)  # as it is loaded
         return _joined([each.backend.state_spec(plan.stage(each.first, each.end), options) for each in self._stages])
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load stage by stage."""
         plan, models = plan.for_context(options.n_ctx), list[Model]()
         try:
             for stage in self._stages:
@@ -84,7 +82,6 @@ class StagedModel(Model):
         self._plan, self._stages = plan, list(zip(stages, models, strict=True))
 
     def forward(self, batch: Batch) -> Pass:
-        """Compute one pass."""
         started = perf_counter()
         # as a whole, before the first stage changes anything
         known = (self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
@@ -122,11 +119,9 @@ class StagedModel(Model):
             model.slot_written()
 
     def memory_table(self) -> Sequence[Allocation]:
-        """Of all stages."""
         return [line for _, model in self._stages for line in model.memory_table()]
 
     def close(self) -> None:
-        """Close all stages."""
         for _, model in self._stages:
             model.close()
 

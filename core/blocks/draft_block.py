@@ -43,7 +43,6 @@ class Injection(Block):
     layer: int  # of the attention
 
     def tensors(self) -> tuple[Part, ...]:
-        """Those of keys and values."""
         attention = self.attention
         parts = (self.norm, attention.k, attention.v, attention.k_norm, attention.v_norm)
         return tuple(part for part in parts if part is not None)

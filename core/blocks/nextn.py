@@ -52,6 +52,5 @@ class AssistantInput(Block):
     n_hidden: int  # F
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`."""
         joined = build.join(build.look_up(self.table, self.scale), build.read_hidden(self.n_hidden))
         build.begin_streams(*build.multiply(joined, self.projection, purpose="nextn input"))

@@ -29,7 +29,6 @@ class ShortConvolution(Block):
     o: Linear  # C → E
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolution's inputs."""
         return (self.conv.state,)
 
     def lower(self, build: Builder) -> None:
@@ -61,7 +60,6 @@ class GatedDeltaNet(Block):
     has_sigmoid: bool = False
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
@@ -109,7 +107,6 @@ class KimiDeltaAttention(Block):
     floor: float | None = None
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolutions' inputs, and the matrices of the heads."""
         return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
@@ -147,7 +144,6 @@ class Mamba2(Block):
     out_norm: Norm | None = None  # over groups of heads
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
@@ -188,7 +184,6 @@ class Mamba(Block):
     post_norm: Norm | None = None  # of the update
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
@@ -225,7 +220,6 @@ class LightningAttention(Block):
     o: Linear  # H V → E
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The matrices of the heads."""
         return (self.recurrence.state,)
 
     def lower(self, build: Builder) -> None:

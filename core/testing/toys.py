@@ -115,7 +115,6 @@ class ToyConstraint(Constraint):
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Count it."""
         self._n += 1
         self._last = token
         self._n_left = max(self._n_left - 1, 0) if self._n_left or token % 5 else self.options.stretch
@@ -126,7 +125,6 @@ class ToyConstraint(Constraint):
         return 0 < self.options.length <= self._n and not self._n_left
 
     def forced(self, limit: int) -> list[int]:
-        """The successors that are to come."""
         first = np.searchsorted(self._tokens, self._last, side="right")
         return [int(self._tokens[(first + i) % len(self._tokens)]) for i in range(min(limit, self._n_left))]
 
@@ -142,12 +140,10 @@ class TinySource(Source):
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` is one of them."""
         return reference in (*_MODELS, TINY_HEAD, TINY_DFLASH, TINY_DSPARK)
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - the cache is the user's
-        """The file."""
         return _written(reference)
 
 

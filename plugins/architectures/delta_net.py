@@ -43,7 +43,6 @@ class DeltaNetMixer(Block):
     o: Linear  # H V → E
 
     def states(self) -> tuple[SequenceState, ...]:
-        """The convolutions' inputs, and the matrices of the heads."""
         return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:

@@ -126,7 +126,6 @@ class GlmDsa(DeepSeek2):
 
     @classmethod
     def multiplier(cls, decoder: Decoder) -> float:  # noqa: ARG003 - as DeepSeek's
-        """It has none."""
         return 0.0
 
     @classmethod

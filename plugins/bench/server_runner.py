@@ -160,7 +160,6 @@ class ServerRunner(ServerProcess, Runner):
         self._n_asked = 0
 
     def prepare(self, depth: int) -> None:
-        """Let the server hold `depth` tokens."""
         if depth:
             self._ask(self._tokens[:depth], 1, may_reuse=True)
 

@@ -51,7 +51,6 @@ class JsonSchema(Guided):
         return {"schema": value if isinstance(value, str) else json.dumps(value)}
 
     def grammar(self) -> str:
-        """Of the schema."""
         from llguidance import LLMatcher
 
         try:
@@ -103,7 +102,6 @@ class Regex(Guided):
     options_class = RegexOptions
 
     def grammar(self) -> str:
-        """Of the pattern."""
         from llguidance import LLMatcher
 
         return LLMatcher.grammar_from_regex(self.limited(self.options.pattern))
@@ -165,11 +163,9 @@ class Choice(Guided):
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """A list of texts, or the option's own form."""
         return {"texts": json.dumps(value) if isinstance(value, list | tuple) else value}
 
     def grammar(self) -> str:
-        """An alternative of each text."""
         from llguidance import LLMatcher
 
         texts = self.limited(self.options.texts).split("|")

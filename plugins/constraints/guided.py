@@ -96,18 +96,15 @@ class Guided(Constraint):
         return bits[:n]
 
     def accept(self, token: int) -> None:
-        """Follow the output."""
         self._matcher.consume_token(token)
         self._check()
         self._due = self._due[1:] or self._forced_now()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar lets nothing follow."""
         return self._matcher.is_stopped()
 
     def forced(self, limit: int) -> Sequence[int]:
-        """The tokens that are due."""
         return self._due[:limit]
 
     def n_allowed(self, tokens: Sequence[int]) -> int:

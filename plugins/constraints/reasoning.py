@@ -68,7 +68,6 @@ class ReasoningBudget(Constraint):
         return mask
 
     def accept(self, token: int) -> None:
-        """Follow the output."""
         if self._grammar is not None:
             self._grammar.accept(token)
         if self._due:
@@ -85,11 +84,9 @@ class ReasoningBudget(Constraint):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar lets nothing follow."""
         return self._grammar is not None and self._grammar.is_complete
 
     def forced(self, limit: int) -> Sequence[int]:
-        """The tokens that are due, or that the grammar forces."""
         return self._due[:limit] if self._due or self._grammar is None else self._grammar.forced(limit)
 
     def n_allowed(self, tokens: Sequence[int]) -> int:

@@ -145,7 +145,6 @@ class NgramMemory(Block):
     eos: int
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """The ids of tokens."""
         return (("f32", 1, 1),)
 
     def states(self) -> tuple[SequenceState, ...]:

@@ -45,7 +45,6 @@ class PoolEmitter(OperationEmitter):
     kernels = (pool,)
 
     def scratch_bytes(self) -> int:
-        """See `OperationEmitter.scratch_bytes`."""
         return scratch_bytes(self.operation.size)
 
     def emit(self, tape: Tape) -> None:

@@ -33,7 +33,6 @@ class HuggingFaceSource(Source):
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` begins with `hf:`."""
         return reference.startswith(_PREFIX)
 
     @classmethod

@@ -65,12 +65,10 @@ class PypiSource(Source):
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` is a short name or begins with `pypi:`."""
         return reference in cls.models or reference.startswith(_PREFIX)
 
     @classmethod
     def names(cls) -> Mapping[str, str]:
-        """The short names."""
         return {name: model.description for name, model in cls.models.items()}
 
     @classmethod

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[\w.:/@-]{1,256}")  # which every format can write and read
 _N_BEGINNINGS = 64  # sets of variables that are remembered; clients may think of ever more
 
-REASONING_FORMATS = ("none", "deepseek", "auto")
-"""llama.cpp's words: reasoning stays in the content, or is told apart; `auto` tells it apart."""
-
 _DESCRIPTION = """\
 You may call these functions:
 {tools}
