@@ -28,9 +28,9 @@ N_CTX, N_VOCAB = 256, 128  # of targets with layers of their own
 
 
 class Rig:
-    """The drafters of two slots, and a target's features of a text."""
+    """The drafters of two slots, and a target's features of a text, or of its first `n` tokens."""
 
-    def __init__(self, name, backend="numba-cpu", model=None, loaded=OPTIONS, **options):
+    def __init__(self, name, backend="numba-cpu", model=None, loaded=OPTIONS, n=None, **options):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
         context = self.loader.load(tiny_model(target_of(name)), loaded, purpose="target")
         options = LoadOptions(model=str(model or draft_file(name)), **options)
@@ -38,7 +38,7 @@ class Rig:
         (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(file))
         sessions = [EngineSession(i, context.info, loaded, None, self.loader, EngineTarget(context)) for i in range(2)]
         self.drafters = [kind(options, session) for session in sessions]
-        self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text, context.model
+        self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text[:n], context.model
         self.fed = self.features(self.text)
 
     def features(self, text):
@@ -127,17 +127,20 @@ class Told:
                 self.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
 
 
-def rounds(name, backend):
+def rounds(name, backend, n=None):
     """What each round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
 
+    Of the first `n` rounds, if they are not all wanted: a target computes no more of the text than they need.
     What llama.cpp drafted is right, whose caches were of floats, or what the reference drafts with caches of halves: these
     decide where two tokens are nearly as good. The logits are those of the last token, by layers that predict further tokens.
     """
     run = runs(name)[-1]
+    run = attrs.evolve(run, last=run.last[:n], drafts=run.drafts[:n], logits=None if run.logits is None else run.logits[:n])
     if name not in NEXTN:
-        drafted = Rig(name, backend, loaded=HALVES).replayed(run)
+        fed = run.last[-1]
+        drafted = Rig(name, backend, loaded=HALVES, n=fed).replayed(run)
         for i, (found, of_floats) in enumerate(zip(drafted, run.drafts.tolist(), strict=True)):
-            of_halves = Rig(name, "reference", loaded=HALVES).replayed(run) if found != of_floats else ()
+            of_halves = Rig(name, "reference", loaded=HALVES, n=fed).replayed(run) if found != of_floats else ()
             yield found, next(itertools.islice(of_halves, i, None), of_floats), 0.0
         return
     told = Told(name, backend, cache_type="f16").replayed(run)
