@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +28,11 @@ from augury.cli import (
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
+from augury.loader import plan_of
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, pieces_of, read_prompts, read_texts
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
-
-if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
 
 __all__ = ["add_parser"]
 
@@ -96,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     with ProgressDisplay() as progress:
         path = resolve(args.model, args.registry, progress)
     with ModelFile.open(path, overrides_of(args)) as file:
-        plan = _plan_of(file, args.registry)
+        plan = plan_of(file, args.registry)
         sizes = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary)
         _check_memory(sizes)
         folder = args.output.with_name(f"{args.output.name}.learn")
@@ -149,13 +147,6 @@ def _check_output(path: Path) -> None:
             is_head = False
         if not is_head:
             raise OptionError(f"-o: {path} exists and is no EAGLE-3 head; it is left as it is, name another file")
-
-
-def _plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
-    architecture = registry.architectures.get(file.architecture)
-    if architecture is None:
-        raise ModelFileError(f"{file.path}: architecture {file.architecture!r} is not supported; learn for another model")
-    return architecture.plans(file)["main"]
 
 
 def _check_memory(sizes: HeadSizes) -> None:

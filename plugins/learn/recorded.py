@@ -18,11 +18,12 @@ from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
 from augury.plugins.learn.head import HeadSizes
 
+_SETUP = "setup.json"
 _MAX = float(np.finfo(np.float16).max)
 
 
 class Recorded:
-    """The folder of one training.
+    """The folder of one training, which is made when something is to be kept.
 
     Attributes:
         folder: Which.
@@ -30,7 +31,7 @@ class Recorded:
     """
 
     def __init__(self, folder: Path, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
-        """Make it, or take it up.
+        """Take it up, where there is one.
 
         Args:
             folder: Beside the head.
@@ -40,15 +41,13 @@ class Recorded:
         Raises:
             AuguryError: The folder holds another training.
         """
-        self.folder, self.sizes = folder, sizes
-        folder.mkdir(exist_ok=True)
-        stated, said = folder / "setup.json", json.dumps(setup, sort_keys=True)
-        if stated.exists() and stated.read_text(encoding="utf-8") != said:
+        self.folder, self.sizes, self._setup = folder, sizes, json.dumps(setup, sort_keys=True)
+        stated = folder / _SETUP
+        if folder.exists() and not (stated.exists() and stated.read_text(encoding="utf-8") == self._setup):
             raise AuguryError(
                 f"{folder} holds the beginning of another training, with other texts or settings; "
                 "go on with those, remove the folder, or name another file with -o"
             )
-        write_atomically(stated, said)
 
     def answers(self) -> list[np.ndarray]:
         """The texts that the model has written so far, (T,) int32 each."""
@@ -59,7 +58,7 @@ class Recorded:
     def add_answers(self, texts: Sequence[np.ndarray]) -> None:
         """Keep further ones."""
         written = "".join(f"{json.dumps(text.tolist())}\n" for text in [*self.answers(), *texts])
-        write_atomically(self.folder / "answers.jsonl", written)
+        write_atomically(self._place("answers.jsonl"), written)
 
     def has_features(self, number: int) -> bool:
         """Whether those of a text are there."""
@@ -70,7 +69,7 @@ class Recorded:
         n_embd = self.sizes.n_embd
         columns = [features[name] for name in (*self.sizes.features, "output")]
         means = [values.reshape(len(values), -1, n_embd).mean(axis=1) for values in columns]
-        with AtomicFile(self._features(number).resolve()) as out:
+        with AtomicFile(self._place(self._features(number).name)) as out:
             np.save(out.file, np.clip(np.hstack(means), -_MAX, _MAX).astype(np.float16))
             out.publish(is_durable=True)
 
@@ -89,7 +88,7 @@ class Recorded:
 
     def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Save arrays, in place of earlier ones."""
-        with AtomicFile((self.folder / f"{name}.npz").resolve()) as out:
+        with AtomicFile(self._place(f"{name}.npz")) as out:
             np.savez(out.file, allow_pickle=False, **arrays)
             out.publish(is_durable=True)
 
@@ -99,6 +98,13 @@ class Recorded:
 
     def _features(self, number: int) -> Path:
         return self.folder / f"{number:06}.npy"
+
+    def _place(self, name: str) -> Path:
+        """Where to write a file; the first is the one that says which training this is."""
+        if not self.folder.exists():
+            self.folder.mkdir()
+            write_atomically(self.folder / _SETUP, self._setup)
+        return (self.folder / name).resolve()
 
 
 def recorded_bytes(sizes: HeadSizes) -> int:

@@ -13,7 +13,7 @@ import pytest
 from commands import run
 from gguf import GGMLQuantizationType
 from head_rig import REGISTRY, Rig
-from oracles.drafts import target_of
+from oracles.drafts import draft_file, parted, target_of
 from oracles.models import tiny_file, tiny_model
 
 from augury import Engine
@@ -210,7 +210,35 @@ def test_what_cannot_be_learnt_from_is_refused(model, capsys, tmp_path, words, c
     found, _, err = run(capsys, "learn", "-m", model / "model.gguf", *named, "-o", tmp_path / "head.gguf", "-t", 1)
     assert found == code
     assert told in err
-    assert not (tmp_path / "head.gguf").exists()
+    assert not list(tmp_path.iterdir()), "or the next training there would be another one"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("eagle3-gpt-oss-wide", "drafts for another one"),
+        ("dflash-qwen3", "as in draft models that borrow it"),
+        ("mtp-qwen35", "it has layers that predict further tokens and none of the model's others"),
+        (None, "there is no such file"),
+    ],
+)
+def test_what_is_no_model_of_its_own_has_no_head(model, capsys, tmp_path, name, told):
+    path = model / "none.gguf" if name is None else draft_file(name)
+    path = parted(path)[1] if name == "mtp-qwen35" else path
+    words = ["learn", "-m", path, "--prompts", model / "prompts.jsonl", "-o", tmp_path / "head.gguf", "-t", 1]
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert told in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_no_training_s_is_left_as_it_is(learn, tmp_path):
+    (tmp_path / "head.gguf.learn").mkdir()
+    (tmp_path / "head.gguf.learn" / "mine").write_text("text")
+    code, _, err = learn(tmp_path / "head.gguf")
+    assert code == 1
+    assert "remove the folder, or name another file with -o" in err
+    assert (tmp_path / "head.gguf.learn" / "mine").read_text() == "text"
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "prompts.jsonl"])
