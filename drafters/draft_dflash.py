@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from augury.drafters.model.block_runner import BlockRunner
 from augury.drafters.model.head_drafter import HeadDrafter
+from augury.drafters.model.model_drafter import drafter_for
 from augury.drafters.model.row_model import RowModel
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
@@ -50,9 +51,8 @@ class DraftDflash(HeadDrafter):
         """
         block = context.info.block
         assert block is not None
-        if block.has_transitions is not cls.corrects:
-            other = DraftDspark if block.has_transitions else DraftDflash
-            raise UnsupportedError(f"{context.info.name} is a head for {other.name}; name that instead of {cls.name}")
+        if (meant := drafter_for(context.info)) != cls.name:
+            raise UnsupportedError(f"{context.info.name} is a head for {meant}; name that instead of {cls.name}")
         plans = ["transitions"] * block.has_transitions + ["confidence"] * block.has_confidence
         plans += ["predecessor", "successor", "selector"] if block.n_selected else []
         further = {plan: RowModel(load(plan)) for plan in plans}

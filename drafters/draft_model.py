@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_tree import TreeShape
 from augury.drafters.model.load_options import LoadOptions, vocab_option
-from augury.drafters.model.model_drafter import ModelDrafter
+from augury.drafters.model.model_drafter import ModelDrafter, drafter_for
 from augury.drafters.model.translation import Translation
 from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
 from augury.errors import OptionError, UnsupportedError
@@ -128,9 +128,8 @@ def _load(reference: str, load_options: ModelOptions, options: DraftModelOptions
     target, draft = session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
     context = session.load(reference, load_options, options.backend)
-    if (info := context.info).hidden_of:
-        kind = "dspark" if info.block is not None and info.block.has_transitions else info.architecture
-        raise UnsupportedError(f"{reference} drafts from hidden states of its target; use draft-{kind}")
+    if (meant := drafter_for(context.info)) != DraftModel.name:
+        raise UnsupportedError(f"{reference} drafts from hidden states of its target; use {meant}")
     difference = difference or size_difference(session.model.n_vocab, context.info.n_vocab)
     if difference is not None and (target is None or draft is None):
         raise UnsupportedError(

@@ -9,7 +9,7 @@ import attrs
 
 from augury.drafters.model.head_runner import HeadRunner
 from augury.drafters.model.load_options import LoadOptions
-from augury.drafters.model.model_drafter import FeatureDrafter
+from augury.drafters.model.model_drafter import FeatureDrafter, drafter_for
 from augury.drafters.model.row_model import Encoder
 from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
@@ -74,7 +74,7 @@ class HeadDrafter(FeatureDrafter):
         if context.info.architecture != self.architecture:
             raise UnsupportedError(
                 f"{reference} is a model of architecture {context.info.architecture!r}, {self.name} takes heads of "
-                f"{self.architecture!r}; use draft-model"
+                f"{self.architecture!r}; use {drafter_for(context.info)}"
             )
         of_rows = attrs.evolve(load_options, n_slots=1, n_ctx=min(load_options.n_ctx, _N_AT_ONCE))
 

@@ -16,8 +16,17 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.hidden_runner import HiddenRunner
     from augury.drafters.model.nextn_runner import NextnRunner
+    from augury.types import ModelInfo
 
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
+
+
+def drafter_for(draft_model: ModelInfo) -> str:
+    """The name of the drafter that a draft model is for."""
+    if not draft_model.hidden_of:
+        return "draft-model"
+    block = draft_model.block
+    return "draft-dspark" if block is not None and block.has_transitions else f"draft-{draft_model.architecture}"
 
 
 class ModelDrafter(Drafter):

@@ -210,7 +210,8 @@ def test_a_head_alone_is_recognised_by_its_file_and_its_work_on_a_prompt_is_coun
         ("draft-model", "eagle3-gpt-oss-wide", UnsupportedError, "use draft-eagle3"),
         ("draft-model", "dflash-qwen3", UnsupportedError, "use draft-dflash"),
         ("draft-model", "dspark-qwen3", UnsupportedError, "use draft-dspark"),
-        ("draft-eagle3", "dflash-qwen3", UnsupportedError, "takes heads of 'eagle3'"),
+        ("draft-eagle3", "dflash-qwen3", UnsupportedError, "takes heads of 'eagle3'; use draft-dflash"),
+        ("draft-dspark", "eagle3-llama", UnsupportedError, "takes heads of 'dflash'; use draft-eagle3"),
     ],
 )
 def test_what_does_not_fit_is_refused(drafter, model, error, match):
