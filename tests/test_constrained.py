@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from drafter_specs import SPECS as DRAFTER_SPECS
-from oracles.drafts import NEXTN, agreeing
+from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
 
 from augury import Engine
@@ -104,7 +104,7 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_fixed", [True, False])
-@pytest.mark.parametrize("drafter", ["forced", "draft-model", "suffix"])
+@pytest.mark.parametrize("drafter", ["forced", "draft-model", "suffix", *HEADS])
 def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, is_fixed, way):
     how = {"spec_verify": "rejection", "spec_fixed": is_fixed, "slots": 2, "threads": 1}
     results = answers(way, spec_type=SPECS.get(drafter, drafter), **how)

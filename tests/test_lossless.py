@@ -145,6 +145,55 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     assert sum(result.stats.n_accepted for result in results) > 0
 
 
+EVENTFUL = {**{name: ("llama-dense", spec) for name, spec in DRAFTER_SPECS.items()}, "mtp-deepseek2": (), "mtp-qwen35": ()}
+
+
+def eventful(engine, folder, monkeypatch):
+    """Answers that share a prompt, in a context that is cut, after a cancelled one, with a failing drafter, and elsewhere."""
+    asked = {"logprobs": 1, "ignore_eos": True, **WAYS["sampled"]}
+    one, other, third = prompts()[:3]
+    yield from (running.result() for running in engine.submit(one, n=3, max_tokens=20, **asked))
+    yield engine.generate(one, max_tokens=90, context_shift=True, n_keep=3, **asked)
+    given_up = engine.submit(other, max_tokens=40, **asked)
+    next(iter(given_up))
+    given_up.cancel()
+    yield engine.generate(other, max_tokens=20, **asked)
+    target, model = engine._loader.models[0], engine._loader.models[:2][-1]
+    forward, calls = model.forward, itertools.count()
+
+    def failing(batch):
+        if (model is not target or batch.layers is not None) and next(calls) >= 2:
+            raise ValueError("planted")
+        return forward(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", failing)
+        yield engine.generate(third, max_tokens=20, **asked)
+    yield engine.generate(third, max_tokens=20, **asked)
+    slot = engine.generate(one, max_tokens=20, **asked).stats.slot
+    text = engine.save_slot(slot, folder / "slot").tokens
+    engine.load_slot(1 - slot, folder / "slot")
+    yield engine.generate(text, slot=1 - slot, max_tokens=20, **asked)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("drafter", EVENTFUL)
+def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path, monkeypatch, caplog):
+    name, spec = EVENTFUL[drafter] or (drafter, "draft-mtp")
+    path, found = agreeing(drafter) if name == drafter else tiny_model(name), []
+    how = {"backend": "numba-cpu", "slots": 2, "n_ctx": 64, "threads": 1, "registry": REGISTRY, "draft_max": 4}
+    for drafts in ({"spec_type": spec, "spec_fixed": True}, {"spec_type": "none"}):
+        with Engine.load(path, **how, **drafts) as engine:
+            found.append(list(eventful(engine, tmp_path, monkeypatch)))
+    assert tokens_and_logprobs(found[0]) == tokens_and_logprobs(found[1])
+    shifted, after, elsewhere = (found[0][i] for i in (3, 6, 7))
+    assert shifted.stats.n_shifts > 1
+    assert elsewhere.stats.n_reused + elsewhere.stats.n_recomputed == found[1][7].stats.n_reused == 34  # for hidden states
+    fails = {"draft-model", "draft-mtp", "self-spec layers", *HEADS, "draft-model in trees"}
+    assert ("planted" in caplog.text) == (drafter in fails or spec in fails)
+    assert after.stats.n_drafted > 0 or "planted" not in caplog.text
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(  # threads that wait for each other's Python cost as much as all the rest
     ("name", "drafter", "threads"),
