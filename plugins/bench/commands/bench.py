@@ -16,6 +16,7 @@ from augury.plugins.bench.commands.prompts import run_prompts
 from augury.plugins.bench.commands.roofline import run_roofline
 from augury.plugins.bench.commands.servers import CLIENTS, run_servers
 from augury.plugins.bench.commands.startup import run_startup
+from augury.plugins.bench.page import is_page
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
 
 
@@ -87,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.html is not None and (args.startup or is_about_passes or args.vs):
         raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
     if args.html is not None:
-        check_writable(args.html, "--html")
+        _check_page(args.html)
     if args.roofline and (args.startup or args.vs or args.html or args.compare or args.prompt or args.n_predict != -1):
         raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
     if args.vs_server and (args.startup or is_about_passes or args.vs or args.html):
@@ -106,3 +107,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.vs_server:
         return run_servers(args)
     return run_prompts(args) if args.vs else run_drafters(args)
+
+
+def _check_page(path: Path) -> None:
+    """See that the page takes the place of no other file, but perhaps of an earlier page."""
+    check_writable(path, "--html")
+    if path.exists() and path.stat().st_size and not is_page(path):
+        raise OptionError(f"--html: {path} exists and is no page of augury bench; it is left as it is, name another file")

@@ -124,6 +124,7 @@ def test_a_page_is_written(bench, workload, tmp_path):
     assert code == 0
     assert "copying" in text
     assert "llama-dense" in text
+    assert bench("--workload", workload, *NGRAM, "--html", tmp_path / "page.html")[0] == 0  # in its place
 
 
 def test_a_page_that_cannot_be_written_is_named_after_the_figures(bench, tmp_path, monkeypatch):
@@ -172,6 +173,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--curve", "1", "--html", "x.html"], 2, "--html"),
         (["--html", "absent/x.html"], 1, "no folder absent"),
         (["--html", "."], 1, ". is not a file"),
+        (["--html", __file__], 2, "exists and is no page of augury bench; it is left as it is"),
         (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
         (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
         (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
