@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from augury.cli.report import say
 from augury.errors import OptionError
-from augury.options import similar
+from augury.options import nearest, similar
 
 if TYPE_CHECKING:
     from augury.cli.foreign_flags import ForeignFlag
@@ -119,6 +119,12 @@ class Parser(argparse.ArgumentParser):
         for why, names in scan.ignored.items():
             say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
         return known, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """See `argparse`; a command that does not exist is told as a flag is."""
+        if action.nargs == argparse.PARSER and value not in (commands := action.choices or ()):
+            raise OptionError(f"there is no command {value!r}{nearest(value, commands)}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Report the error in one line, and exit with code 2."""

@@ -288,6 +288,8 @@ def test_stats_show_drafting(capsys):
         ),
         (["walk"], 2, "walk"),
         ([], 2, "COMMAND"),
+        (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
+        (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: bench, chat, completion, inspect, "),
     ],
 )
 def test_errors_are_one_line_that_names_what_is_wrong(capsys, words, code, expected):
