@@ -23,6 +23,8 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
 
 _N_COMPILED = 1_000_000  # characters, of what is compiled without Python, and with many tools is long
 
+# as the library tells of a regular expression, perhaps within a grammar that is made of it
+_FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
 _ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 
 
@@ -70,14 +72,20 @@ class JsonSchema(Guided):
 
     def explained(self, error: str) -> str:
         """Say where in the schema the keyword or value is that the library names."""
-        named = set(re.findall(r"[\w$/#:.-]+", error))
+        fault = _FAULT.fullmatch(error)
+        named = set(re.findall(r"[\w$/#:.-]+", error)) if fault is None else {fault[1]}
         found = (
             path
             for path, key, value in _entries(self._schema, "#")
             if key in named or (isinstance(value, str) and value in named)
         )
         where = next(found, None)
-        return error.replace("Unimplemented keys", "keywords that are not supported") + (f", at {where}" if where else "")
+        told = error.replace("Unimplemented keys", "keywords that are not supported") if fault is None else _in_words(fault)
+        return told + (f", at {where}" if where else "")
+
+
+def _in_words(fault: re.Match[str]) -> str:
+    return f"{fault[1]!r} is no regular expression that can be followed: {fault[2]}"
 
 
 def _entries(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -105,6 +113,11 @@ class Regex(Guided):
         from llguidance import LLMatcher
 
         return LLMatcher.grammar_from_regex(self.limited(self.options.pattern))
+
+    def explained(self, error: str) -> str:
+        """Say what is wrong with the pattern, without the grammar around it."""
+        fault = _FAULT.fullmatch(error)
+        return error if fault is None else _in_words(fault)
 
 
 @frozen
