@@ -91,10 +91,10 @@ class Option:
     def range(self) -> str:
         """The allowed range in words, empty where there is none."""
         if self.ge is not None and self.le is not None:
-            return f"{self.ge:g} to {self.le:g}"
+            return f"{_number(self.ge)} to {_number(self.le)}"
         if self.ge is not None:
-            return f"at least {self.ge:g}"
-        return f"at most {self.le:g}" if self.le is not None else ""
+            return f"at least {_number(self.ge)}"
+        return f"at most {_number(self.le)}" if self.le is not None else ""
 
     def _typed(self, value: Any) -> Any:
         if self.kind is bool:
@@ -111,6 +111,11 @@ class Option:
         if self.kind is int and isinstance(value, float) and converted != value:
             raise ValueError(value)
         return converted
+
+
+def _number(value: float) -> str:
+    """A bound in words, a whole one with all its digits: a seed's in six would be another."""
+    return f"{value:g}" if value % 1 else str(int(value))
 
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

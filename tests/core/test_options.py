@@ -16,11 +16,12 @@ class Options:
     mode: str = option("a", help="kind", choices=("a", "b"))
     fast: bool = option(False, help="hurry")
     model: str | None = option(None, help="path")
+    seed: int = option(0, help="number", le=2**64 - 1)
 
 
 def test_options_carry_what_the_three_doors_need():
     found = options_of(Options)
-    assert list(found) == ["n", "p", "mode", "fast", "model"]
+    assert list(found) == ["n", "p", "mode", "fast", "model", "seed"]
     assert (found["n"].kind, found["n"].aliases, found["n"].range) == (int, ("size-n",), "1 to 99")
     assert found["p"].is_per_request
     assert not found["n"].is_per_request
@@ -48,6 +49,7 @@ def test_texts_and_json_values_build_the_same():
         ({"n": "x"}, "n is 'x', expected a whole number"),
         ({"n": 2.5}, "n is 2.5, expected a whole number"),
         ({"n": True}, "n is True"),
+        ({"seed": 2**64}, "seed is 18446744073709551616, expected at most 18446744073709551615"),
         ({"n": math.inf}, "n is inf, expected a whole number"),
         ({"p": "nan"}, "p is 'nan'"),
         ({"mode": "c"}, "expected one of a, b"),
