@@ -13,6 +13,7 @@ from augury.engine.evaluation import Steps, checked_pooling
 from augury.engine.loop import Loop
 from augury.engine.request import checked_rows, is_several
 from augury.engine.worker import Worker
+from augury.errors import OptionError
 from augury.options import check_count
 from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo
@@ -117,6 +118,8 @@ class Evaluations(ABC):
         Raises:
             AuguryError: By its kind: no such features, a text that has no tokens, or too many for the context.
         """
+        if isinstance(names, str):
+            raise OptionError(f"names is {names!r}, expected a list of names, such as [{names!r}]")
         tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
         found: list[dict[str, np.ndarray]] = self._worker.answer(lambda loop: loop.hidden_states(tokens, tuple(names)))
         return found if is_several(texts) else found[0]

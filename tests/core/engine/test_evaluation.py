@@ -124,6 +124,8 @@ def test_hidden_states_are_those_of_a_pass_and_the_same_alone_and_among_others(e
         assert np.array_equal(found["output"], engine.embed(text, pooling="none", normalize=False))
     with pytest.raises(UnsupportedError, match=r"no hidden states 'layer\.99'; expected some of: .*layer\.0"):
         engine.hidden_states(TEXTS[0], ["layer.99"])
+    with pytest.raises(OptionError, match=r"names is 'layer\.1', expected a list of names, such as \['layer\.1'\]"):
+        engine.hidden_states(TEXTS[0], "layer.1")
 
 
 def test_a_request_goes_on_beside_embeddings_and_neither_changes_the_other(engine):
