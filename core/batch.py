@@ -49,7 +49,7 @@ class Batch:
     goes through no layer with hidden states: it keeps keys and values that each layer makes of them, see `DraftBlock`.
 
     A draft may need only the logits of a `vocabulary`. Those of other tokens may then be -inf, which saves computing them. A
-        model keeps its preparation for a vocabulary as long as it is given the same array.
+    model keeps its preparation for a vocabulary as long as it is given the same array.
 
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
     cell j after the first, and a token attends to its slot's positions before the pass, to its ancestors and to itself. Its
@@ -152,7 +152,7 @@ class Tree:
     """The places of a pass's tokens: the j-th token of a slot is stored j cells after the slot's first.
 
     In a chain, a token's cell is its position. In a tree, positions before the slot's first token stay in place, and from there
-        on the state of a logical position lies in the cell of the ancestor that has it.
+    on the state of a logical position lies in the cell of the ancestor that has it.
 
     Attributes:
         cells: (n,) int32, where each token's state is stored.

@@ -32,7 +32,7 @@ class Constraint(Plugin, ABC):
     """Restricts the output of one request: to a schema, a grammar, one of several texts.
 
     One instance serves one request. It is made on the thread that submits the request, where compiling a grammar holds up no
-        other request; its exception there goes to the caller. All other calls come from the engine's thread, one at a time.
+    other request; its exception there goes to the caller. All other calls come from the engine's thread, one at a time.
 
     An instance follows the output token by token and never goes back: a drafted token is accepted only when the target has
     chosen it. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins what must follow;

@@ -147,7 +147,7 @@ class Drafter(Plugin, ABC):
         """The tokens that it would have drafted in place of each of the last n of `history`, from the text before that token.
 
         Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It should
-            take little time after any pause: tokens further back may be left out, of this answer and of later drafts.
+        take little time after any pause: tokens further back may be left out, of this answer and of later drafts.
 
         Returns:
             (n,) int32 tokens, -1 where it would have drafted nothing. None, as by default: it can never say, and is tried by

@@ -77,7 +77,7 @@ class Model(SlotStates, ABC):
         """Compute one pass over any number of tokens of any number of slots, and store their states.
 
         A token's logits do not depend, to the bit, on the rest of the pass or on how earlier tokens were split into passes
-            (row-invariance).
+        (row-invariance).
 
         Raises:
             CapacityError: A position does not fit into a slot.
@@ -133,7 +133,7 @@ class Backend(Plugin, ABC):
     """Computes plans on some device.
 
     `tolerance` bounds, for any type of weights, the mean squared error of its logits against those of the reference backend, as
-        a share of their mean square.
+    a share of their mean square.
     """
 
     tolerance: ClassVar[float] = 1e-3

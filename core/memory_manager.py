@@ -34,8 +34,8 @@ class MemoryManager(Plugin, ABC):
     """Decides which tokens the slots of a model keep; the backend owns the bytes.
 
     It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
-        was prepared and never committed has failed: the state of the sequence is unknown, and whether it took in the tokens
-        accepted before. A slot may be prepared again before there was a pass; then the last time counts.
+    was prepared and never committed has failed: the state of the sequence is unknown, and whether it took in the tokens
+    accepted before. A slot may be prepared again before there was a pass; then the last time counts.
     """
 
     replays_accepted: bool = False

@@ -23,7 +23,7 @@ class Pass(ABC):
     """One pass: r rows of logits over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.
 
     A handle, so that a backend need not move a vocabulary per token to Python. A device may still be computing it: every method
-        waits for its own results.
+    waits for its own results.
     """
 
     def wait(self) -> float | None:

@@ -61,7 +61,7 @@ class SlotStates:
         """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
 
         Accepted tokens of the slot's last pass are included only after the next pass has taken them in. Not to be called during
-            a pass, like `restore`.
+        a pass, like `restore`.
 
         Raises:
             CapacityError: There is no such slot, or it has fewer positions.

@@ -1,8 +1,8 @@
 """A model in stages: runs of its layers, each computed by a backend on a device of its own, in one pass.
 
 The residual stream goes from stage to stage by way of the host. All that a layer keeps of its tokens lies with its stage, so
-    every stage applies changes of slots to its own part. A stage has the bits of these layers in the whole model on the same
-    backend.
+every stage applies changes of slots to its own part. A stage has the bits of these layers in the whole model on the same
+backend.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Connection(HasKernels, HasParts, ABC):
     """How a block reads and writes the residual streams, where there are several, or where it is not merely added to them.
 
     A block sees one row x (E,) that its connection makes of a token's S streams, and gives one row y (E,). A connection defines
-        the computation of `reference`, for all n rows of a pass; its `kernels` are the emitters of other backends.
+    the computation of `reference`, for all n rows of a pass; its `kernels` are the emitters of other backends.
     """
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Block(HasParts):
     """A step of the computation: matrices, norms, and how they act together.
 
     A block declares its tensors, its caches per position and states per sequence, and says once, by `lower`, how it is
-        computed.
+    computed.
 
     Attributes:
         is_parallel: Whether it reads x as it was before its layer, without the other blocks' outputs.

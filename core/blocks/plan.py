@@ -269,8 +269,8 @@ class ModelPlan:
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
 
-        A stage is handed the residual streams and nothing else: all of them begin as the embedding, and no layer may read what
-        an earlier stage keeps of its tokens. Layers that predict further tokens are of the last stage.
+        A stage is handed the residual streams and nothing else: all of them begin as the embedding, and no layer may read an
+        earlier stage's caches. Layers that predict further tokens are of the last stage.
         """
         if self._changes_streams or self.block is not None:
             return ()

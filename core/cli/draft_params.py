@@ -1,8 +1,8 @@
 """`--draft-params "-m MODEL -c 2048"`: the draft model's options, as flags that mean the same for the target.
 
 As in ik_llama.cpp (pull request 932), where such a text goes through the parser of the target's own flags: so all of these are
-    known here, too. A parameter without an option of the draft model, which follows the target, is ignored with a line that
-    says so.
+known here, too. A parameter without an option of the draft model, which follows the target, is ignored with a line that
+says so.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def reject(
     tokens to be accepted one by one, as blocks of one token.
 
     If the token drawn from the residual is another one of the draft in the same place, it is accepted as well, and another
-        block may follow it. The output has the target's distribution, but not the same tokens for a seed.
+    block may follow it. The output has the target's distribution, but not the same tokens for a seed.
 
     Args:
         draft: k proposed tokens.

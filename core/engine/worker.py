@@ -34,7 +34,7 @@ class Worker:
     """The engine's thread as all others see it. It sleeps while there is nothing to do.
 
     It ends with `close`, or when the worker is garbage-collected: the thread itself has no reference to it. At its end it
-        closes all models, so that no other thread ever calls one.
+    closes all models, so that no other thread ever calls one.
     """
 
     def __init__(self, loop: Loop, give_back: Callable[[], None], *, n_slots: int, max_queue: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 The content goes into a part beside the file, `.NAME.part`, which its writer has locked with flock(2). The system releases
 the lock when the process ends, in any way: a part without a lock is left over; the next writer of the file takes it over, or
-    `sweep` removes it. So the part is temporary file and lock in one, and no process ids are compared.
+`sweep` removes it. So the part is temporary file and lock in one, and no process ids are compared.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n.
 
     A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
-        far as there is room: this must not depend on the tokens themselves.
+    far as there is room: this must not depend on the tokens themselves.
 
     Args:
         slots: With their trees.

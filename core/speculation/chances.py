@@ -58,7 +58,7 @@ class Chances:
     likely right, whether they were verified in one pass or in twenty. A model's tokens without confidence are judged together.
 
     A token is a trial only where everything before it was right. Tokens after a wrong one or after the text's end are no
-        trials.
+    trials.
 
     `child` makes the chances of one request, which start from those of all requests and then follow their own text.
     """
@@ -139,7 +139,7 @@ class Agreement:
     """The effect on a token's chance of another drafter's proposal, the same or a different one.
 
     It is learnt by the chance of the token's own drafter, in steps: the ratio of the number of right tokens to the expected
-        number, 1 at first.
+    number, 1 at first.
     """
 
     ALONE, AGREED, CONTESTED = range(3)

@@ -1,7 +1,7 @@
 """A round's drafts: asks the drafters of all slots, as the planner says or in turn, and gives them their verdicts.
 
 A slot's round is three values, each made once: `SlotProposals` of its drafters, `Choice`, the part that is verified, and
-    `Outcome`, the target's answer.
+`Outcome`, the target's answer.
 """
 
 from __future__ import annotations

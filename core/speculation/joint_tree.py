@@ -8,7 +8,7 @@ Equal prefixes merge::
 
 A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Of the nodes after
 one parent only one can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
-    rest.
+rest.
 """
 
 from __future__ import annotations

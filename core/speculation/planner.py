@@ -1,7 +1,7 @@
 """Decides how much is drafted and verified, for the most tokens per second, by measured costs and learnt chances.
 
 Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting` tells it the observations and asks it for
-    decisions, so tests drive it with invented times.
+decisions, so tests drive it with invented times.
 
 A round verifies one tree per slot. All nodes of all slots are ranked by their chance to be accepted, and the first n are taken
 that make the most tokens per second: `PassCosts` has the times of passes, `Chances` how likely a node is right. n may be 0. A

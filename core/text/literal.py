@@ -7,7 +7,7 @@ it in any use of the text; then no special token is found there, and the separat
     tokens      <|im_start|> "user\nhi<|im_end|>" <|im_end|>
 
 The end of a string where a token's text may begin, and the beginning where one may end, get one as well, because templates join
-    strings.
+strings.
 """
 
 from __future__ import annotations

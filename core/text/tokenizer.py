@@ -221,7 +221,7 @@ class StreamDecoder:
     """Decodes tokens one by one, never showing half a character: its bytes are held back until the rest has come.
 
     The results of `push` and `flush`, joined, are the result of `Tokenizer.decode` for all tokens with the same settings; here
-        `continues` is the default, because tokens stream where a model goes on from a prompt.
+    `continues` is the default, because tokens stream where a model goes on from a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
