@@ -1,1 +1,1 @@
-"""Drafters, a file for each `--spec-type`; siblings hold what they are made of."""
+"""Drafters, a file for each `--spec-type`; siblings hold their parts."""

@@ -36,7 +36,7 @@ class DraftDflash(HeadDrafter):
     architecture = "dflash"
     drafts_at_once = True
     corrects: ClassVar[bool] = False
-    """Whether its heads add to all logits what they expect after the token before."""
+    """Whether its heads add logits by the previous token to all logits."""
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:

@@ -1,6 +1,6 @@
 """`draft-model`: a second, smaller model writes ahead, greedily.
 
-It follows the text with a KV cache of its own. The first of its passes feeds what it has missed, which is the token just
+It follows the text with a KV cache of its own. The first of its passes feeds the missed tokens, which are the token just
 sampled and, after a draft that was right to the end, that draft's last; each further pass feeds the token just drafted. One
 pass serves all slots. k drafted tokens take k passes.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @frozen
 class DraftModelOptions(LoadOptions):
-    """Options of `draft-model`; what is not given is as the target has it."""
+    """Options of `draft-model`; omitted ones are as the target's."""
 
     ctx: int | None = option(
         None,
@@ -76,7 +76,7 @@ class DraftModel(ModelDrafter):
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
-        """Feed the prompt in chunks, except for what the draft model's slot already holds."""
+        """Feed the prompt in chunks, except for the part that the draft model's slot already holds."""
         if self._translation is None:
             self.begin_sampling()
         else:
@@ -87,7 +87,7 @@ class DraftModel(ModelDrafter):
         return self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """The tokens that it would have drafted for the last ones; it skips those that it missed before them."""
+        """The tokens that it would have drafted for the last ones; it skips the missed ones before them."""
         return None if self._translation is not None else self.runner.teacher_forced(self.session.slot, history, n)
 
     def request(self, ask: Ask) -> DraftRequest:
@@ -120,7 +120,7 @@ class LoadedDraftModel:
 
 
 def _load(reference: str, load_options: ModelOptions, options: DraftModelOptions, session: Session) -> LoadedDraftModel:
-    """The draft model, and what translates if its vocabulary is not the target's.
+    """The draft model, and the translation if its vocabulary is not the target's.
 
     Raises:
         UnsupportedError: It is not, and one of the two has no tokenizer to translate with.

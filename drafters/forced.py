@@ -1,6 +1,6 @@
 """`forced`: tokens that the request's constraint leaves no alternative to.
 
-If a schema or grammar dictates what comes next, such as the names and brackets of a JSON object, nothing has to be guessed:
+If a schema or grammar dictates the next tokens, such as the names and brackets of a JSON object, nothing has to be guessed:
 all of it is verified in one pass. It serves every request that has a constraint, named or not.
 """
 
@@ -14,7 +14,7 @@ from augury.types import Draft
 
 
 class Forced(Drafter):
-    """Proposes what the constraint forces."""
+    """Proposes the tokens that the constraint forces."""
 
     name = "forced"
     scope = "request"

@@ -1,9 +1,9 @@
-"""`ngram-cache`: what mostly followed the last few tokens, by counts of three kinds.
+"""`ngram-cache`: the most frequent followers of the last few tokens, by counts of three kinds.
 
-Every n-gram of one to four tokens has counts of what followed it: in this request's text (context), in what was generated
-before (past), and, of pairs, in a corpus that was counted beforehand (static). A draft is written token by token. The longest
-n-gram is asked first, and a follower is taken where the n-gram was seen often enough and one follower leads clearly enough; the
-context is trusted sooner than the past, and the corpus alone is asked last::
+Every n-gram of one to four tokens has counts of its followers: in this request's text (context), in earlier generations (past),
+and, of pairs, in a corpus that was counted beforehand (static). A draft is written token by token. The longest n-gram is asked
+first, and a follower is taken where the n-gram was seen often enough and one follower leads clearly enough; the context is
+trusted sooner than the past, and the corpus alone is asked last::
 
     tokens of the n-gram        1     2     3     4
     context: seen at least      2     2     1     1     the leader's share at least  66 %  50 %  50 %  50 %
@@ -17,7 +17,7 @@ corpus after the last two tokens, or times one if it was never there.
 it exists, and saved when the engine closes (of two engines that share one, the last to close wins). Neither says which
 vocabulary it was made with: use one file for each.
 
-Source: llama.cpp, `common/ngram-cache.cpp`. What differs: the past grows with every request, by what was generated and not by
+Source: llama.cpp, `common/ngram-cache.cpp`. The differences: the past grows with every request, by generated text and not by
 prompts, which a conversation repeats again and again; and of equal counts the lowest token wins, not a hash table's first.
 """
 
@@ -89,7 +89,7 @@ class NgramCache(Drafter):
         self._n_prompt = 0
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
-        """Count the prompt. What the slot held before may have gone on differently, so the counts start anew."""
+        """Count the prompt. The slot's previous text may differ, so the counts start anew."""
         self._context = NgramCounts(self.options.n)
         self._context.extend(history, 0)
         self._text = history
@@ -109,11 +109,11 @@ class NgramCache(Drafter):
         return Draft(tokens)
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
-        """Count what is new."""
+        """Count the new tokens."""
         self._see(history)
 
     def end(self) -> None:
-        """Count what was generated among the past generations."""
+        """Count the generated text among the past generations."""
         text, self._text = self._text, None
         if text is not None and not self.session.is_synthetic:
             self._past.learn(text, self._n_prompt)

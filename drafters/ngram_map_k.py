@@ -1,4 +1,4 @@
-"""`ngram-map-k`: what followed the last n tokens where they first occurred, as far as it was right the last time.
+"""`ngram-map-k`: the continuation of the last n tokens' first occurrence, as far as it was right the last time.
 
 The last n tokens, the key, are looked up in the text before them; the m tokens after them are the draft. How many of them the
 target accepted bounds the next draft of the same key::

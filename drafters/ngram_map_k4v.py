@@ -1,4 +1,4 @@
-"""`ngram-map-k4v`: what mostly followed the last n tokens, where one continuation clearly leads.
+"""`ngram-map-k4v`: the most frequent continuation of the last n tokens, if one clearly leads.
 
 The last n tokens, the key, are looked up in the text before them, and the different m-grams after them are counted, the first
 four that turn up. One that was seen at least twice as often as the others together is the draft, up to as many tokens as the
@@ -10,8 +10,8 @@ target accepted of it the last time::
 
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions are those of `ngram-map-k`, and
 its ways of counting: a key is counted each time that it is looked up and found, and nothing is drafted before `min_hits` of
-that; its m-grams are counted up to where the table has the key, that place again with every look-up; and what is drafted are
-the tokens after that place, whichever m-gram leads.
+that; its m-grams are counted up to where the table has the key, that place again with every look-up; and the tokens after that
+place are drafted, even if another m-gram leads.
 """
 
 from __future__ import annotations

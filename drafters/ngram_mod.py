@@ -1,4 +1,4 @@
-"""`ngram-mod`: a pool of what followed the last tokens anywhere, followed as far as it leads.
+"""`ngram-mod`: a pool of the followers of n-grams in all texts, followed as far as it leads.
 
 Every n_match tokens of every sequence put the token after them into one pool, under a hash. A draft starts at the last
 n_match tokens and looks up token after token, so that it may run through several texts::
@@ -6,9 +6,9 @@ n_match tokens and looks up token after token, so that it may run through severa
     pool     a b c → d, b c d → e, c d e → f          n_match = 3
     history  … a b c     draft  d e f
 
-Drafts shorter than `n_min` are not made; what a limit cuts off counts, so that a short limit is no veto. What is learnt lives
-as long as the engine and is shared by its slots: the pool is emptied when a prompt finds it more than a quarter full, and after
-five drafts of one slot in a row of which less than a quarter was right (the slot's own text is then learnt anew).
+Drafts shorter than `n_min` are not made; the part that a limit cuts off counts, so that a short limit is no veto. The pool
+lives as long as the engine and is shared by its slots: the pool is emptied when a prompt finds it more than a quarter full, and
+after five drafts of one slot in a row of which less than a quarter was right (the slot's own text is then learnt anew).
 
 Source: llama.cpp, `common/ngram-mod.cpp` and `common/speculative.cpp`, whose drafts these are to the token.
 """
@@ -24,7 +24,7 @@ from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft, Verdict
 
-_CHUNK = 32  # a text this much longer than what was learnt of it is learnt up to its end
+_CHUNK = 32  # a text this much longer than its learnt part is learnt up to its end
 _MAX_FILL = 0.25
 _POOR = 0.25  # accepted share of a draft
 _MAX_POOR = 5
@@ -51,7 +51,7 @@ class NgramModOptions:
     n_max: int = option(64, help="length of a draft at most", ge=0, le=1024, per_request=True)
 
     def __attrs_post_init__(self) -> None:
-        """Take what was not given from the preset."""
+        """Take omitted options from the preset."""
         for name, value in _PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -76,11 +76,11 @@ class NgramMod(Drafter):
         self._pool: NgramPool = session.shared(("ngram-mod", self._n, session.model.n_vocab), lambda: NgramPool(self._n))
         self._request = object()
         self._n_learnt = 0  # n-grams of the text
-        self._is_due = False  # what is new is learnt with the next draft, however little it is
+        self._is_due = False  # new tokens are learnt with the next draft, however few
         self._n_poor = 0
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
-        """Learn the prompt, even what an earlier request taught: newer tokens overwrite older ones."""
+        """Learn the prompt, even parts that an earlier request taught: newer tokens overwrite older ones."""
         self._request = object()
         self._n_learnt = 0
         self._is_due = False

@@ -1,4 +1,4 @@
-"""`ngram-simple`: what followed the last time the text read as it does now.
+"""`ngram-simple`: the continuation of the latest earlier occurrence of the last n tokens.
 
 The last n tokens are looked up in the text before them. Where they occurred, up to m tokens after their latest
 occurrence are the draft::
@@ -6,10 +6,10 @@ occurrence are the draft::
     history  … the cat sat on a mat . Then the cat sat      n = 3, m = 4
                  └─key─┘ └── draft ─┘        └─key─┘
 
-Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
-n + m + 2; an occurrence neither starts with the first token nor touches the key itself; what is copied ends before the token
-that was just sampled, and fewer than n tokens are no draft. (`min_hits`, which llama.cpp accepts for this
-drafter, has no effect there.) llama.cpp scans the text in every round; here an index grows with it.
+Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than n + m
++ 2; an occurrence neither starts with the first token nor touches the key itself; the copy ends before the token that was just
+sampled, and fewer than n tokens are no draft. (`min_hits`, which llama.cpp accepts for this drafter, has no effect there.)
+llama.cpp scans the text in every round; here an index grows with it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class NgramSimple(Drafter):
         self._index = NgramIndex(options.n)
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
-        """Index the prompt. What the slot held before may have gone on differently, so the index starts anew."""
+        """Index the prompt. The slot's previous text may differ, so the index starts anew."""
         self._index.clear()
         self._index.extend(history[:-1])
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose what followed the latest earlier occurrence of the last n tokens."""
+        """Propose the continuation of the latest earlier occurrence of the last n tokens."""
         n, m = self.options.n, self.options.m
         n_before = len(history) - 1  # tokens before the one just sampled
         if n_before <= n + m + 1 or m < n:

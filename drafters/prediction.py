@@ -1,6 +1,6 @@
 """`prediction`: the text that a request expects its answer to resemble, as an edited file resembles the file before.
 
-The answer is followed through the predicted text, and what comes next there is the draft. Where the two differ nothing is
+The answer is followed through the predicted text, and the next tokens there are the draft. Where the two differ nothing is
 drafted until the last `n_match` tokens of the answer occur in the predicted text; of several places the draft goes on from the
 first one after that at which they differed, or else from the last one before::
 
@@ -41,7 +41,7 @@ class Prediction(Drafter):
     def __init__(self, options: PredictionOptions, session: Session) -> None:
         super().__init__(options, session)
         self._text = np.empty(0, np.int32)
-        self._at = 0  # what comes next in it; if `_is_lost`, where the answer differed
+        self._at = 0  # the next place in it; if `_is_lost`, where the answer differed
         self._is_lost = False
         self._n_seen = 0  # of the history
 
@@ -52,7 +52,7 @@ class Prediction(Drafter):
         self._at, self._is_lost, self._n_seen = 0, False, len(history) - 1
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose what comes next in the predicted text."""
+        """Propose the next tokens of the predicted text."""
         if len(self._text):
             self._follow(history)
         return Draft() if self._is_lost else Draft(self._text[self._at : self._at + limit])
@@ -62,7 +62,7 @@ class Prediction(Drafter):
         self._text = np.empty(0, np.int32)
 
     def _follow(self, history: np.ndarray) -> None:
-        """Go on by what is new of the answer, or look for its ending."""
+        """Go on by the answer's new tokens, or look for its ending."""
         new, self._n_seen = history[self._n_seen :], len(history)
         if not self._is_lost:
             differs = self._text[self._at : self._at + len(new)] != new[: len(self._text) - self._at]

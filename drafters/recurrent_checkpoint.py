@@ -1,10 +1,10 @@
 """`recurrent-checkpoint(...)`: any drafter or chain, with its rejected drafts undone by restoring a recurrent state.
 
-On a model with a recurrent state it asks the memory manager for what llama.cpp does: a copy of the state before the draft,
+On a model with a recurrent state it asks the memory manager for llama.cpp's way: a copy of the state before the draft,
 restored after a rejection, and the accepted tokens computed again in front of the next pass. A model without such a state
 drafts as it does anyway. How often states were restored, and how many tokens computed again, is in a request's statistics.
 
-Tokens that are computed again are what a rejection costs: a draft of one token has none, a longer one has more the later it
+Tokens that are computed again are the cost of a rejection: a draft of one token has none, a longer one has more the later it
 fails. So drafts become shorter by half where lately more tokens were computed again than accepted for good, and longer by one
 with every draft that is accepted to its end.
 """
@@ -24,7 +24,7 @@ from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
-_MEMORY = 0.9  # of what was accepted and computed again before, with every draft: some ten drafts count
+_MEMORY = 0.9  # of the accepted and recomputed tokens of earlier drafts, with every draft: some ten drafts count
 
 
 @frozen
@@ -38,7 +38,7 @@ class RecurrentCheckpoint(Drafter):
     """Drafts as the first of its drafters does that has something to propose."""
 
     name = "recurrent-checkpoint"
-    scope = "process"  # whatever those may be that it wraps
+    scope = "process"  # with any inner drafters
     options_class = RecurrentCheckpointOptions
     memory_options = MappingProxyType({"use_checkpoints": "on"})
 
@@ -66,7 +66,7 @@ class RecurrentCheckpoint(Drafter):
         return chain.from_iterable(each.begin(history, n_reused) or () for each in self._inner)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Feed those who want it."""
+        """Feed the drafters that want it."""
         for each in self._inner:
             if each.features:
                 each.feed(start, tokens, {name: features[name] for name in each.features})

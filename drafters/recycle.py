@@ -8,13 +8,13 @@ branches at once::
              b → d e                         │ └ e
              c → a f                         c ─ a        ranks 1 and 1 0
 
-The tree has one shape, whatever the text: so many nodes as are most likely to be right, going by how often successors of each
-rank were. A pass that computes a tree fills the rows of all of its tokens, wrong ones included. What is learnt is shared by the
-slots and lives as long as the engine. It needs no text that repeats itself.
+The tree has one shape for all texts: the nodes that are most likely to be right, going by how often successors of each rank
+were. A pass that computes a tree fills the rows of all of its tokens, wrong ones included. The rows are shared by the slots and
+live as long as the engine. It needs no text that repeats itself.
 
 Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
-(arXiv 2408.08696), section 3. What differs: rows begin empty, and the tree's nodes are in the order of their chances, so that a
-part of it is the best tree of that size.
+(arXiv 2408.08696), section 3. The differences: rows begin empty, and the tree's nodes are in the order of their chances, so
+that a part of it is the best tree of that size.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class SelfSpec(Drafter):
             self.is_costly = True
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:
-        """Index the prompt, where the text is what drafts come from; or see which tokens it holds."""
+        """Index the prompt if drafts come from the text; otherwise note its tokens."""
         if self._lookup is not None:
             self._lookup.begin(history, n_reused)
         else:

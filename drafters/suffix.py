@@ -1,4 +1,4 @@
-"""`suffix`: what most often followed the longest ending of the text that occurred before.
+"""`suffix`: the most frequent continuation of the longest ending of the text that occurred before.
 
 The text's ending is looked up in the slot's texts, prompts and outputs, of this request and of earlier ones. The more of it
 occurred before, the longer is the draft; if the occurrences went on differently, the more frequent continuation is taken, and
@@ -7,7 +7,7 @@ it ends where it becomes improbable::
     occurrences of "a b":   a b c d e, a b c d f, a b g        min_prob 0.5
     draft                   c (2/3), d (2/3)                   e (1/3) is left out
 
-What a token is worth is learnt by the length of the ending before it, the draft's tokens included, and by how many of the
+The chance of a token is learnt by the length of the ending before it, the draft's tokens included, and by how many of the
 occurrences go on with it.
 
 Where a planner chooses among proposals, the other ways on become branches, those after longer endings first.
@@ -19,7 +19,7 @@ Shorter endings occurred more often and say more about frequency. So the longest
 draft is taken that promises more tokens: the sum of its tokens' probabilities.
 
 Source: Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975), section 3; the names of the options are those of its
-implementations. What differs: frequencies are taken from the two dozen occurrences that agree longest, so that a round costs
+implementations. The differences: frequencies are taken from the two dozen occurrences that agree longest, so that a round costs
 the same however often a text repeats itself; and depth bounds the ending alone.
 """
 
@@ -83,7 +83,7 @@ class SuffixOptions:
     corpus_learns: bool = option(True, help="whether answers are added to it", per_request=True)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what would never draft, and an empty path."""
+        """Refuse options that would never draft, and an empty path."""
         if self.corpus == "":
             raise OptionError("suffix: corpus is empty text, expected a file's path; name one, or leave corpus out")
         if self.factor * self.max_depth + self.offset < 1:
@@ -100,7 +100,7 @@ class _Found:
     length: int = 0  # of the longest of them
     tokens: Sequence[int] = ()  # of the draft
     evidence: Sequence[int] = ()
-    ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and what followed each
+    ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and the follower of each
     first_branch: int = 0  # the first ground of the branches
 
 
@@ -120,7 +120,7 @@ class Suffix(Drafter):
 
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()
-        self._seen = np.empty(0, np.int32)  # of the request's text, or of the last one's: what is learnt
+        self._seen = np.empty(0, np.int32)  # the learnt part of the request's text, or of the last one's
         self._text: np.ndarray | None = None  # of the request
         self._n_prompt = 0
         self._corpus: TextCorpus | None = None
@@ -138,7 +138,7 @@ class Suffix(Drafter):
         return "slot" if options.corpus is None else "process"
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - requests without drafts may lie between
-        """Start a text, but leave out what it has in common with the one before, except for the last tokens of that."""
+        """Start a text, but leave out the common part with the previous one, except for its last tokens."""
         n_both = min(len(self._seen), len(history))
         differ = (self._seen[:n_both] != history[:n_both]).nonzero()[0]
         n_same = int(differ[0]) if len(differ) else n_both
@@ -235,7 +235,7 @@ class Suffix(Drafter):
             column = [way[i] for way in ways if way[i] >= 0]  # -1: that text ends
             if not column:
                 break
-            token = max(dict.fromkeys(column), key=column.count)  # of equals what follows the longest, latest match
+            token = max(dict.fromkeys(column), key=column.count)  # among equals the continuation of the longest, latest match
             n_agreeing = column.count(token)
             if n_agreeing < least:
                 break
@@ -281,6 +281,6 @@ def augury_drafters() -> list[type[Drafter]]:
 
 @hookimpl(trylast=True)
 def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `suffix`, and `recycle` for what the text does not hold."""
+    """Recommend `suffix`, and `recycle` for text that does not repeat."""
     found = [name for name in ("suffix", "recycle") if kind == "drafter" and name in names]
     return ";".join(found) if "suffix" in found else None

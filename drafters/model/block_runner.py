@@ -1,7 +1,7 @@
 """Runs a head that drafts a block of tokens with one pass, for all slots.
 
-Position p of a slot holds what the head keeps of the target's hidden state of token p. A draft is a pass over the last token
-and masks, of which nothing stays::
+Position p of a slot holds the head's keys and values of the target's hidden state of token p. A draft is a pass over the last
+token and masks, which leaves nothing::
 
     text                  the   cat   sat   on          "on" was sampled last, and is not in the target's memory
     hidden states of       0     1     2
@@ -116,7 +116,7 @@ class BlockRunner(HiddenRunner):
     def _add_lattice(
         self, written: Sequence[WrittenDraft], after: Sequence[tuple[int, int, int]], ids: np.ndarray, scores: np.ndarray
     ) -> None:
-        """Tell drafts what may follow candidates: of draft, place and token before, selected tokens (m, k) by scores (m, k)."""
+        """Tell drafts the successors of candidates: by draft, place and previous token, tokens (m, k) with scores (m, k)."""
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
         for (i, place, token), tokens, likely in zip(after, ids.tolist(), shares.tolist(), strict=True):

@@ -10,15 +10,15 @@ from attrs import define
 class CachedText:
     """The cached text of one request.
 
-    A stretch that was missed for long may be left out: what comes after it moves up into its positions.
+    A stretch that was missed for long may be left out: the text after it moves up into its positions.
 
     Attributes:
         slot: Of the draft model.
         tokens: (n_ctx,) int32; the slot holds the first `n`.
         n: See there.
-        n_before: How many tokens come before those that are left out.
+        n_before: How many tokens come before the omitted ones.
         n_left_out: How many are.
-        is_parked: The text has left what the draft model can follow.
+        is_parked: The text has gone beyond the draft model's context.
     """
 
     slot: int
@@ -29,7 +29,7 @@ class CachedText:
     is_parked: bool = False
 
     def text(self, history: np.ndarray) -> np.ndarray:
-        """Of `history` (h,) int32 what is not left out."""
+        """The part of `history` (h,) int32 that is not left out."""
         if not self.n_left_out:
             return history
         return np.concatenate([history[: self.n_before], history[self.n_before + self.n_left_out :]])
@@ -39,7 +39,7 @@ class CachedText:
         return n_common(self.tokens[: self.n], text)
 
     def leave_out(self, history: np.ndarray, n_kept: int) -> None:
-        """Of `history` keep what was cached before anything was left out, and the last `n_kept` tokens."""
+        """Keep the cached beginning of `history`, and the last `n_kept` tokens."""
         n_agreed = self.n_agreed(self.text(history))
         self.n_before = min(n_agreed, self.n_before) if self.n_left_out else n_agreed
         self.n_left_out = len(history) - n_kept - self.n_before

@@ -1,4 +1,4 @@
-"""Runs a draft model for all slots: keeps what it has cached in step with their texts, and writes ahead."""
+"""Runs a draft model for all slots: keeps its cache in step with their texts, and writes ahead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 N_JUDGED = 10
 """Of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
-_CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
+_CHUNK = 256  # prompt tokens in a pass; the other slots wait for it
 _LEAST_SHARE = 1e-9  # of all tokens but the best
 _FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
 
@@ -36,7 +36,7 @@ class DraftRequest:
     p_min: float
     n_candidates: int = 1  # for each place
     sampler: DraftSampler | None = None  # None: the best token is taken
-    guess: Sequence[int] = ()  # tokens that may follow the history; what is drafted follows them
+    guess: Sequence[int] = ()  # tokens that may follow the history; the draft follows them
     least_reach: float = 0.0  # see `Pace`
 
 
@@ -46,12 +46,12 @@ class WrittenDraft:
 
     Attributes:
         tokens: In order.
-        probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
+        probabilities: The distribution of each draw, (V,) float32; empty unless a sampler was given.
         confidence: How probable the best token in the place of each is, whichever was drawn; empty unless that was computed.
         reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
         lattice_reach: Paths as probable as this go on after an alternative; None: nothing follows one.
-        lattice: The candidates for a place after a token, by both; None: those of the place, whatever stands before.
+        lattice: The candidates for a place after a token, by both; None: those of the place, after any token.
     """
 
     tokens: list[int] = Factory(list)
@@ -76,7 +76,7 @@ class WrittenDraft:
         """Write one token more, unless the model is too unsure of its best one, has none, or the target none like it.
 
         Args:
-            request: What is wanted.
+            request: The request for a draft.
             logits: Of a pass.
             row: Of the place.
             best: Its best token; below 0 where it has none.
@@ -135,15 +135,15 @@ def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int) -> 
 class DraftRunner:
     """A draft model that the drafters of all slots share.
 
-    A prompt is processed in chunks; tokens that were emitted while nothing was drafted are caught up in one pass. What is
-    cached is not computed again, from round to round and from request to request. One exception: a token whose logits are
-    wanted is fed, cached or not.
+    A prompt is processed in chunks; tokens that were emitted while nothing was drafted are caught up in one pass. Cached tokens
+    are not computed again, from round to round and from request to request. One exception: a token whose logits are wanted is
+    fed, cached or not.
 
-    What the model writes is cached as if it were certain, and cut off where the text went on otherwise. A recurrent state
+    The model's tokens are cached as if they were certain, and cut off where the text went on differently. A recurrent state
     cannot be cut: there it stays a draft, which every pass feeds as a whole.
 
     A model on a device of its own chooses the tokens of a draft by itself, pass after pass, and is waited for once: tokens that
-    nobody draws, and a state that can be cut back to those that are wanted.
+    are not drawn, and a state that can be cut back to the wanted ones.
     """
 
     def __init__(self, context: Context, *, n_vocab: int, n_first: int | None = None) -> None:
@@ -186,7 +186,7 @@ class DraftRunner:
             self._forward([(cached, prompt[first : first + _CHUNK], None)], n_rows=0)
 
     def end(self, slot: int) -> None:
-        """A slot's request is over; what is cached of it may serve another."""
+        """A slot's request is over; its cache may serve another."""
         cached = self._texts.pop(slot, None)
         if cached is not None and cached.slot >= 0:
             self._context.end(cached.slot)
@@ -195,7 +195,7 @@ class DraftRunner:
         """Write ahead for several slots at once, a token of each with every pass, or with each of a chain of passes.
 
         Returns:
-            What was written for each request, in order; nothing where the draft model cannot follow the text.
+            The draft for each request, in order; nothing if the draft model cannot follow the text.
         """
         for request in requests:
             self._vocabulary.follow(request.slot, request.history)
@@ -250,7 +250,7 @@ class DraftRunner:
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.
 
-        Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.
+        If more than that was missed, the rest is left out: catching up with it takes longer than it gains.
         After the first 80 tokens of answers of Qwen2.5-Coder-1.5B the 0.5B model predicts 89 % of the tokens; if only the
         last 16, 32 or 64 of those 80 are kept beside the prompt, 85, 86 and 88 %.
 
@@ -312,7 +312,7 @@ class DraftRunner:
     ) -> Pass:
         """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`.
 
-        What `n_more` passes are over is cached, too. Of a `vocabulary` the logits are those of its tokens alone.
+        The tokens of `n_more` passes are cached, too. With a `vocabulary` there are only the logits of its tokens.
         """
         context = self._context
         try:
@@ -324,7 +324,7 @@ class DraftRunner:
                     evolve(feed, tokens=np.append(feed.tokens, mine[np.logical_and.accumulate(mine >= 0)]))
                     for feed, mine in zip(feeds, chosen, strict=True)
                 ]
-        except BaseException:  # what the slots hold is not known; others are opened for whoever goes on
+        except BaseException:  # the contents of the slots are unknown; others are opened for requests that go on
             broken = [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
                 self.end(slot)

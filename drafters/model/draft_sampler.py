@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DraftSampler:
     """Draws one request's drafts as the request draws its tokens: the nearer the two distributions are, the more is accepted.
 
-    Whether a token is drawn must not depend on which one it would be, or what the target draws instead would have another
+    Whether a token is drawn must not depend on which one it would be, or the target's draws instead would have another
     distribution; so tokens that the target lacks are left out before.
     """
 
@@ -36,7 +36,7 @@ class DraftSampler:
         self._stream = random_stream(self._sampler.params.seed, 2)
 
     def draw(self, logits: Pass, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
-        """The token after `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
+        """The token after `text` (t,) int32 and its distribution, (V,) float32; None if the target has none."""
         ids, probabilities = self._sampler.distribution(logits, row, text, len(text))
         is_known = (ids >= 0) & (ids < self._n_vocab)
         if not is_known.any():

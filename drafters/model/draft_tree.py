@@ -59,8 +59,8 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
                             │       └─ is  0.9·0.5·0.1
                             └─ dog         0.9·0.4
 
-    Of a lattice, whose author knows what may follow an alternative, that follows it as well: here `dog ── sat`, of 0.9·0.4·0.8,
-    if a place's tokens are as probable whatever stands before them.
+    In a lattice, whose author knows the successors of an alternative, these follow it as well: here `dog ── sat`, of
+    0.9·0.4·0.8, if a place's tokens are as probable after any token.
 
     The chain comes first and the others by falling probability, so that a cut leaves the best. The probabilities of the tokens
     alone are the draft's confidence. The alternatives to a drawn token are certain.

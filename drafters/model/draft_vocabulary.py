@@ -1,6 +1,6 @@
-"""The tokens that a draft is chosen among: the most frequent of a vocabulary, and those that the texts hold.
+"""The tokens that a draft is chosen among: the most frequent of a vocabulary, and the tokens of the texts.
 
-The output matrix is a large part of what a small model reads for a token: of Qwen2.5's 0.5B model 37 %. Tokenizers number
+The output matrix is a large part of a small model's weights: 37 % of Qwen2.5's 0.5B model. Tokenizers number
 their tokens by how frequent they were where the vocabulary was made. So the first ones are most of any text, and the text
 itself names the others that matter.
 
@@ -16,7 +16,7 @@ _LEAST = 16384  # but no less than this
 _MOST_SEEN = 16  # a sixteenth as many tokens are kept that were seen beyond the first ones,
 _FEW_SEEN = 64  # but these in any case
 
-_KEEP = 0.99  # of what is known of how often a token is missing, with each new one
+_KEEP = 0.99  # of the estimated share of missing tokens, with each new one
 _TOO_OFTEN = 0.06  # missing: every draft is then cut short more often than the smaller matrix saves
 
 
@@ -24,7 +24,7 @@ class DraftVocabulary:
     """Which logits a draft model computes, for all slots together.
 
     Texts in other scripts than most of the vocabulary's, or a tokenizer whose numbers follow another order, miss many tokens.
-    Where that is so the whole vocabulary is used until it no longer is.
+    In that case the whole vocabulary is used until few are missing.
     """
 
     def __init__(self, n_vocab: int, n_first: int | None = None) -> None:

@@ -77,7 +77,7 @@ class HeadRunner(HiddenRunner):
         n_more: int = 0,
         vocabulary: np.ndarray | None = None,
     ) -> Pass:
-        """See `DraftRunner._forward`; what the layer gave for each share's last token is there until the next pass."""
+        """See `DraftRunner._forward`; the layer's output for each share's last token is there until the next pass."""
         logits = super()._forward(shares, n_rows=n_rows, n_more=n_more, vocabulary=vocabulary)
         if n_rows:
             self._last, last = logits, -1

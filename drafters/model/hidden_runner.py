@@ -21,7 +21,7 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.row_model import Encoder
 
-_CHUNK = 256  # tokens in a pass over a text, for which all wait
+_CHUNK = 256  # tokens in a pass over a text; all slots wait for it
 _KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 
 
@@ -126,7 +126,7 @@ class HiddenRunner(DraftRunner):
         return self._text(slot)
 
     def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> FedText:
-        """Open a slot for a text; it holds already the hidden states of tokens that agree, with those that they lag behind."""
+        """Open a slot for a text; it already holds the hidden states of the common prefix, with the lagging ones."""
         self.end(slot)
         opened = self._context.open(history, may_reuse=may_reuse, slot=slot)
         assert opened is not None

@@ -9,7 +9,7 @@ predicts token p + 1. Its keys and values stay in the target's slots, so they ar
     then                                   (a,h3')          predicts the second
 
 A single layer is applied again and again. Of several each drafts one token, after it has computed the draft before that.
-An assistant keeps nothing of tokens, and sees what the target keeps of those before "on" with every token that it drafts.
+An assistant keeps no state, and attends to the target's positions before "on" with every token that it drafts.
 
 Source: llama.cpp's driver of MTP (`common/speculative.cpp`), whose order and positions these are.
 """
@@ -89,7 +89,7 @@ class HiddenText:
 
 
 class NextnRunner:
-    """The layers of a target, for the drafters of all slots.
+    """The layers of a target; the drafters of all slots share them.
 
     Tokens that were fed are computed when a draft needs that, or when there are many.
     """

@@ -1,4 +1,4 @@
-"""One text in two vocabularies: what the target wrote as the draft model's tokens, and what that drafts as the target's.
+"""One text in two vocabularies: the target's text as the draft model's tokens, and its drafts as the target's.
 
 Both are encoded from characters. When text is added, only its end is encoded again, from some tokens before it; where these and
 the tokens that were there agree longest in place and id, the new ones take over::
@@ -24,7 +24,7 @@ import numpy as np
 
 from augury.text.tokenizer import StreamDecoder, Tokenizer
 
-_LOOKBEHIND = 12  # tokens encoded again: a few words, so that what happens at their beginning does not reach their end
+_LOOKBEHIND = 12  # tokens encoded again: a few words, so that effects at their beginning do not reach their end
 
 
 class Translation:
@@ -53,7 +53,7 @@ class Translation:
         return len(decoder.getstate()[0]) > 0
 
     def follow(self, history: np.ndarray) -> np.ndarray:
-        """Take in what is new in the target's `history` (h,) int32.
+        """Take in the new tokens of the target's `history` (h,) int32.
 
         Returns:
             The text in the draft model's tokens, (t,) int32, valid until the next call.
@@ -75,7 +75,7 @@ class Translation:
         return self._tokens[: self._n]
 
     def back(self, drafted: Sequence[int]) -> list[int]:
-        """The target's tokens for what the draft model wrote after the text, up to its first special token."""
+        """The target's tokens for the draft model's continuation of the text, up to its first special token."""
         added = b""
         special: list[int] = []
         for token in drafted:
@@ -134,12 +134,12 @@ class Translation:
         self._append(tokens)
 
     def _close(self, tokens: list[int]) -> None:
-        """Append special tokens; what comes after them is encoded apart from what was before."""
+        """Append special tokens; text after them is encoded apart from text before them."""
         self._append(tokens)
         self._n_closed = self._n
         self._text = bytearray()  # after the special tokens: open, as its end may be encoded again
         self._open_ends: list[int] = []  # where in it each token ends
-        self._recent: deque[bytes] = deque(maxlen=_LOOKBEHIND)  # what the target's last tokens of it spell
+        self._recent: deque[bytes] = deque(maxlen=_LOOKBEHIND)  # the text of the target's last tokens of it
         self._decoder = StreamDecoder(self._target, continues=False)
 
     def _append(self, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Whether a draft model's vocabulary is the target's, so that its token ids mean the same, and what differs first.
+"""Whether a draft model's vocabulary is the target's, so that its token ids mean the same, and the first difference.
 
 Source: llama.cpp, `common/speculative.cpp`, whose rule this is: the same kind of tokenizer; the same first and last token,
 where texts get one; the same text of every token from id 5 on; sizes that differ by padding only.
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 MAX_PADDING = 128
-FIRST_COMPARED = 5  # what lies before are control tokens, which relatives of one family name differently
+FIRST_COMPARED = 5  # before it are control tokens, which relatives of one family name differently
 
 
 def size_difference(n_target: int, n_draft: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What followed pairs of tokens in a corpus that was counted beforehand."""
+"""The followers of pairs of tokens in a corpus that was counted beforehand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NgramCorpus:
         self._found: dict[bytes, Followers] = {}  # no more than there are pairs
 
     def get(self, pair: bytes) -> Followers | None:
-        """What followed `pair`, two int32 as bytes, or None."""
+        """The followers of `pair`, two int32 as bytes, or None."""
         if (found := self._found.get(pair)) is None and (found := self._read(*unpack("=ii", pair))) is not None:
             self._found[pair] = found
         return found

@@ -72,7 +72,7 @@ class NgramCounts:
         return _unpacked(found) if isinstance(found, int) else found
 
     def items(self) -> Iterator[tuple[bytes, Followers]]:
-        """All n-grams with what followed them, in the order in which they were first seen."""
+        """All n-grams with their followers, in the order in which they were first seen."""
         return ((ngram, _unpacked(found) if isinstance(found, int) else found) for ngram, found in self._found.items())
 
     def put(self, ngram: bytes, followers: Followers) -> None:
@@ -80,7 +80,7 @@ class NgramCounts:
         self._found[ngram] = followers
 
     def extend(self, text: np.ndarray, first: int) -> None:
-        """Count the tokens of `text` (t,) int32 from `first` on as followers of what stands before them."""
+        """Count the tokens of `text` (t,) int32 from `first` on as followers of the n-grams before them."""
         start = max(first - self._n_max, 0)
         data, tokens = text[start:].tobytes(), text[start:].tolist()
         found = self._found

@@ -1,4 +1,4 @@
-"""Where an n-gram first came to be known in a text that grows: a table of fixed size that keeps what it has."""
+"""The first occurrences of n-grams in a growing text: a table of fixed size that keeps its entries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _N_ENTRIES = 1 << 18
 
 
 class NgramFirstTable:
-    """One start per n-gram: the latest of those that were indexed together with it first.
+    """One start per n-gram: the latest of the ones that were first indexed together.
 
     As in llama.cpp's `common_ngram_map`, whose finds these are: an entry is never replaced, so an n-gram keeps its start, and
     one whose entry another n-gram has taken is found among the starts that are new in this round only. A start is indexed once
     the n-gram and m more tokens come after it, the text's first token never. The prompt's starts come before all others,
     and those whose m-gram reaches beyond the prompt's end are left out.
 
-    A round costs what is new in it. The table is read in O(1); only where a prompt's n-grams collide is the prompt scanned,
-    once, in the request's first round.
+    A round takes time only for its new tokens. The table is read in O(1); only where a prompt's n-grams collide is the prompt
+    scanned, once, in the request's first round.
     """
 
     def __init__(self, n: int, m: int) -> None:
@@ -42,7 +42,7 @@ class NgramFirstTable:
         self._insert(self._entries(prompt, 1, self._last), 1)
 
     def find(self, text: np.ndarray, ngram: np.ndarray) -> int:
-        """The start of `ngram` (n,) int32 in `text` (t,) int32, t ≥ 2n + m, or 0; what is new in the text is indexed then."""
+        """The start of `ngram` (n,) int32 in `text` (t,) int32, t ≥ 2n + m, or 0; new tokens of the text are then indexed."""
         end = len(text) - self._n - self._m - 1
         entry = int(window_hashes(ngram, self._n, _BASE)[0]) & (_N_ENTRIES - 1)
         key = ngram.tobytes()

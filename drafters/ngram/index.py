@@ -32,7 +32,7 @@ class NgramIndex:
         self._next = 1
 
     def extend(self, text: np.ndarray) -> None:
-        """Index what is new in `text` (t,) int32, whose beginning was indexed before."""
+        """Index the new tokens of `text` (t,) int32, whose beginning was indexed before."""
         end = len(text) - self._n  # the n-gram that starts here is the text's last: no token follows it
         if self._next >= end:
             return

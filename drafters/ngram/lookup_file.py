@@ -1,9 +1,9 @@
 """Files with counts of n-grams and their followers, as llama.cpp's `llama-lookup-create` writes them.
 
 A file is a sequence of records of int32, in the machine's byte order: the four tokens of an n-gram, -1 after the last of a
-shorter one; the number of followers; of each follower its token and how often it was seen. Nothing in it says which vocabulary
-the tokens are of: a file that was made with another model's vocabulary is noticed only where it names tokens that this one does
-not have.
+shorter one; the number of followers; of each follower its token and how often it was seen. The file does not name the
+vocabulary of its tokens: a file that was made with another model's vocabulary is noticed only where it names tokens that this
+one does not have.
 
 Source: llama.cpp, `common/ngram-cache.cpp` and `common/ngram-cache.h`.
 """
@@ -32,7 +32,7 @@ _CHUNK = 1 << 16  # records written at once
 
 @frozen(eq=False)
 class LookupTable:
-    """What a file holds, checked.
+    """The contents of a file, checked.
 
     Attributes:
         values: (v,) int32, the whole file.
@@ -51,7 +51,7 @@ class LookupTable:
 
 
 def read_lookup(path: Path, n_vocab: int) -> LookupTable:
-    """Read a file; what is allocated is bounded by its size.
+    """Read a file; allocations are bounded by its size.
 
     Raises:
         ModelFileError: It is missing, unreadable, damaged, or names a token beyond `n_vocab`.
@@ -101,7 +101,7 @@ def _starts(path: Path, values: np.ndarray) -> np.ndarray:
 
 
 def write_lookup(path: Path, items: Iterable[tuple[bytes, Followers]]) -> None:
-    """Write n-grams, as bytes of their tokens, and what followed them; the file is replaced as a whole or not at all.
+    """Write n-grams, as bytes of their tokens, and their followers; the file is replaced as a whole or not at all.
 
     Raises:
         OSError: It could not be written; the error names it.

@@ -1,4 +1,4 @@
-"""What `ngram-map-k` and `ngram-map-k4v` have in common: keys, and how far their drafts were right."""
+"""The common part of `ngram-map-k` and `ngram-map-k4v`: keys, and how far their drafts were right."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from augury.types import Draft, Verdict
 
 @define
 class Continuation:
-    """What followed a key."""
+    """The continuation of a key."""
 
     bound: int  # tokens of it that were accepted when it was last drafted; m before
     n_counted: int = 0
 
 
 class NgramMap(Drafter):
-    """Looks up the last n tokens, the key; what followed it is drafted as far as it was right the last time.
+    """Looks up the last n tokens, the key, and drafts its continuation as far as it was right the last time.
 
-    What is learnt lives as long as the request.
+    Its knowledge lives as long as the request.
     """
 
     scope = "request"
@@ -36,12 +36,12 @@ class NgramMap(Drafter):
         self._drafted: Continuation | None = None
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
-        """Index the prompt. What the slot held before may have gone on differently, so everything starts anew."""
+        """Index the prompt. The slot's previous text may differ, so everything starts anew."""
         self._table.clear(history[:-1])
         self._forget()
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose what followed the key, as far as it is trusted."""
+        """Propose the key's continuation, as far as it is trusted."""
         n, m = self.options.n, self.options.m
         self._drafted = None
         text = history[:-1]  # llama.cpp keeps the token just sampled apart, and counts without it
@@ -66,8 +66,8 @@ class NgramMap(Drafter):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop what was learnt about keys."""
+        """Drop the knowledge about keys."""
 
     @abstractmethod
     def _continuation(self, text: np.ndarray, key: bytes, start: int) -> Continuation | None:
-        """What follows `key` in `text`, where it was found at `start`; None where that is not worth a draft."""
+        """The continuation of `key` in `text`, found at `start`; None if that is not worth a draft."""

@@ -21,7 +21,7 @@ class NgramOccurrences:
         self._earlier.clear()
 
     def extend(self, text: np.ndarray) -> None:
-        """Index what is new in `text` (t,) int32, whose beginning was indexed before."""
+        """Index the new tokens of `text` (t,) int32, whose beginning was indexed before."""
         start = len(self._earlier)
         if len(text) - start < self._n:
             return

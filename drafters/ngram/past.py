@@ -19,7 +19,7 @@ class NgramPast:
     """Counts that all slots add to. Beyond a million n-grams the half that was seen least is forgotten."""
 
     def __init__(self, path: Path | None, n_vocab: int) -> None:
-        """Start with what the file at `path` holds, if there is one; it is written when the engine closes.
+        """Start with the contents of the file at `path`, if there is one; it is written when the engine closes.
 
         Raises:
             ModelFileError: The file is damaged, or of another vocabulary.
@@ -38,7 +38,7 @@ class NgramPast:
             self._load(path, n_vocab)
 
     def learn(self, text: np.ndarray, n_prompt: int) -> None:
-        """Count what was generated, which is `text` (t,) int32 after the prompt."""
+        """Count the generated tokens, which are `text` (t,) int32 after the prompt."""
         if len(text) <= n_prompt:
             return
         self.counts.extend(text, n_prompt)
@@ -47,7 +47,7 @@ class NgramPast:
             self.counts.forget(_N_MAX // 2)
 
     def close(self) -> None:
-        """Save what was learnt."""
+        """Save the counts."""
         if self._path is None or not self._is_changed:
             return
         self._is_changed = False

@@ -27,7 +27,7 @@ class NgramPool:
         self._view = self._entries.data  # reads single entries faster than the array
         self._era = 1
         self._n_used = 0
-        self._writer: object = None  # who wrote all there is, from the beginning of a text on
+        self._writer: object = None  # the writer of all entries, from the beginning of a text on
 
     @property
     def fill(self) -> float:

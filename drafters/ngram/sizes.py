@@ -1,4 +1,4 @@
-"""The lengths of what is looked up and of what is drafted, as options with llama.cpp's names."""
+"""The lengths of keys and of drafts, as options with llama.cpp's names."""
 
 from __future__ import annotations
 

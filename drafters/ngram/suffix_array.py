@@ -1,4 +1,4 @@
-"""Texts sorted by what stands before each token: a suffix array of the reversed texts, which grows."""
+"""Texts sorted by the context before each token: a growing suffix array of the reversed texts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FEW = 32  # tokens that are quicker added one by one
 class SuffixArray:
     """Every token's context, up to `depth` tokens backwards, in the order of contexts.
 
-    Contexts that agree with a given one in their last p tokens stand side by side, and the nearest ones agree longest: what a
-    walk down a suffix tree finds, a binary search finds here. A context is a string of bytes, last token first, so that
-    sorting and searching are the interpreter's own. New contexts go to a second, smaller array, which is merged into the first
-    when it has grown to an eighth of it: O(1) amortised copies per token.
+    Contexts that agree with a given one in their last p tokens stand side by side, and the nearest ones agree longest: a binary
+    search replaces the walk down a suffix tree. A context is a string of bytes, last token first, so that sorting and searching
+    are the interpreter's own. New contexts go to a second, smaller array, which is merged into the first when it has grown to
+    an eighth of it: O(1) amortised copies per token.
 
     Beyond `n_max` tokens the older half is forgotten.
     """
@@ -93,7 +93,7 @@ class SuffixArray:
             self._n, self._key = n, key
 
     def matches(self, ending: tuple[bytes, int] | None = None) -> list[tuple[int, int]]:
-        """Where else texts read as the current one does at its end now, as far as half of what agrees longest.
+        """The other places in texts that agree with the current one's end, in at least half of the longest match.
 
         Args:
             ending: That of another array of the same depth, to be looked up instead.

@@ -82,12 +82,12 @@ class TextCorpus:
     def close(self) -> None:
         """Save the learnt tokens, after ten seconds at most for another process that saves.
 
-        A file that cannot be written, or is no corpus any more, stays, and the log has an error.
+        A file that cannot be written, or has ceased to be a corpus, stays, and the log has an error.
         """
         self._save(_WAIT_S, get_logger(_LOG).error)
 
     def _save(self, wait_s: float, log: Callable[..., object]) -> None:
-        """Add to the file what is new, or log why that failed and keep it for the next time."""
+        """Add the new tokens to the file, or log why that failed and keep them for the next time."""
         end = time.monotonic() + wait_s
         while len(self._new):
             try:
