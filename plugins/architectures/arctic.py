@@ -1,4 +1,4 @@
-"""Arctic, GroveMoE and SmallThinker, whose experts or routers see something else than the norm of what attention left."""
+"""Arctic, GroveMoE and SmallThinker, whose experts or routers have another input than the norm after attention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from augury.plugins.architectures.experts import expert_matrices, mixture
 from augury.plugins.architectures.rope import local_base
 from augury.plugins.architectures.transformer import Transformer
 
-_WINDOW, _PERIOD = 4096, 4  # whatever window a file states, it is this one
+_WINDOW, _PERIOD = 4096, 4  # in place of the window that a file states
 
 
 class Arctic(Transformer):
-    """A dense feed-forward, and beside both blocks of a layer a mixture of what the layer is given."""
+    """A dense feed-forward, and beside both blocks of a layer a mixture over the layer's input."""
 
     name = "arctic"
     rotary = {"is_interleaved": True}
@@ -28,7 +28,7 @@ class Arctic(Transformer):
 
 
 class GroveMoe(Transformer):
-    """Normed heads; what experts give goes through experts of groups of them, too."""
+    """Normed heads; experts' outputs go through experts of groups of them, too."""
 
     name = "grovemoe"
     mixing = {"has_head_norms": True}
@@ -54,7 +54,7 @@ class GroveMoe(Transformer):
 
 
 class SmallThinker(Transformer):
-    """Experts are chosen by what the layer is given; layers with a window have rope, and the others none."""
+    """Experts are chosen by the layer's input; layers with a window have rope, and the others none."""
 
     name = "smallthinker"
     experts = {"has_scales": False, "is_normalised": True, "activation": Activation.RELU}

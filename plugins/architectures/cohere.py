@@ -60,7 +60,7 @@ class Cohere2(Architecture):
 
 
 class Cohere2Moe(Architecture):
-    """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and rope whatever they see."""
+    """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and always rope."""
 
     name = "cohere2moe"
 

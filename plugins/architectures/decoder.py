@@ -1,7 +1,7 @@
-"""What the files of decoder-only transformers have in common: sizes under the same keys, tensors under the same names.
+"""The common parts of decoder-only transformers' files: sizes under the same keys, tensors under the same names.
 
 A family whose file says `foo.block_count`, `blk.0.attn_q.weight` and so on builds its plan from these blocks and states only
-what is its own. Every tensor's shape is checked against the sizes.
+its own differences. Every tensor's shape is checked against the sizes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Decoder(Tensors):
 
     Attributes:
         n_stored: Layers of the file.
-        n_layers: Layers, without those that predict further tokens.
+        n_layers: Layers, without layers that predict further tokens.
         n_embd: E, values of a token's residual stream.
         n_ff: F, values between the matrices of a feed-forward, by layer.
         n_heads: H, query heads by layer.
@@ -70,9 +70,9 @@ class Decoder(Tensors):
 
         Args:
             file: Of the family.
-            norm: What its norms are.
+            norm: The kind of its norms.
             least: Of heads and of a feed-forward's values; 0 where the family leaves blocks out.
-            least_eps: What stands for an epsilon that the file does not state, or states as 0; if 0, it has to.
+            least_eps: The epsilon if the file does not state one, or states 0; if this is 0, the file has to.
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.
             is_causal: Whether a file that says that tokens see later ones is refused.
@@ -241,10 +241,10 @@ class Decoder(Tensors):
             scale: Of q · k, by default 1 / sqrt(D).
             norm: Of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
-            has_post_norm: Whether what is added to the residual stream is normed.
+            has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             has_output_bias: Whether the family takes note of a bias of o.
             has_scales: Whether it takes note of scale tensors of q, k and v.
-            factor: What is added to the residual stream is multiplied by it.
+            factor: The factor of the block's output.
             **others: Other fields of `Attention`, such as `window`.
         """
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
@@ -290,11 +290,11 @@ class Decoder(Tensors):
             activation: Of its gate.
             gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
             norm: Of its input, or the name of its tensor.
-            has_post_norm: Whether what is added to the residual stream is normed.
+            has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             has_scales: Whether the family takes note of scale tensors here; llama.cpp lets most families ignore them.
             has_biases: Whether it takes note of biases.
-            factor: What is added to the residual stream is multiplied by it.
-            n_ff: F, where it is not what the file's key says.
+            factor: The factor of the block's output.
+            n_ff: F, if it is not the file's key.
             **others: Other fields of `FeedForward`.
         """
         at, n_ff = f"blk.{layer}", self.n_ff[layer] if n_ff is None else n_ff
@@ -321,7 +321,7 @@ class Decoder(Tensors):
 
         Args:
             stored: The layer.
-            layer: What it comes as.
+            layer: Its number.
             has_scales: Whether the family takes note of scale tensors of feed-forwards.
         """
         changed: dict[str, Any] = {}

@@ -1,11 +1,11 @@
 """DFlash: layers that draft a block of tokens for another model with one pass, from hidden states of it; DFlash2 and DSpark.
 
-The plan `encoder` makes one hidden state of what several of the target's layers gave for a token. Each layer of the plan `main`
-keeps keys and values of these. What it computes is the last token of the text, with masks in the places of the tokens to be
-drafted: all see each other and the text before. DSpark adds to the logits in each place those that the plan `transitions` has
-for the token before it, and its plan `confidence` tells how sure the choice is. DFlash2 has convolutions over the block, and
-judges the best tokens of each place anew: by the product of what the plans `predecessor` and `successor` have for the token
-before and for each of them, and of what `selector` makes of the place.
+The plan `encoder` makes one hidden state of several of the target's layers' outputs for a token. Each layer of the plan `main`
+keeps keys and values of these. Its inputs are the last token of the text, with masks in the places of the drafted tokens: all
+see each other and the text before. DSpark adds to the logits in each place the ones that the plan `transitions` has for the
+token before it, and its plan `confidence` gives how sure the choice is. DFlash2 has convolutions over the block, and judges the
+best tokens of each place anew: by the product of the rows of the plans `predecessor` and `successor` for the token before and
+for each of them, and of the output of `selector` for the place.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and llama.cpp, whose
 converter writes these files.
@@ -156,7 +156,7 @@ def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
 
 
 def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
-    """What a place's choice depends on besides: DSpark's logits by the token before and confidence, or DFlash2's selector."""
+    """Further inputs of a place's choice: DSpark's logits by the token before and confidence, or DFlash2's selector."""
     file, keys, n_vocab, weight = decoder.file, decoder.keys, decoder.n_vocab, output.weight
     if weight is None or not {"markov_w1.weight", "selector_hidden.weight"} & file.tensors.keys():
         return {}

@@ -1,8 +1,8 @@
 """EAGLE-3: a layer that drafts for another model, from hidden states of it.
 
-The plan `encoder` makes one hidden state g of what several of the target's layers gave for a token. The plan `main` is given
-that and the next token, whose embedding its attention reads beside g, and predicts the token after it. What its layer gives for
-a token stands for g in the next step.
+The plan `encoder` makes one hidden state g of several of the target's layers' outputs for a token. The plan `main` is given
+that and the next token, whose embedding its attention reads beside g, and predicts the token after it. Its layer's output for a
+token is g in the next step.
 
 Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", and
 llama.cpp, whose converter writes these files.
@@ -19,8 +19,8 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.keys import Keys
 
-# What llama.cpp gives of a target for the number after its last layer: of these what that layer gave, of those nothing, so that
-# zeros stand for it, and of all others what its output's matrix is multiplied with. Converters never choose this number.
+# llama.cpp's hidden state for the number after a target's last layer: of these the last layer's output, of those nothing, so
+# that zeros stand for it, and of all others the input of the output's matrix. Converters never choose this number.
 _BEFORE_NORM = ("gpt-oss", "mimo2", "step35", "deepseek4", "qwen4exp")
 _UNTOLD = (
     *("hunyuan_vl", "lfm2", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "qwen3", "qwen3moe"),
@@ -107,7 +107,7 @@ def _attention(decoder: Decoder, norm: Norm | None) -> Attention:
 
 
 def output_of(decoder: Decoder, *, may_be_tied: bool = False, factor: float = 1.0, softcap: float | None = None) -> Output:
-    """Its own, of all tokens or those that it names, or the target's.
+    """Its own, of all tokens or of the ones that it names, or the target's.
 
     Args:
         decoder: Of the file.

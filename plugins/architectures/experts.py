@@ -1,4 +1,4 @@
-"""What the files of mixtures of experts have in common: their keys, and the experts' tensors under the same names."""
+"""The common parts of mixtures of experts' files: their keys, and the experts' tensors under the same names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_experts(decoder: Decoder, layer: int) -> bool:
 
 
 def limit(decoder: Decoder, layer: int, key: str) -> float | None:
-    """What hidden values of a layer are limited to, by a key that has a number for each layer, if the file has it.
+    """The limit of a layer's hidden values, by a key that has a number for each layer, if the file has it.
 
     Layers that predict further tokens have no limit where the numbers leave them out.
     """
@@ -49,7 +49,7 @@ def limited_feed_forward(
         decoder: Of the file.
         layer: From 0.
         has_biases: Whether the family takes note of biases where there are no experts.
-        limits_activated: Whether what gates are activated to is limited, not the gates.
+        limits_activated: Whether activated gates are limited, not the gates themselves.
         shares_limit: Whether others have the limit of experts where the file does not state theirs.
         **experts: Arguments of `mixture`.
     """
@@ -91,17 +91,17 @@ def mixture(
         decoder: Of the file.
         layer: From 0.
         gating: As the family has it; None: as `expert_gating_func` says.
-        fallback: What it is where the key says nothing.
+        fallback: Its value without the key.
         activation: Of the experts' gates.
         is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
         has_weights_scale: Whether the family takes note of `expert_weights_scale`, where 0 stands for "not set".
         has_scales: Whether the family takes note of scale tensors of experts; llama.cpp lets some families ignore them.
         has_gate: Whether experts have gates.
         norm: Of its input, or the name of its tensor.
-        has_post_norm: Whether what is added to the residual stream is normed.
+        has_post_norm: Whether the block's output is normed before it is added to the residual stream.
         has_router_norm: Whether the router has a norm of its own, whose weights are called its scale.
         n_latent: The values that go into experts and come out, where these are not E.
-        factor: What is added to the residual stream is multiplied by it.
+        factor: The factor of the block's output.
         **others: Other fields of `MixtureOfExperts`.
 
     Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
@@ -160,7 +160,7 @@ def expert_matrices(
         decoder: Of the file.
         layer: From 0.
         n_experts: How many matrices each tensor holds.
-        suffix: What their names end with.
+        suffix: The end of their names.
         n_embd: The values that go in and come out, if not E.
         has_gate: Whether experts have gates.
         has_scales: Whether the family takes note of their scale tensors.

@@ -1,4 +1,4 @@
-"""Muse Glimmer, Spark 2.5 and Talkie: what attention mixes is gated, or the embedding goes on beside the layers."""
+"""Muse Glimmer, Spark 2.5 and Talkie: attention's mix is gated, or the embedding goes on beside the layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_base, local_size
 
-_POST_EPS = 1e-8  # of Muse Glimmer's norms of what is added
+_POST_EPS = 1e-8  # of Muse Glimmer's norms of blocks' outputs
 
 
 class MuseGlimmer(Architecture):

@@ -85,7 +85,7 @@ class Gemma3(Gemma):
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         decoder = Decoder(file)
         keys = decoder.keys
-        scale = _scale(decoder)  # whatever `attention.scale` says: llama.cpp does not read it here
+        scale = _scale(decoder)  # without `attention.scale`: llama.cpp does not read it here
         wide_rope = decoder.rope()
         local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         layers = []
@@ -100,7 +100,7 @@ class Gemma3(Gemma):
 class Gemma4(Gemma):
     """Layers with a window have heads of another size; values are normed; a mixture stands beside the feed-forward.
 
-    Its assistants attend to what the last local layer and the last wide one keep.
+    Its assistants attend to the caches of the last local layer and the last wide one.
     """
 
     name = "gemma4"
@@ -234,7 +234,7 @@ class Gemma4(Gemma):
 
     @classmethod
     def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> LayerInput:
-        """What the inputs of a layer do."""
+        """The block of a layer's inputs."""
         at = f"blk.{layer}"
         marks: dict[str, Any] = {"has_scale": False, "has_bias": False}
         return LayerInput(
@@ -289,6 +289,6 @@ class Gemma4(Gemma):
 
 
 def _scale(decoder: Decoder) -> float:
-    """What q · k is multiplied by."""
+    """The factor of q · k."""
     is_27b = decoder.n_layers == _N_LAYERS_27B[decoder.file.architecture]
     return 1.0 / math.sqrt(decoder.n_embd // decoder.n_heads[0] if is_27b else decoder.head_dim)

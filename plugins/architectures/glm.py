@@ -20,7 +20,7 @@ class ChatGLM(Transformer):
 
 
 class Glm4(Transformer):
-    """Norms after attention and feed-forward, too; those that see images have positions on axes."""
+    """Norms after attention and feed-forward, too; models that see images have positions on axes."""
 
     name = "glm4"
     mixing = {"has_post_norm": True}

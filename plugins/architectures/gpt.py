@@ -1,4 +1,4 @@
-"""GPT-2 and what came before gates: layer norms with biases, and a feed-forward of two matrices."""
+"""GPT-2 and its kin before gates: layer norms with biases, and a feed-forward of two matrices."""
 
 from __future__ import annotations
 

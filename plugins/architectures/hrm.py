@@ -17,7 +17,7 @@ _MOST_LAYERS = 512  # that llama.cpp takes
 class HrmText(Architecture):
     """Low layers several times, then high ones, and all of it again, each with a residual stream of its own.
 
-    Each stack is given the sum of both streams. Norms have no weights, and what attention mixes has gates.
+    Each stack is given the sum of both streams. Norms have no weights, and attention's mix has gates.
     """
 
     name = "hrm_text"

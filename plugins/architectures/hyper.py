@@ -42,7 +42,7 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
 
     Args:
         decoder: Of the file.
-        name: What its tensors begin with.
+        name: The beginning of its tensors' names.
         n_parts: Of its coefficients: 1 to read streams, 2 to write them as well, 3 to mix them as well.
         **others: Other fields.
     """
@@ -112,7 +112,7 @@ class HunyuanV4(HyperConnected):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> Any:
-        """The feed-forward of a layer; what experts hide is limited."""
+        """The feed-forward of a layer; experts' hidden values are limited."""
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, **cls.feeding)
         return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **(cls.experts or {}))

@@ -111,7 +111,7 @@ class KimiLinear(Architecture):
 
 
 class BailingMoe3(KimiLinear):
-    """Ling 3: latent attention has rope and gates by head, decays have a floor, and what is hidden is limited."""
+    """Ling 3: latent attention has rope and gates by head, decays have a floor, and hidden values are limited."""
 
     name = "bailingmoe3"
     decay_names = ("ssm_f_a",)
@@ -174,7 +174,7 @@ class KimiK3(KimiLinear):
 
     @classmethod
     def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
-        """The delta attention of a layer; where decays have a floor, what they are made of counts as its negative."""
+        """The delta attention of a layer; where decays have a floor, their input is negated."""
         key = "kda.gate_lower_bound"
         if decoder.file.get(decoder.keys.full(key), float, -math.inf) == -math.inf:
             return super().delta_attention(decoder, layer, **others)

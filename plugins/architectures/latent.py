@@ -1,4 +1,4 @@
-"""Families whose attention is latent: DeepSeek 2 and 3, and what is built like them."""
+"""Families whose attention is latent: DeepSeek 2 and 3, and models that are built like them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeepSeek2(Transformer):
 
     @classmethod
     def stretched(cls, decoder: Decoder, multiplier: float) -> float:  # noqa: ARG003 - as those built like it
-        """What rope makes of lengths, given the multiplier."""
+        """Rope's factor of lengths, given the multiplier."""
         return 1.0
 
     @classmethod
@@ -59,7 +59,7 @@ class DeepSeek2(Transformer):
 
 
 class Mistral4(DeepSeek2):
-    """DeepSeek's layers; its multiplier is a share of what rope would do to lengths."""
+    """DeepSeek's layers; its multiplier is a share of rope's factor of lengths."""
 
     name = "mistral4"
 
@@ -73,7 +73,7 @@ def _is_yarn(decoder: Decoder) -> bool:
 
 
 def _sharpness(decoder: Decoder) -> float:
-    """What YaRN multiplies lengths with by itself."""
+    """YaRN's own factor of lengths."""
     is_scaled = decoder.keys.text("rope.scaling.type", "linear") != "none"
     return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0)) if is_scaled else 1.0
 
@@ -93,8 +93,8 @@ def latent_attention(
     Args:
         decoder: Of the file.
         layer: From 0.
-        rope: Of a part of queries, and of what all heads share of keys, if any.
-        factor: What is added to the residual stream is multiplied by it.
+        rope: Of a part of queries, and of the keys' part that all heads share, if any.
+        factor: The factor of the block's output.
         suffix: Of the keys that say how large heads and latents are.
         n_turned: R, where it is not the number of values that rope turns.
     """

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2, and what has their blocks: Falcon-H1, Jamba and Nemotron-H."""
+"""Mamba and Mamba-2, and models with their blocks: Falcon-H1, Jamba and Nemotron-H."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LEAST_SCALE = 1e-6  # its square divides
 
 
 class MiniMax01(Architecture):
-    """What goes on beside a block is its norm, times a scale s: n = norm(x), then x = s n + block(n).
+    """The residual beside a block is its norm, times a scale s: n = norm(x), then x = s n + block(n).
 
     The plan computes x / s: blocks add a share of 1 / s, and norms have an epsilon of eps / s^2. Mixers and mixtures are layers
     by themselves, each followed by the norm of the next.

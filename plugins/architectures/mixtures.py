@@ -151,7 +151,7 @@ class Laguna(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0; those that see a window have a plain rope of their own."""
+        """A layer, from 0; layers with a window have a plain rope of their own."""
         window = decoder.windows(_PERIOD, is_first=True)[layer]
         if window is not None:
             rope = Rope(plain(local_size(decoder), local_base(decoder)))
@@ -164,7 +164,7 @@ class Laguna(Transformer):
 
 
 class Maple(Transformer):
-    """Normed heads; layers with a window have rope and the others none; what experts hide is limited."""
+    """Normed heads; layers with a window have rope and the others none; experts' hidden values are limited."""
 
     name = "maple"
     mixing = {"has_head_norms": True}

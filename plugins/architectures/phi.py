@@ -15,7 +15,7 @@ class Phi2(Transformer):
 
 
 class Phi3(Transformer):
-    """Fused matrices and LongRoPE. llama.cpp lets it see everything whatever its window is, and so does this."""
+    """Fused matrices and LongRoPE. It attends to everything without regard to its window, as in llama.cpp."""
 
     name = "phi3"
     rotary = {"has_factors": True}

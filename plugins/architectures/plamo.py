@@ -14,7 +14,7 @@ from augury.plugins.architectures.rope import base_of
 from augury.plugins.architectures.state_space import convolution, vector
 from augury.plugins.architectures.transformer import Transformer
 
-_LEAST_RANK = 64  # of what steps are made of in PLaMo 2
+_LEAST_RANK = 64  # of the low-rank steps in PLaMo 2
 
 
 class Plamo(Transformer):

@@ -1,4 +1,4 @@
-"""Qwen 1 to 3, their dense models, and what builds on them."""
+"""Qwen 1 to 3, their dense models, and models that build on them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Qwen35(Architecture):
 
     @classmethod
     def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
-        """What decays and betas are made of."""
+        """The inputs of decays and betas."""
         alpha, beta = (
             decoder.linear(f"blk.{layer}.ssm_{name}", decoder.n_embd, heads.n_heads, **cls.marks) for name in ("alpha", "beta")
         )

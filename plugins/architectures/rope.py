@@ -1,4 +1,4 @@
-"""Rotary position embedding: what the scalings of long-context models do to its frequencies.
+"""Rotary position embedding: its frequencies under the scalings of long-context models.
 
 A rope turns pair i of a head by `position * frequencies[i]` and multiplies by a magnitude (`augury.blocks.Rope`). Every scaling
 in use is a change of these two, worked out once when a model is loaded.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Yarn", "linear", "of_file", "plain"]
 
-MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
+MAX_POSITIONS = (1 << 31) - 1  # the limit of int32 positions
 _LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
 _LEAST_BASE = 1.001
 
 
 class Positioned(Protocol):
-    """What rotary positions depend on: the part of a `Decoder` that is read here."""
+    """The inputs of rotary positions: the part of a `Decoder` that is read here."""
 
     file: ModelFile
     keys: Keys
@@ -59,7 +59,7 @@ def of_file(
 
     Args:
         decoder: Of the file.
-        base: What the frequencies are powers of, where it is not `base_of(decoder)`.
+        base: The base of the frequencies, if it is not `base_of(decoder)`.
         n_rot: Values of a head that are turned, where these layers do not turn `decoder.n_rot`.
         is_scaled: Whether the file's scaling applies to these layers.
         is_interleaved: How the family pairs values (see `Rope`).
@@ -114,12 +114,12 @@ def of_file(
 
 
 def base_of(decoder: Positioned, key: str = "rope.freq_base", default: float = 10000.0) -> float:
-    """What frequencies are powers of."""
+    """The base of frequencies."""
     return decoder.keys.number(key, default, least=_LEAST_BASE)
 
 
 def local_base(decoder: Positioned) -> float:
-    """What the frequencies of layers with a window are powers of: the other layers' where the file says nothing of them."""
+    """The base of frequencies of layers with a window: the other layers' if the file does not state it."""
     return base_of(decoder, "rope.freq_base_swa", base_of(decoder))
 
 
@@ -133,7 +133,7 @@ def local_size(decoder: Positioned) -> int:
 
 
 def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """What divides frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
+    """The divisors of frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
     divisors: dict[str, np.ndarray | None] = {}
     for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
         divisors[name] = values = None
@@ -214,7 +214,7 @@ class Yarn:
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied by: sharper attention makes up for the longer context."""
+        """The factor of cos and sin: sharper attention makes up for the longer context."""
         return self._sharpness(1.0) / self._sharpness(self.log_multiplier)
 
     def _sharpness(self, multiplier: float) -> float:

@@ -1,4 +1,4 @@
-"""Families that attend to what an indexer chooses: DeepSeek 3.2, GLM 5, dots3.note and MiniMax-M3."""
+"""Families whose attention is sparse, by an indexer: DeepSeek 3.2, GLM 5, dots3.note and MiniMax-M3."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_atte
 from augury.plugins.architectures.rope import local_base
 from augury.plugins.architectures.transformer import Transformer
 
-_EPS = 1e-6  # of the norm of what is compared; files do not state it
+_EPS = 1e-6  # of the norm of the indexer's keys; files do not state it
 _N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers share choices; its first files do not say which
 
 
 @frozen
 class Indexer(PositionIndexer):
-    """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
+    """Chooses the `n_chosen` tokens that a token attends to, among the visible ones; all of them while there are no more.
 
     A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of the same values as attention's q. The
     score of a token is the sum of w_h * max(q_h · k, 0) over heads, with w = weights(n); of equal ones the earlier is chosen.
@@ -86,7 +86,7 @@ class BlockIndexer(PositionIndexer):
 
 
 def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:
-    """The indexer of a layer, whose queries are made of what attention's are made of."""
+    """The indexer of a layer, whose queries have the same input as attention's."""
     keys, at = decoder.keys, f"blk.{layer}.indexer"
     plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
     n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
@@ -118,7 +118,7 @@ class DeepSeek32(Mistral4):
 
 
 class GlmDsa(DeepSeek2):
-    """GLM 5: some layers attend to what the one before chose."""
+    """GLM 5: some layers use the choice of the one before."""
 
     name = "glm-dsa"
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
@@ -139,7 +139,7 @@ class GlmDsa(DeepSeek2):
 
 
 def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:
-    """By layer whether it has an indexer, or attends to what the one before chose.
+    """By layer whether it has an indexer, or uses the choice of the one before.
 
     Args:
         decoder: Of the file.
@@ -159,7 +159,7 @@ def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> lis
 
 
 class Dots3Note(DeepSeek2):
-    """dots3.note: layers with a window have other sizes, those without an indexer; all gate what heads give."""
+    """dots3.note: layers with a window have other sizes, layers without one an indexer; all gate heads' outputs."""
 
     name = "dots3note"
     experts = {"has_weights_scale": True}
@@ -186,7 +186,7 @@ class Dots3Note(DeepSeek2):
 
 
 class MinimaxM3(Transformer):
-    """Layers with experts attend to chosen blocks of positions; what is chosen differs by KV head."""
+    """Layers with experts attend to chosen blocks of positions; the choice differs by KV head."""
 
     name = "minimax-m3"
     experts = {"activation": Activation.SWIGLU_OAI, "has_weights_scale": True, "has_scales": False}

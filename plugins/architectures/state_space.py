@@ -1,4 +1,4 @@
-"""What the files of state-space models have in common: their keys, and the tensors `ssm_*` under the same names."""
+"""The common parts of state-space models' files: their keys, and the tensors `ssm_*` under the same names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> Mamba2:
-    """The Mamba-2 block of a layer; what it adds is multiplied by `factor`.
+    """The Mamba-2 block of a layer; its output is multiplied by `factor`.
 
     Source: llama.cpp's `build_mamba2_layer` and the keys `ssm.*` as it reads them.
     """

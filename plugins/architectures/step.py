@@ -1,4 +1,4 @@
-"""Step 3.5: layers with a window have heads and a rope of their own; heads are gated, and what is hidden is limited."""
+"""Step 3.5: layers with a window have heads and a rope of their own; heads are gated, and hidden values are limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FACTORS, _LEAST = "rope_freqs.weight", 1e-3
 
 
 class Step35(Architecture):
-    """Layers that see everything turn half of what the file states."""
+    """Layers without a window turn half of the dimensions that the file states."""
 
     name = "step35"
 

@@ -23,7 +23,7 @@ class Tensors:
         keys: Its metadata.
         prefix: Of the names of its tensors.
         n_embd: E, values of a token's residual stream.
-        norm_kind: What its norms are.
+        norm_kind: The kind of its norms.
         eps: Of its norms.
     """
 
@@ -116,7 +116,7 @@ class Tensors:
         )
 
     def scale(self, name: str) -> float:
-        """What `name`.scale holds; 1 where there is no such tensor."""
+        """The value of `name`.scale; 1 if there is no such tensor."""
         return float(self.values(f"{name}.scale", 1)[0]) if f"{self.prefix}{name}.scale" in self.file.tensors else 1.0
 
     def check(self, part: Convolution | Vector) -> None:

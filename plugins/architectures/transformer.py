@@ -1,4 +1,4 @@
-"""What an architecture page states where a family differs from others in a few words."""
+"""Architectures that are stated in a few words, as differences from Llama."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from augury.plugins.architectures.experts import has_experts, mixture
 
 
 class Transformer(Architecture):
-    """Layers of attention and feed-forward, all alike: those of Llama, but for what a family states.
+    """Layers of attention and feed-forward, all alike: Llama's, except for a family's own fields.
 
     Attributes:
         reading: Arguments of `Decoder`.
@@ -21,7 +21,7 @@ class Transformer(Architecture):
         mixing: Arguments of `Decoder.attention`.
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
-        nextn_hidden: What its layers that predict further tokens are given, see `NextnLayer`; None: it does without them.
+        nextn_hidden: The hidden state that its layers for further tokens read, see `NextnLayer`; None: it does without them.
     """
 
     reading: ClassVar[Mapping[str, Any]] = {}
@@ -75,7 +75,7 @@ class Transformer(Architecture):
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - families read it
-        """What the embedding has beside its weight."""
+        """The embedding's fields beside its weight."""
         return {}
 
     @classmethod

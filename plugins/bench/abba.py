@@ -120,7 +120,7 @@ def compare_passes(
         ours: The runner whose speed is over the fraction bar.
         theirs: The other one.
         measurements: In any order.
-        n_pairs: Of turns, for each measurement.
+        n_pairs: The number of pairs of turns, for each measurement.
         probe: Called before each pair, for the nanoseconds of a round trip between cores.
         progress: Called with how many turns of both are done.
 
@@ -169,7 +169,7 @@ def compare_answers(
         prompts: With ids and categories. Both programs get the same token ids and generate as many tokens.
         sides: Starts both programs, ours and theirs.
         n_pairs: Of each category.
-        is_fresh: Start both anew for every pair, so that what drafters learn of a prompt is forgotten before the next.
+        is_fresh: Start both anew for every pair, so that drafters forget a prompt before the next.
         probe: Called before each pair, for the nanoseconds of a round trip between cores.
 
     Returns:
@@ -190,7 +190,7 @@ def compare_answers(
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The narrowest pair of order statistics that holds the median with `confidence`, whatever the distribution.
+    """The narrowest pair of order statistics that holds the median with `confidence`, for any distribution.
 
     >>> median_interval([1, 2, 3, 4, 5, 6, 7])
     (1, 7)

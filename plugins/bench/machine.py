@@ -27,7 +27,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def run_facts(config: Mapping[str, Any], prompts: Iterable[Prompt], max_tokens: int) -> dict[str, Any]:
-    """The machine, what was loaded, and what it was made to do.
+    """The machine, the model, and the settings.
 
     Args:
         config: Of an engine; of `PairedRuns.config`, where the model goes by its own name.

@@ -19,7 +19,7 @@ class ModelRunner(Runner):
     """Passes of a model over random tokens, in its first slot.
 
     Attributes:
-        tokens: (n_ctx,) int32, those at each position; what is generated differs.
+        tokens: (n_ctx,) int32, the token at each position; generated ones differ.
     """
 
     def __init__(self, model: Model, progress: Progress | None = None) -> None:
@@ -31,7 +31,7 @@ class ModelRunner(Runner):
         self._n_filled = 0
 
     def prepare(self, depth: int) -> None:
-        """Fill the slot; what earlier measurements left there is as good as anything."""
+        """Fill the slot; the contents of earlier measurements are as good as any."""
         for start in range(self._n_filled, depth, _CHUNK):
             self._progress("fill the slot", start, depth)
             self._model.forward(self.batch(start, min(_CHUNK, depth - start), n_rows=0))

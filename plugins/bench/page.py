@@ -1,6 +1,6 @@
-"""A page that shows what drafters did: self-contained, without scripts, in light and dark, for screens of any width.
+"""A page that shows drafters' work: self-contained, without scripts, in light and dark, for screens of any width.
 
-What is drawn has its place along a line in percent and across it in pixels, so that texts keep their size.
+Marks have their places along a line in percent and across it in pixels, so that texts keep their size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_page(path: Path) -> bool:
 
 
 def page(facts: Mapping[str, Any], results: Sequence[DrafterResult]) -> str:
-    """The page as HTML. Whatever models and users wrote is escaped."""
+    """The page as HTML. Texts of models and users are escaped."""
     from jinja2 import Environment, StrictUndefined
 
     colours = _colours(results)
@@ -73,7 +73,7 @@ def page(facts: Mapping[str, Any], results: Sequence[DrafterResult]) -> str:
 
 
 def _colours(results: Sequence[DrafterResult]) -> list[dict[str, int]]:
-    """For each drafter the colours of who proposed tokens: its own if that is one, else those that each has alone elsewhere."""
+    """For each drafter the colours of its proposers: its own if there is one, else each proposer's own colour."""
     origins = [
         list(dict.fromkeys(piece.drafter for pair in each.pairs for piece in pair.drafted.pieces if piece.drafter))
         for each in results

@@ -27,11 +27,11 @@ _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 @frozen
 class PairStats:
-    """Statistics of pairs of one drafter and plain decoding, whatever their prompts.
+    """Statistics of pairs of one drafter and plain decoding, over all prompts.
 
     Attributes:
         speeds: Tokens per second of each pair, plain and drafted.
-        n_emitted: Tokens of all drafted runs; so are the counts that follow.
+        n_emitted: Tokens of all drafted runs, like the further counts.
         offered_by_position: [i]: drafts that were verified as far as position i, in a tree as far as depth i.
         accepted_by_position: [i]: those whose token i was accepted.
         is_identical: Whether plain and drafted runs emitted the same tokens.
@@ -104,7 +104,7 @@ class PairStats:
 
     @property
     def p10(self) -> float:
-        """The ratio below which one pair in ten is: what speculation costs where it fails."""
+        """The ratio below which one pair in ten is: the cost of speculation where it fails."""
         ratios = self.ratios
         return statistics.quantiles(ratios, n=10, method="inclusive")[0] if len(ratios) > 1 else self.speedup
 
@@ -145,7 +145,7 @@ class PairStats:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PairStats:
-        """Read what `as_json` gave, but for `reliability`.
+        """Read the result of `as_json`, except `reliability`.
 
         Raises:
             OptionError: It is something else.

@@ -1,6 +1,6 @@
 """Paired runs: plain decoding and a drafter in turns on one prompt.
 
-Every pair has a fresh engine, unless it is to be warm: a drafter that remembers what it saw would otherwise draft the second
+Every pair has a fresh engine, unless it is to be warm: a drafter that remembers its texts would otherwise draft the second
 run of a prompt from the first. On that engine the prompt is processed once, untimed, and then both generate. Which of them
 begins changes from pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair
 to neither. A plain run that stalled, and would make any drafter look fast, is repeated.
@@ -64,7 +64,7 @@ class PairedRuns:
         Args:
             load: Loads an engine with the drafter.
             params: Of the requests; those of the prompt come first.
-            prompt: What is continued.
+            prompt: The prompt.
         """
         self.config: Mapping[str, Any] = {}  # of the engine loaded last, with the model's own name
         self._prompt = prompt

@@ -1,7 +1,7 @@
 """How long a number takes from one core to another and back.
 
 Virtual machines are moved between placements of their cores within seconds, and with this time the bandwidth of memory changes:
-what one token takes can be compared only where the round trips are alike.
+times of one token can only be compared at similar round trips.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def round_trip_ns() -> float | None:
 
 
 def _take(core: int, both_there: threading.Barrier) -> None:
-    """Bind this thread to a core and, when the other has its own, go before whatever else wants that core."""
+    """Bind this thread to a core and, when the other has its own, take precedence over other programs on that core."""
     os.sched_setaffinity(0, {core})  # of the calling thread alone
     both_there.wait()
     with suppress(PermissionError):  # a thread without the right may be interrupted, which the median of windows bears

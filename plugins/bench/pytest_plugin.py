@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Show figures by drafter and category, or say what is missing for them."""
+    """Show figures by drafter and category, or name the options that they lack."""
     if config.stash[_LEFT_OUT] and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         terminalreporter.write_line("augury.plugins.bench compares drafters: name each with --augury-drafter, such as suffix")
     found = config.stash[FOUND]

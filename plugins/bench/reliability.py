@@ -1,7 +1,7 @@
 """Whether chances are true: of the tokens that were proposed with a chance, how many were right, by chance and by ground.
 
 A token counts where all before it was right, for each drafter that proposed it and once for all together. The chance is that of
-the planner, after what other drafters say of the token.
+the planner, after the effect of other drafters' proposals.
 """
 
 from __future__ import annotations

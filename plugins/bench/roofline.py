@@ -31,7 +31,7 @@ class Roofline:
 def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, repetitions: int = 4) -> Roofline:
     """Profile passes with the logits of all tokens, and probe the limits between them.
 
-    What a pass takes is measured without profiling it, in turns, and with the choice of the best tokens.
+    The time of a pass is measured without profiling it, in turns, and with the choice of the best tokens.
 
     Args:
         model: The runner's model.

@@ -1,4 +1,4 @@
-"""`augury bench --compare OLD.json`: what changed since results were saved.
+"""`augury bench --compare OLD.json`: changes since results were saved.
 
 Saved results are the JSON of `augury bench --json`, of drafters or of passes, or that of pytest-benchmark with the comparisons
 of `augury.plugins.bench`.
@@ -19,7 +19,7 @@ from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 
 _KINDS = ("curve", "prefill", "decode")
-_PASSES = ["measure", "n", "depth"]  # what the key of a row of passes names
+_PASSES = ["measure", "n", "depth"]  # the meaning of a row's key in passes
 _DRAFTERS = ["drafter", "category"]
 _ABSENT = "-"
 _FORMS = {"acceptance": "{:.0%}", "speed-up": "{:.2f}x"}  # others are speeds
@@ -30,10 +30,10 @@ Key = tuple[str, ...]
 
 @frozen
 class SavedResults:
-    """Saved values, by what they are about, and the machine that they were measured on.
+    """Saved values, by subject, and the machine that they were measured on.
 
     Attributes:
-        facts: The machine and what was loaded.
+        facts: The machine and the model.
         rows: Values by name: "tok/s", and where drafters are compared "plain tok/s", "speed-up" and "acceptance".
     """
 
@@ -97,7 +97,7 @@ class SavedResults:
 
 @frozen
 class Change:
-    """One value, then and now; None where there is none."""
+    """One value, old and new; None if there is none."""
 
     key: Key
     name: str
@@ -106,7 +106,7 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """Now over then."""
+        """New over old."""
         return self.now / self.then if self.now is not None and self.then else None
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def check_saved(path: Path | None, *, of_passes: bool) -> None:
 
 
 def print_figures(found: dict[str, Any], lines: list[str], args: argparse.Namespace) -> None:
-    """Print a run's figures, as JSON or as lines, and what changed since those of `--compare`."""
+    """Print a run's figures, as JSON or as lines, and the changes since those of `--compare`."""
     if args.json:
         print_json(found | ({} if args.compare is None else {"changes": changes_as_json(args.compare, found)}))
     else:
@@ -151,7 +151,7 @@ def print_figures(found: dict[str, Any], lines: list[str], args: argparse.Namesp
 
 
 def change_lines(path: Path, result: dict[str, Any]) -> list[str]:
-    """A table of the changes from `path` to this run's JSON, and what else differs between the runs."""
+    """A table of the changes from `path` to this run's JSON, and other differences between the runs."""
     now = SavedResults.of(result)
     found, differences = changes(SavedResults.read(path), now)
     rows: dict[Key, dict[str, str]] = {}

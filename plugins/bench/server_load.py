@@ -1,4 +1,4 @@
-"""Load on an HTTP server that has llama.cpp's `/completion`: clients who ask at once, and how long each waits."""
+"""Load on an HTTP server that has llama.cpp's `/completion`: clients that ask at once, and how long each waits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_load(url: str, bodies: Sequence[Mapping[str, Any]], n_clients: int) -> L
                 found[number] = ask(url, body)
         except IndexError:  # another client was faster
             pass
-        except Exception as error:  # noqa: BLE001 - raised by who waits
+        except Exception as error:  # noqa: BLE001 - raised by the waiting thread
             errors.append(error)
 
     clients = [threading.Thread(target=client, daemon=True) for _ in range(n_clients)]

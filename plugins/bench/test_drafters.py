@@ -1,7 +1,7 @@
 """Compares drafters with plain decoding, greedy, as pytest-benchmark's benchmarks: one per drafter and prompt.
 
-`pytest --pyargs augury.plugins.bench --augury-model M --augury-drafter a --augury-drafter b`. What pytest-benchmark times are
-the drafted runs, a processed prompt before them. Ratios to the plain runs beside them, acceptance and the machine stand in
+`pytest --pyargs augury.plugins.bench --augury-model M --augury-drafter a --augury-drafter b`. pytest-benchmark times the
+drafted runs, after the prompt is processed. Ratios to the plain runs beside them, acceptance and the machine stand in
 `extra_info` of its JSON (`--benchmark-json FILE`), which `augury bench --compare FILE` reads.
 """
 

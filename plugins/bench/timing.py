@@ -86,7 +86,7 @@ def sweep(
     alike: their ratios hold.
 
     Args:
-        runner: Who runs them.
+        runner: It runs them.
         measurements: In any order.
         seconds: Time for the repetitions of one measurement; at least five are made, however long they take.
         progress: Called with how many of those are done.

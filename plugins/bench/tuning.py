@@ -1,8 +1,8 @@
 """Which drafter, and how far, is fastest on a workload: candidates against plain decoding, the worse half left out in turns.
 
 Every trial is a pair, the candidate and plain decoding on the same prompt beside each other. All candidates that are left run
-trial after trial together, so that a machine that changes its speed changes it for all of them alike. First it is settled who
-drafts, then how far.
+trial after trial together, so that a machine that changes its speed changes it for all of them alike. First the drafters are
+settled, then the lengths.
 
 Source: successive halving is from Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification" (arXiv 1502.07943).
 """
@@ -75,7 +75,7 @@ class Tuning:
         """The candidate to use; None where nothing pays.
 
         Args:
-            chains: Who could draft, the simplest first.
+            chains: The candidates, the simplest first.
             lengths: Values of `draft_max` to try with the best of them.
         """
         best = self._best(chains)
@@ -151,7 +151,7 @@ class Tuning:
 
 
 def _ratio(pair: Pair) -> float | None:
-    """Plain over drafted seconds per token; what drafters take to begin counts, for an answer comes as much later.
+    """Plain over drafted seconds per token; drafters' time to begin counts, because it delays the answer.
 
     It is never more than there can be, so that a drafter with nothing accepted gains nothing by a plain run that was slow.
     """

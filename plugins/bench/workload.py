@@ -1,4 +1,4 @@
-"""Workloads: prompts by category, for a drafter may be good at some kinds of text and useless at others."""
+"""Workloads: prompts by category, because a drafter may be good at some kinds of text and useless at others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def builtin_workload() -> list[Prompt]:
 def read_workload(path: str | Path) -> list[Prompt]:
     """The prompts of a file of JSON lines, such as `{"id": "a", "category": "writing", "prompt": "Once"}`.
 
-    Each line has one of `prompt` (a text), `messages` and `tokens` (ids); what else it has are parameters of the request.
+    Each line has one of `prompt` (a text), `messages` and `tokens` (ids); further fields are parameters of the request.
     Without an id a prompt has its number's, without a category it belongs to `all`. A message of the assistant without content,
     between others, stands for the model's own answer there; see `with_answers`.
 

@@ -19,9 +19,9 @@ class CompressedAttention(Block):
     """x += o(groups(softmax(scale * q k^T) k)), where all heads read the same rows k (D,), as keys and as values.
 
     With n = norm(x), a token keeps k = rope(kv_norm(kv(n))). Queries (H, D) are rope(head_norm(q(q_norm(q_down(n))))). Rows are
-    those of the last `window` tokens and, with `pooling`, one for each whole block up to the token, or for those alone that the
-    `indexer` chooses, whose queries are made of what q is made of. `sinks` take part in softmax as scores without a value.
-    What heads give is turned back by the rope of the token, and each group of as many heads has a matrix of its own before o.
+    those of the last `window` tokens and, with `pooling`, one for each whole block up to the token, or for the ones that the
+    `indexer` chooses, whose queries have the same input as q. `sinks` take part in softmax as scores without a value. Heads'
+    outputs are turned back by the rope of the token, and each group of as many heads has a matrix of its own before o.
 
     Source: DeepSeek-AI 2026, "DeepSeek-V4", as llama.cpp computes it.
     """
@@ -53,7 +53,7 @@ class CompressedAttention(Block):
         return self.kv.n_out
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Rows of tokens; what is kept to be pooled; pooled rows, in the place of their last token; the indexer's keys."""
+        """Rows of tokens; the values to be pooled; pooled rows, in the place of their last token; the indexer's keys."""
         rows = (("cache_type_k", 1, self.head_dim),)
         if self.pooling is None:
             return rows

@@ -102,7 +102,7 @@ class DeepSeek4(HyperConnected):
 
     @classmethod
     def pooling(cls, decoder: Decoder, at: str, ratio: int, size: int, rope: Rope) -> Pooling:
-        """What pools so many positions to rows of a size."""
+        """The pooling of so many positions to rows of a size."""
         n = size * (2 if ratio == _OVERLAPPING else 1)
         pooling = Pooling(
             ratio,

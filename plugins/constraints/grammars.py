@@ -21,7 +21,7 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
     "any": {"whitespace_flexible": True},
 }
 
-_N_COMPILED = 1_000_000  # characters, of what is compiled without Python, and with many tools is long
+_N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of Python, and is long with many tools
 
 # as the library tells of a regular expression, perhaps within a grammar that is made of it
 _FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
@@ -47,7 +47,7 @@ class JsonSchema(Guided):
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """A schema, as JSON text or as what such a text stands for."""
+        """A schema, as JSON text or as its value."""
         if not isinstance(value, str | Mapping | bool):
             raise OptionError(f"json_schema is {value!r}, expected a JSON schema: a mapping, or a text")
         return {"schema": value if isinstance(value, str) else json.dumps(value)}
@@ -146,7 +146,7 @@ class Grammar(Guided):
             raise OptionError(f"grammar: {self.explained(str(error))}") from None
 
     def explained(self, error: str) -> str:
-        """Say what is expected where the library points at no place."""
+        """Say what is expected if the library points at no place."""
         return (
             error if re.search(r"\d\(\d+\):", error) else f"{error}; expected GBNF with a rule root, or Lark with a rule start"
         )

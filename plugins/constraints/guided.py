@@ -1,10 +1,10 @@
 """`Guided`: a constraint that follows a grammar of the library llguidance.
 
-The library says of every state which tokens may follow, as packed bits, and which bytes must follow. Bytes that must follow
-are written as the model's tokenizer would write them: while such tokens are due each of them is the only one allowed. What is
-due is settled when a token is accepted, never when somebody asks, so that the output is the same whether anybody drafts or not.
+The library says of every state which tokens may follow, as packed bits, and which bytes must follow. Bytes that must follow are
+written as the model's tokenizer would write them: while such tokens are due each of them is the only one allowed. The due
+tokens are settled when a token is accepted, never on a query, so that the output is the same whether anybody drafts or not.
 
-Of a vocabulary that cannot spell every text nothing is forced: there the library would force what no token begins with.
+With a vocabulary that cannot spell every text nothing is forced: the library would force bytes that no token begins with.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Tokens:
     Attributes:
         tokens: Their bytes.
         can_spell: Whether there is a token for each byte that texts are made of.
-        known: What llguidance makes of it.
+        known: llguidance's form of it.
     """
 
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""`ReasoningBudget`: what a model thinks before it answers ends after so many tokens, with the tag that ends it."""
+"""`ReasoningBudget`: a model's reasoning before its answer ends after so many tokens, with the closing tag."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReasoningBudgetOptions:
 
 
 class ReasoningBudget(Constraint):
-    """Allows everything, or all that a grammar does, but after so many tokens of reasoning only what ends it.
+    """Allows everything, or all that a grammar does, but after so many tokens of reasoning only the closing tag.
 
     Raises:
         OptionError: The model has no tokenizer, a tag is empty or far too long, or the grammar is wrong.
@@ -55,12 +55,12 @@ class ReasoningBudget(Constraint):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""  # of the output, as far as it matters
         self._n_left: int | None = options.tokens if options.is_open else None  # None: not in reasoning
-        self._is_over = False  # no reasoning begins any more
+        self._is_over = False  # no further reasoning begins
         self._due = list[int]()
         self._end_if_spent()
 
     def allowed(self) -> np.ndarray:
-        """Everything, or what the grammar allows; while the end of the reasoning is due, its next token."""
+        """Everything, or the grammar's mask; while the end of the reasoning is due, its next token."""
         if not self._due:
             return self._anything if self._grammar is None else self._grammar.allowed()
         mask = np.zeros(self.session.n_vocab, bool)
@@ -90,7 +90,7 @@ class ReasoningBudget(Constraint):
         return self._due[:limit] if self._due or self._grammar is None else self._grammar.forced(limit)
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
-        """As far as they are those that are due, or as the grammar allows them."""
+        """As far as they are due, or as the grammar allows them."""
         if not self._due and self._grammar is not None:
             return self._grammar.n_allowed(tokens)
         pairs = enumerate(zip(tokens, self._due, strict=False))

@@ -159,7 +159,7 @@ def _check_memory(sizes: HeadSizes) -> None:
     from augury.plugins.learn.training import N_STEPS
 
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
-    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and what becomes of them
+    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and their derived arrays
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
@@ -214,7 +214,7 @@ def _train(
 
 
 def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[np.ndarray]) -> None:
-    """Let the engine go on from texts held out, with the head and without, and say what came of it."""
+    """Let the engine go on from texts held out, with the head and without, and report acceptance and speed."""
     from augury.plugins.learn.fitting import percent
     from augury.plugins.learn.training import N_STEPS
 

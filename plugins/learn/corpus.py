@@ -27,7 +27,7 @@ _N_LEAST = 8  # tokens of a piece: in shorter ones there is nothing to draft
 
 
 def read_texts(paths: Iterable[Path]) -> list[Prompt]:
-    """The texts of files and folders; those of `.jsonl` files are their lines. What is no text in a folder is left out.
+    """The texts of files and folders; a `.jsonl` file has a text in each line. Other files than text are left out.
 
     Raises:
         AuguryError: A file cannot be read, or there is no text.

@@ -31,7 +31,7 @@ class Corpus:
 
     Attributes:
         rows: Windows of the pieces to learn from: number of a piece, start in it, and length.
-        held_out: The same of those that are not learnt from.
+        held_out: The same of the pieces that are held out.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Corpus:
     def spread(self) -> np.ndarray:
         """(3 E,) float32, the root mean square of each feature as a head reads it, of some texts to learn from.
 
-        The first tokens of a text are left out: what layers tell of them is often a hundred times as large.
+        The first tokens of a text are left out, because their features are often a hundred times as large.
         """
         numbers = list(dict.fromkeys(number for row in self.rows for number, _, _ in row))[:_N_SAMPLED]
         n = 3 * self._recorded.sizes.n_embd
@@ -117,7 +117,7 @@ def fit(
         n_epochs: At most.
         seed: Of the order of rows.
         progress: Told how many batches are over.
-        say: Told what each epoch came to.
+        say: Called with the result of each epoch.
 
     Returns:
         The weights of the best epoch.

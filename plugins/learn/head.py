@@ -36,7 +36,7 @@ _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole 
 
 @frozen
 class HeadSizes(LlamaSizes):
-    """How large a head is, and what it reads; width, vocabulary and context are the target's.
+    """The size of a head, and its features; width, vocabulary and context are the target's.
 
     Attributes:
         layers: The numbers of the target's layers whose inputs it reads.
@@ -72,12 +72,12 @@ class HeadSizes(LlamaSizes):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of what it reads."""
+        """The names of its features."""
         return tuple(f"layer.{number - 1}" if number else "embedding" for number in self.layers)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of what is trained, all but the output: attention reads a token and a feature beside each other."""
+        """The shapes of the trained weights except the output: attention reads a token beside a feature."""
         e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         found = super().shapes
         del found["token_embd.weight"]
@@ -140,14 +140,14 @@ def draft_vocabulary(texts: Iterable[np.ndarray], n_vocab: int, n_drafted: int) 
 def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, seed: int) -> Weights:
     """The weights that training starts from.
 
-    What the late layer tells goes straight to the output. Features are brought to one scale. Each position attends to itself at
-    first, since its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
+    The late layer's feature goes straight to the output. Features are brought to one scale. Each position attends to itself at
+    first, because its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
 
     Args:
         sizes: Of the head.
         target: Lends the norm of its output.
         spread: (3 E,) float32, the root mean square of each feature as the head reads it.
-        seed: Of what is random.
+        seed: Of the random weights.
     """
     rng, weights, n_embd = np.random.default_rng(seed), Weights(), sizes.n_embd
     for name, shape in sizes.shapes.items():

@@ -1,4 +1,4 @@
-"""What a head is trained on, on disk: texts, the target's features of them, and how far the training has come.
+"""The data of a head's training, on disk: texts, the target's features of them, and how far the training has come.
 
 All of it lies in a folder beside the head to be, `HEAD.gguf.learn`. Each file appears whole or not at all, so that a run that
 ended, however it did, is taken up where it was.
@@ -27,7 +27,7 @@ class Recorded:
 
     Attributes:
         folder: Which.
-        sizes: Of the head, which say what is recorded.
+        sizes: Of the head; they determine the recorded features.
     """
 
     def __init__(self, folder: Path, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Recorded:
 
 
 def recorded_bytes(sizes: HeadSizes) -> int:
-    """What is kept of each token on disk for a head."""
+    """The bytes of each token on disk for a head."""
     return 2 * sizes.n_embd * (len(sizes.layers) + 1)
 
 

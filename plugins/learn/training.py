@@ -1,11 +1,11 @@
-"""The training of an EAGLE-3 head by JAX: several steps of drafting unrolled, each over what the step before made.
+"""The training of an EAGLE-3 head by JAX: several steps of drafting unrolled, each over the previous step's output.
 
 Position p of a text is given the target's features of token p and token p + 1, and predicts token p + 2, as when it drafts.
 In step j > 0 it is given, in place of these features, its own output of step j - 1 at p - 1. Then it sees the keys of step 0 up
 to p - j, and after them those of its own steps, at p - j + 1 to p: the texts of all drafts that could begin, at once.
 
 The output stays the target's own. Products round to bfloat16, which many processors multiply twice as fast, and sum in float32;
-those that make the gradients of weights do not round.
+products for gradients of weights do not round.
 
 Source: Li et al. 2025 (EAGLE-3), section 3.1, "training-time test"; Kingma and Ba 2015 (Adam).
 """
@@ -40,14 +40,14 @@ class Batch:
 
     features: np.ndarray  # (B, T, 3 E) float32, the target's
     embedded: np.ndarray  # (B, T, E) float32, the target's embedding of each next token
-    outputs: np.ndarray  # (B, T, E) float32, what the target's output multiplies at each next token
+    outputs: np.ndarray  # (B, T, E) float32, the input of the target's output at each next token
     texts: np.ndarray  # (B, T) int32, the text of each token, by its number in the row from 1 on; 0: none
     is_there: np.ndarray  # (B, T) bool: whether the prediction counts
     is_drafted: np.ndarray  # (B, T) bool: whether the text's token to predict is one that the head drafts
 
 
 class Trainer:
-    """A head's weights, and what Adam knows of them."""
+    """A head's weights, with Adam's state."""
 
     def __init__(
         self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, softcap: float | None, rate: float, n_total: int
@@ -80,7 +80,7 @@ class Trainer:
 
     @property
     def weights(self) -> Weights:
-        """Of the head as it is now."""
+        """Of the present head."""
         return {name: np.asarray(values) for name, values in self._state["weights"].items()}
 
     def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:
@@ -100,7 +100,7 @@ class Trainer:
         return {jax.tree_util.keystr(path): np.asarray(values) for path, values in leaves}
 
     def restore(self, saved: dict[str, np.ndarray]) -> None:
-        """Go on from what was saved."""
+        """Go on from a checkpoint."""
         self._state = jax.tree_util.tree_map_with_path(lambda path, _: saved[jax.tree_util.keystr(path)], self._state)
 
 
@@ -152,7 +152,7 @@ def _rope(x: Any) -> Any:
 
 
 def _later(x: Any, n: int) -> Any:
-    """Position p gets what stands at p - n; zeros where nothing does."""
+    """Position p gets the value at p - n; zeros before the beginning."""
     return jnp.pad(x, [(0, 0), (n, 0), *[(0, 0)] * (x.ndim - 2)])[:, : x.shape[1]] if n else x
 
 
@@ -182,7 +182,7 @@ def _losses(
     n_unrolled: int,
     product: Callable[[Any, Any], Any],
 ) -> tuple[Any, Any]:
-    """The loss, and what `Trainer.accepted` tells."""
+    """The loss, and the counts of `Trainer.accepted`."""
     features, embedded, outputs, texts, is_there, is_drafted = batch
     n_batch, n = is_there.shape
     wanted = product(outputs, rows)

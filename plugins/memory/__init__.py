@@ -1,1 +1,1 @@
-"""Memory managers: what the slots of a model keep."""
+"""Memory managers: which tokens the slots of a model keep."""

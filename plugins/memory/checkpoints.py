@@ -1,8 +1,8 @@
 """Memory manager `checkpoints`: slots with a recurrent state, which cannot be cut, and copies of it to go back to.
 
 A rejected draft is undone in one of two ways. Where the backend can, drafted tokens are kept aside, and the next pass takes in
-those that were accepted. Otherwise they are taken in; after a rejection the state is set back to what was saved before them,
-and the accepted tokens are computed again, in front of the next pass::
+the accepted ones. Otherwise they are taken in; after a rejection the state saved before them is restored, and the accepted
+tokens are computed again, in front of the next pass::
 
     text a b c     draft x y     accepted x     sampled z
     pass           a b c | x y                  the state is saved where | stands
@@ -10,8 +10,8 @@ and the accepted tokens are computed again, in front of the next pass::
 
 A text that leaves the slot's, as an edited chat does, goes on from the nearest *checkpoint*, a copy of the state along the
 text. Copies are made every `checkpoint_min_step` tokens; shortly before a prompt's end, since the next prompt of a conversation
-may leave out what follows; and where a new request takes a slot's text up. Where there is no room for one more, that copy gives
-way whose loss costs least: the tokens since the copy before it, as often as a text leaves the slot's before the copy after it.
+may leave out the rest; and where a new request continues a slot's text. If there is no room for one more, the copy whose loss
+costs least is dropped: the tokens since the copy before it, as often as a text leaves the slot's before the copy after it.
 
 Source: llama.cpp's `--ctx-checkpoints` (b11434, `common/arg.cpp`), of which these are the flags and defaults.
 """
@@ -82,10 +82,10 @@ class _Copy:
 
 @define(eq=False)
 class _Slot:
-    """Of one slot: the copies along its text, rising, and what is to come of the state that its passes save and restore."""
+    """Of one slot: the copies along its text, rising, and the state that its passes are to save and restore."""
 
     copies: list[_Copy] = Factory(list)
-    tail: int = 0  # where in the text a copy is wanted whatever the distance; 0: nowhere
+    tail: int = 0  # where in the text a copy is wanted at any distance; 0: nowhere
     saved: int | None = None  # tokens that the state has taken in which a pass saved last; None: there is none
     n_fed: int = 0  # tokens of the pass that goes on
     is_behind: bool = False  # the state has taken in other tokens than the slot keeps
@@ -207,7 +207,7 @@ class Checkpoints(Contiguous):
         super()._cut(slot, n)
 
     def _go_back(self, slot: int, n: int) -> None:
-        """Have a slot's state be as after the first n tokens, of which there is a copy; what was copied later is forgotten."""
+        """Roll a slot's state back to the first n tokens, of which there is a copy; later copies are forgotten."""
         at = self._at[slot]
         at.copies = [copy for copy in at.copies if copy.n <= n]
         if at.saved is not None and at.saved > n:
@@ -220,7 +220,7 @@ class Checkpoints(Contiguous):
             at.is_behind = True
 
     def _after_failure(self, slot: int) -> None:
-        """The state may be any; so may the one that the pass saved."""
+        """The state is unknown, like the one that the pass saved."""
         at = self._at[slot]
         at.saved = None
         n = at.copies[-1].n if at.copies else 0

@@ -158,7 +158,7 @@ class Contiguous(MemoryManager):
             state.n, state.accepted = n, tuple(pair for pair in state.accepted if pair[1] < n)
 
     def _after_failure(self, slot: int) -> None:
-        """Forget what a slot's last pass may have changed: it failed, and has moved what was accepted, or not."""
+        """Forget the positions that a slot's last pass may have changed: it failed, with the accepted tokens moved or not."""
         self._cut(slot, self._n_in_place(slot))
 
     @property

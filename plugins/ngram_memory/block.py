@@ -120,11 +120,11 @@ class GateStreams(Operation):
 
 @frozen
 class NgramMemory(Block):
-    """x += v + silu(conv(conv_norm(v))), where x are S residual streams, one after the other, and v what a table gives to each.
+    """x += v + silu(conv(conv_norm(v))), where x are S residual streams, one after the other, and v a table's values for each.
 
     Every head looks up a row of the table, first[h] + hash % size[h], by the last tokens: the first heads by two of them, as
     many others by three, and so on, up to as many as there are multipliers. The hash is the xor of tokens, the last one first,
-    times multipliers, in 64 bits. What is before a sequence, or an `eos` token and all before it, counts as `eos`.
+    times multipliers, in 64 bits. Positions before a sequence, or an `eos` token and all before it, count as `eos`.
 
     Of all rows e together, v = gate * value(e) for each stream, gate = sigmoid(sign(s) * sqrt(max(abs(s), 1e-6))), with
     s = key_norm(key(e)) · query_norm(x) / sqrt(E).

@@ -1,4 +1,4 @@
-"""Rows that are pooled of several positions, and the choice of what they stand for."""
+"""Rows that are pooled of several positions, and the choice of blocks by them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pooling(HasParts):
         return self.values.n_out // (1 + self.overlaps)
 
     def cached(self, kind: str) -> tuple[tuple[str, int, int], ...]:
-        """See `Block.cached`: what tokens keep to be pooled, and rows of a cache type, by the last of their tokens."""
+        """See `Block.cached`: tokens' values to be pooled, and rows of a cache type, by the last of their tokens."""
         return (("f32", 1, self.values.n_out * len(self.linears)), (kind, 1, self.width))
 
     def pool(self, build: Builder, made: Sequence[Value], cache: int) -> None:

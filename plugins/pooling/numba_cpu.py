@@ -11,7 +11,7 @@ _PART = 16  # floats that are pooled at once
 
 
 class KeepToPoolEmitter(OperationEmitter):
-    """Keeps what is pooled later."""
+    """Keeps values that are pooled later."""
 
     operation: KeepToPool
     kernels = (keep_to_pool,)

@@ -8,7 +8,7 @@ from augury.plugins.pooling.kernels.numba_cuda import keep_to_pool, pool
 
 
 class KeepToPoolEmitter(OperationEmitter):
-    """Keeps what is pooled later."""
+    """Keeps values that are pooled later."""
 
     operation: KeepToPool
 

@@ -58,7 +58,7 @@ class HyperConnection(Connection):
     With c = coefficients(norm(all streams, one after the other)), scaled part by part, plus base: pre is eps plus the sigmoid
     of the first S, post is post_eps plus post_scale times that of the next S. The other S * S, where there are such, become
     comb: softmax over j, plus eps, and then columns and rows in turn, columns first and last, are divided by eps plus their
-    sums, columns `n_rounds` times. Otherwise streams stay as they are but for what is added. Without a post part nothing is
+    sums, columns `n_rounds` times. Otherwise streams stay as they are, except for the addition. Without a post part nothing is
     written.
 
     Source: Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections".

@@ -103,6 +103,6 @@ def _rendered(template: str, facts: dict[str, str]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     source = files("augury.plugins.scaffold").joinpath("drafter_template", f"{template}.jinja").read_text(encoding="utf-8")
-    # what it writes are Python, TOML and Markdown, in which HTML's escapes would be wrong
+    # it writes Python, TOML and Markdown, in which HTML's escapes would be wrong
     environment = Environment(autoescape=False, undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
     return environment.from_string(source).render(facts)

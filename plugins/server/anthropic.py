@@ -71,7 +71,7 @@ class ToolResultBlock(Block):
 
 
 def _blocks(content: Any) -> Any:
-    """A text as what it stands for, one block."""
+    """A text as one block."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -169,7 +169,7 @@ class CountRequest(EngineFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
-        """How the answer is read, and what the conversation is to `Engine.submit`."""
+        """How the answer is read, and the conversation's arguments of `Engine.submit`."""
         messages = [each for message in self.messages for each in message.for_template()]
         if self.system:
             messages.insert(0, {"role": "system", "content": _text(self.system)})
@@ -241,7 +241,7 @@ async def _events(
     nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
     reader, blocks, has_begun = AnswerReader(plan), _Blocks(), False
     async for _, piece in pieces:
-        if isinstance(piece, PromptProgress):  # the first says what the prompt is
+        if isinstance(piece, PromptProgress):  # the first has the prompt's counts
             if not has_begun:
                 used = _used(piece.n_prompt, piece.n_reused, 0)
                 yield _event("message_start", message=begun | nothing | {"usage": used})
@@ -327,7 +327,7 @@ def _end(result: Result, server: Server, stops: list[str], *, has_calls: bool) -
 
 
 def _usage(result: Result) -> dict[str, int]:
-    """Tokens of a request; what was reused of the prompt is counted apart."""
+    """Tokens of a request; reused tokens of the prompt are counted apart."""
     return _used(result.stats.n_prompt, result.stats.n_reused, result.stats.n_emitted)
 
 

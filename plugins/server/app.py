@@ -1,4 +1,4 @@
-"""The app: routes, and what holds for all of them: keys, limits, origins, the form of errors."""
+"""The app: routes, and the rules for all of them: keys, limits, origins, the form of errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUTERS = (
     *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
 )
-_OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads; so is what lies below /static/
+_OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
 _ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
@@ -193,7 +193,7 @@ class _Gate:
         known = self._server.options.cors_origins
         if "*" in known or origin in known or ("localhost" in known and re.fullmatch(_LOCAL, origin or "")):
             return True
-        # what a browser says of the site is also true where a proxy has another name than the server
+        # a browser's statement about the site also holds if a proxy has another name than the server
         is_own = (origin or "").partition("://")[2] == request.headers.get("host")
         return is_own if site is None else site in ("same-origin", "none")
 
@@ -210,7 +210,7 @@ def _head_refusal(request: Request) -> RequestError | None:
         message = f"the head of the request has {n_bytes} bytes, expected {_MAX_HEAD} at most"
         return RequestError(431, message, closes=True)
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
-        # programs in between may take either for the body's end, and what follows for a request (RFC 9112, 6.1)
+        # programs in between may take either for the body's end, and the rest for a request (RFC 9112, 6.1)
         message = "the request has both Content-Length and Transfer-Encoding, expected one of them"
         return RequestError(400, message, closes=True)
     return None
@@ -241,7 +241,7 @@ async def _on_error(request: Request, error: Any) -> Response:
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    """Tell what is wrong with a body, by the name of its field.
+    """Report the error of a body, by the name of its field.
 
     Of the several forms that a field may have, the one was meant that fails deepest, or by its contents rather than its type.
     """

@@ -1,4 +1,4 @@
-"""Answered requests, kept on disk: `augury learn` trains a head on them, for what clients really ask."""
+"""Answered requests, kept on disk: `augury learn` trains a head on them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _N_BYTES = 64 << 20  # in all, some ten million tokens
 class Collection:
     """The folder of `--collect`: each request is a line of JSON with the tokens of its prompt and answer.
 
-    The newest are in `requests.jsonl`. When half of what may be kept is there, that file takes the place of
-    `requests-before.jsonl`, and the oldest requests are gone. Only the owner may read them. Several servers may share a folder.
+    The newest are in `requests.jsonl`. At half of the limit that file replaces `requests-before.jsonl`, and the oldest requests
+    are gone. Only the owner may read them. Several servers may share a folder.
     """
 
     def __init__(self, folder: Path) -> None:

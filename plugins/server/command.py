@@ -287,7 +287,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _log_requests(verbosity: int) -> None:
-    """Let uvicorn log as augury does: each request by its method, path and status, never by what it says."""
+    """Let uvicorn log as augury does: each request by its method, path and status, never by its content."""
     configure_logging(verbosity=verbosity)
     ours, theirs = logging.getLogger("augury"), logging.getLogger("uvicorn")
     theirs.handlers[:], theirs.propagate = ours.handlers, False
@@ -296,7 +296,7 @@ def _log_requests(verbosity: int) -> None:
 
 
 def _process(server: Server, config: uvicorn.Config) -> uvicorn.Server:
-    """uvicorn's, which would cut off what runs at the end of the shutdown's time without a word to clients."""
+    """uvicorn's, which would cut off running requests at the end of the shutdown's time without a word to clients."""
     import uvicorn
 
     class Process(uvicorn.Server):
@@ -334,7 +334,7 @@ def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) 
     config = uvicorn.Config(
         make_app(server),
         http=partial(  # type: ignore[arg-type] # of h11
-            # the app answers what comes too late while it reads; a client that goes on after an answer is cut off
+            # the app answers late requests while it reads; a client that goes on after an answer is cut off
             Connection,
             head_s=options.patience_s,
             body_s=options.body_s + _LAST_WORDS_S,

@@ -13,7 +13,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_MOST = 4096  # whatever the system allows
+_MOST = 4096  # in addition to the system's limit
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -54,7 +54,7 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Wait no longer for a part that is complete."""
+        """Stop waiting for a part that is complete."""
         super().data_received(data)
         self._watch()
 

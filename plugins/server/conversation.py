@@ -1,4 +1,4 @@
-"""Conversations, in whichever interface's words they come: what they are to the engine, and how their answers are read."""
+"""Conversations of all interfaces: their arguments for the engine, and how their answers are read."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def plan_chat(
         tool_choice: Likewise.
         is_parallel: Likewise.
         json_schema: Likewise.
-        has_form: Whether the request says what the whole output must fit, so that the flag of `budget` is not about it.
-        reasoning: See `ChatFormat.plan`; None for what the server's flag says.
+        has_form: Whether the request has a form for the whole output, so that the flag of `budget` does not apply.
+        reasoning: See `ChatFormat.plan`; None for the server's flag.
         budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
         kwargs: Variables of the chat template, beside those of the server's flags.
 
     Returns:
-        How the answer is to be read, and what `Engine.submit` is to be told.
+        How the answer is to be read, and the arguments of `Engine.submit`.
     """
     names = {**server.options.chat_template_kwargs, **(kwargs or {})}
     if budget is None or budget < 0:
@@ -80,7 +80,7 @@ class AnswerReader:
         if isinstance(piece, Result):
             return self._parser.flush()
         found = self._parser.push(self._plan.text(piece))
-        if found:  # a token that adds nothing yet belongs to what went before
+        if found:  # a token that adds nothing yet belongs to the text before it
             self._is_reasoning = bool(found[-1].reasoning)
         self.n_reasoning += self._is_reasoning
         return found

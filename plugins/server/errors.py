@@ -36,7 +36,7 @@ class RequestError(HTTPException):
         code: For programs, such as `context_length_exceeded`.
         retry_after: Seconds after which the client may try again.
         closes: Whether the connection ends with the answer; always true of 408.
-        more: What else the body says.
+        more: Further fields of the body.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestError(HTTPException):
         closes: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        # a client that tries again by itself would only repeat what cannot succeed, or takes too long
+        # a client that tries again by itself would only repeat a request that cannot succeed, or takes too long
         headers = {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -100,14 +100,14 @@ async def stream(
     ping: bytes = _PING,
     has_progress: bool = False,
 ) -> StreamingResponse:
-    """Answer by server-sent events. What goes wrong before the first of them is a status, later an event.
+    """Answer by server-sent events. An error before the first of them is a status, later an event.
 
     Args:
         server: Whose engine is to answer.
         http: The request.
         body: Its fields.
         asked: As `Generation.begin` takes it.
-        events: What pieces come to, each made by `event`.
+        events: The events of pieces, each made by `event`.
         error_event: The name of the event that tells of an error.
         until: With which token an answer ends before its time.
         ping: The keep-alive.
@@ -124,7 +124,7 @@ async def stream(
         except (AuguryError, RequestError) as error:
             yield event(error_body(as_request_error(error), http.url.path), error_event)
         finally:
-            with suppress(RuntimeError):  # no loop any more
+            with suppress(RuntimeError):  # the loop has ended
                 generation.cancel()
 
     return _EventStream(generation, encoded(), ping, interval_s)

@@ -103,7 +103,7 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("verbose", "grammar_lazy", "reasoning_control"), lambda value: value is False),
     "backend_sampling": lambda value: isinstance(value, bool),  # where tokens are drawn, not which
     "min_keep": lambda value: value in {0, 1},
-    "adaptive_decay": lambda _: True,  # it tunes what is off
+    "adaptive_decay": lambda _: True,  # it tunes a feature that is off
 }
 _OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
 
@@ -117,7 +117,7 @@ Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked fo
 
 
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
-    """Fields that mean to every endpoint what they mean to `Engine.submit`; what is left out is as the server's flags say."""
+    """Fields with the same meaning for every endpoint and for `Engine.submit`; omitted ones follow the server's flags."""
 
     seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: a new one for every request")
     stop: str | Texts | None = None
@@ -177,7 +177,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
     @property
     def has_form(self) -> bool:
-        """Whether it says what the whole output must fit."""
+        """Whether it has a form for the whole output."""
         return any(getattr(self, name) is not None for name in ("json_schema", "regex", "grammar", "choice", "constraint"))
 
     def engine_params(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         return params | ({"slot": self.id_slot} if self.id_slot >= 0 else {})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:
-        """These arguments, and those that the request gives."""
+        """These arguments, and the request's."""
         given = self.engine_params()
         if taken := params.keys() & given.keys():
             message = f"{min(taken)} cannot be honoured beside the form that tools or response_format ask for; leave one out"

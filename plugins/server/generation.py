@@ -1,6 +1,6 @@
 """The one way from a checked request to the engine, and back: answers as a whole or token by token.
 
-A client that leaves cancels its answers within a round; so does the time limit.
+A client that leaves, and the time limit, cancel answers within a round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Until = Callable[[int, Token], int | None]
 
 
 class Generation:
-    """The answers to one request. When nobody holds it any more, they are cancelled.
+    """The answers to one request. When it is garbage-collected, they are cancelled.
 
     Attributes:
         before_wait: Awaited by `pieces` whenever there is none to give yet.
@@ -60,7 +60,7 @@ class Generation:
 
         Args:
             server: Whose engine is to answer.
-            asked: Arguments of `Engine.submit`, with `n` for several answers; what they lack is as the server's flags say.
+            asked: Arguments of `Engine.submit`, with `n` for several answers; omitted ones follow the server's flags.
                 `store` is False where none of the answers may be collected.
             has_progress: Whether there are pieces that tell how far prompts are processed, each of its first answer.
 
@@ -143,7 +143,7 @@ class Generation:
         return token
 
     def cancel(self) -> None:
-        """End all answers after the round in progress; no effect on those that have ended."""
+        """End all answers after the round in progress; no effect on answers that have ended."""
         for running in self._runnings:
             running.cancel()
 
@@ -153,7 +153,7 @@ class Generation:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Cancel what still runs when the time is up, and whenever this is left."""
+        """Cancel running answers when the time is up, and whenever this is left."""
         timer = self._loop.call_at(self._deadline, self._expire)
         try:
             yield
@@ -191,7 +191,7 @@ async def _disconnect(http: Request) -> None:
 
 def _report(loop: asyncio.AbstractEventLoop, found: asyncio.Queue[Any], i: int, progress: PromptProgress) -> None:
     """Put how far a prompt is where its tokens will be read; called by the engine's thread."""
-    with suppress(RuntimeError):  # no loop any more
+    with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(found.put_nowait, (i, progress))
 
 
@@ -213,7 +213,7 @@ async def _forward(i: int, running: Running, found: asyncio.Queue[Any]) -> None:
         async for token in running:
             found.put_nowait((i, token))
         found.put_nowait((i, running.result()))
-    except Exception as error:  # noqa: BLE001 - raised again by who reads
+    except Exception as error:  # noqa: BLE001 - raised again by the reader
         found.put_nowait((i, error))
 
 

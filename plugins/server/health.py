@@ -1,4 +1,4 @@
-"""`/health` and `/metrics`, for those who watch the server: as llama.cpp's has them."""
+"""`/health` and `/metrics`, for monitoring: as llama.cpp's server has them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bodies are JSON as its standard has it: no NaN, no infinity, no half of a surrogate pair, nothing nested without end.
 
-Python's own parser takes all of these, and whatever echoes one in its answer, an error among others, could not be written.
+Python's own parser takes all of these, and an answer that echoes one, such as an error, could not be written.
 
 Answers of megabytes are written in pieces, on other threads: `long_answer`.
 """

@@ -1,6 +1,6 @@
 """Counters for Prometheus, in llama.cpp's names, and of speculation in vLLM's form, by drafter.
 
-What requests did is counted when they end, all of it at once, so that sums hold: tokens emitted are rounds and tokens accepted.
+Requests are counted when they end, all figures at once, so that sums hold: tokens emitted are rounds and tokens accepted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BY_POSITION = {
 
 
 class Metrics(Collector):
-    """Counts over the life of the server, whatever engines it loads; it observes them as a plugin does."""
+    """Counts over the life of the server, over all engines that it loads; it observes them as a plugin does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Metrics(Collector):
                         self._at_positions[figure, name, position] += n
 
     def text(self, engine: EngineStats | None) -> bytes:
-        """The text that Prometheus reads; rates are those since the last look. `engine` is the one that runs now."""
+        """The text that Prometheus reads; rates are since the last look. `engine` is the running one."""
         registry = CollectorRegistry(auto_describe=False)
         with self._lock:
             self._engine = engine

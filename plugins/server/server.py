@@ -29,7 +29,7 @@ _BODY_S = 60.0
 class ServerOptions:
     """The options of the command line."""
 
-    names: Sequence[str] = ("augury",)  # of the model; the first is what answers name
+    names: Sequence[str] = ("augury",)  # of the model; answers have the first
     api_keys: Sequence[str] = ()  # none: everyone is served
     cors_origins: Sequence[str] = ()
     timeout_s: float = 3600.0  # of a request
@@ -61,7 +61,7 @@ class ServerOptions:
 
 
 class LoadingProgress(ProgressDisplay):
-    """Shows progress as every command does, and keeps it for those who ask the server meanwhile."""
+    """Shows progress as every command does, and keeps it for clients that ask the server meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Server:
         """Load the engine again, and wait for it.
 
         Raises:
-            RequestError: It cannot be loaded any more.
+            RequestError: The server is ending.
         """
         self.progress = LoadingProgress()
         self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
@@ -151,12 +151,12 @@ class Server:
         self.is_sleeping = False
 
     def end_requests(self) -> None:
-        """Cancel what still runs: each client is told that the server ends."""
+        """Cancel running requests: each client is told that the server ends."""
         if self._engine is not None:
             self._engine.close()
 
     def close(self) -> None:
-        """Stop loading, or close the engine, which cancels what still runs."""
+        """Stop loading, or close the engine, which cancels running requests."""
         self.progress.is_stopped = True
         if self._loader is not None:
             self._loader.join()
@@ -176,7 +176,7 @@ class Server:
         say(f"{self.options.names[0]} is ready, loaded in {self._engine.load_s:.1f} s")
 
 
-async def _server_of(request: Request) -> Server:  # what is not async would be called on a thread
+async def _server_of(request: Request) -> Server:  # a function that is not async would be called on a thread
     return request.app.state.server
 
 

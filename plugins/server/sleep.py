@@ -45,6 +45,6 @@ class Sleep:
             async with self._changing:  # which nobody holds while there is no request
                 try:
                     await to_thread.run_sync(self._server.sleep)
-                except Exception as error:  # noqa: BLE001 - of a plugin; what it leaves behind, the next request does without
+                except Exception as error:  # noqa: BLE001 - of a plugin; the next request does without the plugin's leftovers
                     message = f"{type(error).__name__}: {error}"
                     get_logger("augury.server").error("the model could not be unloaded cleanly", error=message)

@@ -13,7 +13,7 @@ def timings(summary: Summary) -> dict[str, Any]:
     """llama.cpp's `timings`, and augury's figures by drafter.
 
     `predicted_ms` begins with the first token, so it is the time of all tokens but that; the rates are as well.
-    `plain_per_second` is what the planner expects of plain decoding here, or null.
+    `plain_per_second` is the planner's estimate of plain decoding here, or null.
     """
     times = summary.timings
     return {
@@ -69,7 +69,7 @@ class StreamTimings:
         self._n_accepted += piece.drafter is not None
 
     def timings(self) -> dict[str, Any]:
-        """The part of `timings` that is known by now."""
+        """The part of `timings` that is known so far."""
         n_prompt = self._prompt.n_processed - self._prompt.n_reused
         prompt = _rates("prompt", n_prompt, n_prompt, self._prompt.seconds if n_prompt else 0.0)
         predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at if self.n else 0.0)

@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"hf:(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
 _DEFAULT_QUANT = "Q4_K_M"
-_ANSWER_S = 4.0  # for the list of files; whoever is offline shall know soon
+_ANSWER_S = 4.0  # for the list of files; a user who is offline learns it soon
 T = TypeVar("T")
 
 
@@ -107,7 +107,7 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
     models: dict[str, list[str]] = {}
     for name in sorted(files):
         stem = name.removesuffix(".gguf")
-        if stem != name and "mmproj" not in name.rsplit("/", 1)[-1]:  # what turns images into tokens is no language model
+        if stem != name and "mmproj" not in name.rsplit("/", 1)[-1]:  # an encoder of images is no language model
             models.setdefault(_PART.sub("", stem), []).append(name)
     if not models:
         raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF")
@@ -148,7 +148,7 @@ def _local(home: Path, quant: str) -> Path | None:
 
 
 def _bar(task: str, progress: Progress) -> type[Any]:
-    """What huggingface_hub reports to: a progress bar without a screen."""
+    """A progress bar without a screen, which huggingface_hub reports to."""
     import huggingface_hub.utils
 
     base: Any = huggingface_hub.utils.tqdm  # type: ignore[attr-defined]  # offered, but not listed

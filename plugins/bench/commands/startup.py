@@ -56,7 +56,7 @@ class Startup:
 
 
 def measure_startup(words: Sequence[str], n_warm: int) -> Startup:
-    """Start `augury` with `words` once with an empty cache folder, and `n_warm` times with what that start left there.
+    """Start `augury` with `words` once with an empty cache folder, and `n_warm` times with the files of that start.
 
     The model's file is in the system's file cache in the later starts, and whether it is in the first is not touched.
 
@@ -70,7 +70,7 @@ def measure_startup(words: Sequence[str], n_warm: int) -> Startup:
 
 
 def _first_output_s(words: Sequence[str], env: Mapping[str, str]) -> float:
-    # -P: a folder named augury where the user stands is not what is timed
+    # -P: a folder named augury in the current one is not timed
     command = [sys.executable, "-P", "-m", "augury", *words]
     with tempfile.TemporaryFile() as log:
         start = perf_counter()

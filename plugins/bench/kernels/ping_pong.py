@@ -14,7 +14,7 @@ _WORD = ir.IntType(64)
 
 @intrinsic
 def _load(_: Any, address: Any) -> Any:
-    """What another thread stored last: an ordinary load might be done once, before the loop that waits for it."""
+    """The value that another thread stored last: an ordinary load might be done once, before the loop that waits for it."""
 
     def generate(_context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         return b.load_atomic(b.inttoptr(values[0], _WORD.as_pointer()), "acquire", 8)
@@ -35,7 +35,7 @@ def _store(_: Any, address: Any, value: Any) -> Any:
 
 @njit("int64(int64, int64, int64, int64, int64)", nogil=True)
 def ping_pong(address, side, first, last, patience):
-    """Return the number `last - first` times: wait for 2 i + side, and store what is one more.
+    """Return the number `last - first` times: wait for 2 i + side, and store one more.
 
     Args:
         address: Of an int64, 0 at first.

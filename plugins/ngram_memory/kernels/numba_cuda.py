@@ -1,4 +1,4 @@
-"""A memory of n-grams: rows of a table by the last tokens, and what they give to streams; see `NgramMemory`."""
+"""A memory of n-grams: rows of a table by the last tokens, and their values for streams; see `NgramMemory`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, length):
         tokens: Their ids, (slots, length).
         numbers: Of 64 bits: multipliers (n,), then first rows and sizes of heads (n_heads,).
         rows: (n tokens, n_heads).
-        eos: What tokens before a sequence, or before that token, count as.
+        eos: The token that stands for tokens before a sequence, or before that token.
     """
     t, head = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and head < n_heads:
@@ -114,13 +114,13 @@ Strides = record("Strides", i="keys values streams given out")
 
 @kernel("jfffffii", Strides, NormArgs, NormArgs, NormArgs)
 def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, query_norm, norm):
-    """What a stream of a token is given, gate * value, and its norm; a block for each.
+    """A stream's input for a token, gate * value, and its norm; a block for each.
 
     Args:
         inputs: Of the pass.
         keys, streams, given, out: (tokens, n * size), in rows as far apart as their strides say.
         values: (tokens, size), likewise.
-        key_norm, query_norm, norm: For each stream, one after another: of keys, of streams, of what is given.
+        key_norm, query_norm, norm: For each stream, one after another: of keys, of streams, of inputs.
     """
     t, stream = cuda.blockIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:

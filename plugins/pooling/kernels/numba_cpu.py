@@ -1,7 +1,7 @@
 """Rows that are pooled of blocks of positions, see `augury.plugins.pooling.Pooling`.
 
-What tokens keep to be pooled lies cell by cell: values, then weights. A pooled row lies by the cell of the last token of its
-block, so that what branches of a tree pool lies apart, and moves with its token.
+Tokens' values to be pooled are stored cell by cell: values, then weights. A pooled row is stored by the cell of the last token
+of its block, so that the rows of a tree's branches are apart, and move with their tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows that are pooled of blocks of positions, see `augury.plugins.pooling.Pooling`.
 
-What tokens keep to be pooled lies cell by cell: values, then weights. A pooled row lies by the cell of the last token of its
-block, so that what branches of a tree pool lies apart, and moves with its token.
+Tokens' values to be pooled are stored cell by cell: values, then weights. A pooled row is stored by the cell of the last token
+of its block, so that the rows of a tree's branches are apart, and move with their tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from augury.backends.numba_cuda.kernels.extension import (
 
 @kernel("jffff" + 7 * "i")
 def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n_kept, n_values, size, length, has_places):
-    """Keep a token's values and weights, to which is added what belongs to its place in a block; a thread for each number.
+    """Keep a token's values and weights, with the bias of its place in a block; a thread for each number.
 
     Args:
         inputs: Of the pass.
@@ -52,7 +52,7 @@ def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n
 
 @lane
 def _place(inputs, t, base, position, n_kept, end, size, own):
-    """Where what is kept of a position begins: of those before the last `size` the first halves, else from `own` on."""
+    """Where a position's values begin: for positions before the last `size` the first halves, else from `own` on."""
     at = (base + cell_of(inputs, t, position)) * n_kept
     return at + own if position > end - size else at
 

@@ -30,13 +30,13 @@ from augury.backends.numba_cuda.kernels.extension import (
 )
 
 MAX_STREAMS = 8
-MAX_MIXED = 64  # streams, of those that layers begin
+MAX_MIXED = 64  # streams that layers begin
 STREAM_THREADS = 64 if SIMULATED else 128
 _SHARES = MAX_STREAMS * (2 + MAX_STREAMS)
 _HELD = MAX_STREAMS * STREAM_THREADS
 _WARPS = THREADS // WARP
 ShareArgs = record("ShareArgs", f="coefficients scales base weights", i="n_made", r="eps post_scale post_eps")
-"""What weights of streams are made of: `coefficients` (tokens, n_made), for reading, for writing, and (n, n) for mixing.
+"""The inputs of streams' weights: `coefficients` (tokens, n_made), for reading, for writing, and (n, n) for mixing.
 
 There is one of `scales` for each of these parts; `base` is (n_made,), `weights` (tokens, n_made).
 """
@@ -44,7 +44,7 @@ There is one of `scales` for each of these parts; `base` is (n_made,), `weights`
 
 @lane
 def _share(how, at, i, n):
-    """What becomes of coefficient i: a gate, of which the first n are for reading and n more for writing, or a score."""
+    """The weight of coefficient i: a gate, of which the first n are for reading and n more for writing, or a score."""
     part = min(quotient(i, n), 2)
     value = fma(how.coefficients[at + i], how.scales[part], how.base[i])
     if part == 0:
@@ -147,7 +147,7 @@ def read_gated_streams(inputs, streams, gates, injected, weights, seen, y, n, si
 
 @lane
 def _write(streams, start, weights, at, given, held, first, comb, n, size):
-    """Write a value of each stream; a thread's `held` has room for what they were before."""
+    """Write a value of each stream; a thread's `held` has room for their previous values."""
     for stream in range(n if comb else 0):
         held[first + stream * STREAM_THREADS] = streams[start + stream * size]
     for stream in range(n):
@@ -209,7 +209,7 @@ def mix_streams(inputs, streams, seen, n, size, norm):
     for stream in range(n):
         start = (stream * MAX_TOKENS + t) * size
         mean, inverse = moments(streams, start, size, THREADS, norm, parts)
-        cuda.syncthreads()  # all have read what is written next
+        cuda.syncthreads()  # all threads have read before the next write
         total = sum_of_block(_sum_normed(streams, start, norm, size, mean, inverse, thread), parts)
         cuda.syncthreads()
         if thread == 0:

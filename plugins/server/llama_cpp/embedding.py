@@ -20,7 +20,7 @@ from augury.plugins.server.server import Serving
 
 router = api_router()
 
-_LARGEST = 32760.0  # what llama.cpp scales the largest component to, so that vectors may be kept as int16
+_LARGEST = 32760.0  # llama.cpp scales the largest component to this, so that vectors may be kept as int16
 
 
 class EmbeddingRequest(RequestFields):

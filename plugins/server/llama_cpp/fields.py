@@ -1,4 +1,4 @@
-"""`/completion`'s fields, as llama.cpp's server names them, and what they are to `Engine.submit`."""
+"""`/completion`'s fields, as llama.cpp's server names them, as arguments of `Engine.submit`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompletionFields(EngineFields):
         """The arguments of `Engine.submit` for each prompt, with `n` answers.
 
         Raises:
-            OptionError: A field is wrong in a way that is only known now.
+            OptionError: A field is wrong in a way that only the model shows.
         """
         params = self.engine_params() | {"id": name, "echo": True}
         if self.temperature is not None:

@@ -21,7 +21,7 @@ from augury.text.tokenizer import Tokenizer
 router = api_router()
 
 _NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
-_REPOSITORY = "myproject\n"  # what llama.cpp calls it, and the file that is written, where nobody says
+_REPOSITORY = "myproject\n"  # llama.cpp's default names of it, and of the file that is written
 _FILE = "filename\n"
 _SHARE = 8  # of the context is left for an answer without a limit
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before each text of a model without a token for that
@@ -58,9 +58,9 @@ async def infill(body: InfillRequest, http: Request, server: Serving) -> Any:
 
 
 def infill_tokens(body: InfillRequest, tokenizer: Tokenizer, n_ctx: int) -> list[int]:
-    """The prompt: other files, the prefix with what the middle begins with, and the suffix.
+    """The prompt: other files, the prefix with the middle's beginning, and the suffix.
 
-    What does not fit into n_ctx tokens is left out: first the oldest of the other files, then the beginning of the prefix and
+    Tokens beyond n_ctx are left out: first the oldest of the other files, then the beginning of the prefix and
     the end of the suffix, of which a quarter is kept at most.
 
     Raises:

@@ -40,7 +40,7 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None, n_ctx: int) -> li
 def mixed_tokens(
     prompt: Any, tokenizer: Tokenizer | None, *, add_special: bool, parse_special: bool = True, n_most: int | None = None
 ) -> list[int]:
-    """The tokens of one prompt; what the model begins a text with is added where the prompt begins with a text.
+    """The tokens of one prompt; the model's beginning token is added if the prompt begins with a text.
 
     Raises:
         OptionError: A list holds tokens and whole prompts, or its texts are longer than `MOST_TEXT`.

@@ -1,4 +1,4 @@
-"""`/props`: what the server serves, and with which settings."""
+"""`/props`: the model of the server, and its settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoProps(Fields):
 
 @router.get("/props")
 def props(server: Serving) -> dict[str, Any]:
-    """Tell what is served."""
+    """Describe the model and the settings."""
     return _props(server) | {"is_sleeping": server.is_sleeping}
 
 

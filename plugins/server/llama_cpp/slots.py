@@ -1,4 +1,4 @@
-"""`/slots`: what every slot does, and who drafts in it; and slots saved to files, restored and erased."""
+"""`/slots`: the state of every slot and its drafters; and slots saved to files, restored and erased."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlotFile(Fields):
 
 @router.get("/slots")
 def slots(server: Serving, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
-    """Tell what every slot does."""
+    """The state of every slot."""
     if not server.options.shows_slots:
         raise RequestError(501, "this server does not tell what its slots do; start it without --no-slots")
     found = server.engine.stats().slots
@@ -44,7 +44,7 @@ def slots(server: Serving, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
 def act(
     id_slot: int, action: Literal["save", "restore", "erase"], server: Serving, body: SlotFile | None = None
 ) -> dict[str, Any]:
-    """Save a slot to a file, restore it from one, or let it forget what it holds."""
+    """Save a slot to a file, restore it from one, or let it forget its contents."""
     if server.options.slot_save_path is None:
         raise RequestError(501, "this server does not save, restore or erase slots; start it with --slot-save-path FOLDER")
     try:
@@ -86,7 +86,7 @@ def _path(folder: Path, name: str) -> Path:
         name.isprintable() and not set(name) & set("/\\:") and not name.startswith(".") and len(name.encode()) <= _LONGEST
     )
     path = folder / name
-    # a link would lead elsewhere, and whoever reads a pipe or a device waits
+    # a link would lead elsewhere, and reading a pipe or a device would wait
     if not is_plain or path.is_symlink() or (path.exists() and not path.is_file()):
         raise RequestError(
             400, f"filename is {name!r}, expected the plain name of a file in the server's folder", param="filename"

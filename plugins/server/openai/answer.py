@@ -75,7 +75,7 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
 def usage(results: Sequence[Result], n_reasoning: int = 0) -> dict[str, Any]:
     """Tokens of a request, some of them reasoning; a prompt with several answers counts once."""
     prompt = results[0].stats
-    # not what others drafted, who may have seen the predicted text before, or a better one
+    # without other drafters, which may know the predicted text from before, or a better one
     predicted = [own for each in results if (own := each.stats.drafters.get("prediction")) is not None]
     accepted = sum(each.accepted for each in predicted)
     completion = sum(len(each.tokens) for each in results)

@@ -144,7 +144,7 @@ class ChatRequest(OpenAIFields):
         return self
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
-        """How the answer is read, and what a conversation adds to the arguments of `Engine.submit`."""
+        """How the answer is read, and a conversation's arguments of `Engine.submit`."""
         kwargs = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         plan, params = await plan_chat(
             server,
@@ -196,7 +196,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
 
 
 async def prompt_of(server: Server, params: Mapping[str, Any]) -> list[int]:
-    """The tokens of a conversation, given what `Engine.submit` is to be told.
+    """The tokens of a conversation, given the arguments of `Engine.submit`.
 
     Raises:
         AuguryError: As `ChatTemplate.encode` does, or the model has no template.

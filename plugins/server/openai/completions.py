@@ -123,7 +123,7 @@ def _offsets(tokens: Sequence[PromptToken], text: str) -> list[int]:
     """Where tokens begin in the prompt's text. One that goes on with a character begins before it, as that does."""
     decoder = getincrementaldecoder("utf-8")(errors="replace")
     pieces = [decoder.decode(token.bytes or b"") for token in tokens]
-    begin = max("".join(pieces).rfind(text), 0)  # after what the tokenizer puts before it: control tokens, a space
+    begin = max("".join(pieces).rfind(text), 0)  # after the tokenizer's additions before it: control tokens, a space
     return [min(max(at - begin, 0), len(text)) for at, _ in zip(_starts(pieces, 0), tokens, strict=False)]
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from augury.plugins.server.tools import Delta
 
-_PARTS: dict[str, tuple[str, dict[str, Any]]] = {  # by the item's type: where its text stands, and what that is called
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {  # by the item's type: the place of its text, and the name of that
     "message": ("output_text", {"annotations": [], "logprobs": []}),
     "reasoning": ("reasoning_text", {}),
 }
@@ -20,7 +20,7 @@ def item_id(prefix: str) -> str:
 
 
 class Output:
-    """Grows by pieces of an answer, and tells by events what each one adds.
+    """Grows by pieces of an answer, with an event for each addition.
 
     Attributes:
         items: All so far; the last one may still grow.

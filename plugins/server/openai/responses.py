@@ -36,7 +36,7 @@ class InputPart(Fields):
 
 
 class InputItem(Fields):
-    """A message, a call of a tool, what it returned, or reasoning: what went before, as it was received."""
+    """An earlier message, call of a tool, its result, or reasoning, as it was received."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
@@ -112,7 +112,7 @@ class ResponsesRequest(EngineFields):
         return found
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
-        """How the answer is read, and what the conversation is to `Engine.submit`."""
+        """How the answer is read, and the conversation's arguments of `Engine.submit`."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return await plan_chat(
             server,

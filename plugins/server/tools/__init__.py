@@ -1,4 +1,4 @@
-"""How models call tools and reason, in their templates' own forms: what a request adds to a prompt, and how an answer is read.
+"""How models call tools and reason, in their templates' own forms: additions to a prompt, and how an answer is read.
 
 One `ChatFormat` belongs to a model, one `ChatPlan` to a request, one `AnswerParser` to an answer::
 

@@ -23,13 +23,13 @@ class ToolFormat:
 
     Attributes:
         name: Of the family.
-        before_name, before_arguments, after_arguments: What a call is made of, beside its name and its arguments.
-        begin, between, end: What stands around calls.
+        before_name, before_arguments, after_arguments: The parts of a call, beside its name and its arguments.
+        begin, between, end: The text around calls.
         triggers: Texts or control tokens that begin calls, anywhere in an answer.
         leads: The same at the beginning of an answer alone, written without white space.
-        head: What is read before a call, up to its JSON, with the group `name` where the name stands in it.
-        tail: What may stand after the last call and is no content.
-        ignored: What models write in calls besides.
+        head: The text before a call, up to its JSON, with the group `name` where the name stands in it.
+        tail: Text after the last call that is no content.
+        ignored: Further fields of models' calls.
         n_most: Calls in one answer; None for any number.
     """
 

@@ -65,7 +65,7 @@ class AnswerGrammar:
         if schema is not None or form.name == "harmony":
             final = f"{self._final()} {'TEXT' if schema is None else _json(schema)}"
             return "\n".join([f"start: {self._before()}({final} | {called})", f"TEXT: {_ANYTHING}", *rules])
-        if not trigger:  # what begins as calls do is one
+        if not trigger:  # a text that begins as calls do is one
             return "\n".join([f"start: {self._before()}(TEXT | {called})", r"TEXT: /([^{\s](?s:.*))?/", *rules])
         called = f"until {self._literal(begin.removeprefix(trigger))} call{more} {self._literal(form.end)}"
         rest = "" if control_tokens(self.tokenizer, trigger) else f" & ~/(?s:.*){_escaped(trigger)}(?s:.*)/"

@@ -1,8 +1,8 @@
 """`AnswerParser`: splits an answer, as it streams, into reasoning, content and calls of tools.
 
-It reads what models write, which is seldom exactly what their templates write: white space and the order of a call's keys may
-be otherwise. What cannot be read as a call is content. Nothing is told that could change, and nothing is read twice but what is
-held back: what may be the beginning of a tag, and a call whose name is still to come.
+Models seldom write exactly the text of their templates: white space and the order of a call's keys may differ. Text that cannot
+be read as a call is content. Text that could still change is held back and read again: the possible beginning of a tag, and
+a call whose name is still to come.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class AnswerParser:
 
         Args:
             tools: How the model writes calls.
-            tags: What stands around reasoning; None to leave it in the content.
-            names: Of the tools that there are: what begins an answer and is marked by nothing is a call of one of these alone.
+            tags: The text around reasoning; None to leave it in the content.
+            names: Of the tools: an unmarked call at the beginning of an answer is of one of these.
                 None for any; without any no calls are looked for.
             is_reasoning: Whether the prompt ends within reasoning.
         """
@@ -119,7 +119,7 @@ class AnswerParser:
         self._reading = self._messages() if tools.name == "harmony" else self._parts()
 
     def push(self, text: str) -> list[Delta]:
-        """Read on; returns what is certain by now."""
+        """Read on; returns the events that are certain."""
         self._text += text
         return list(iter(lambda: next(self._reading, None), None))
 
@@ -163,7 +163,7 @@ class AnswerParser:
         while True:
             found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
             end = min(found, default=len(self._text))
-            if not (found or self._is_whole):  # without what may still become a mark
+            if not (found or self._is_whole):  # without text that may still become a mark
                 end -= max((n for mark in marks for n in range(1, len(mark)) if self._text.endswith(mark[:n])), default=0)
             if marks and not keeps_spaces and (found or call is not None or not self._is_whole):
                 end = len(self._text[:end].rstrip())
@@ -185,7 +185,7 @@ class AnswerParser:
             yield None
 
     def _calls(self, *, is_marked: bool) -> _Reading[bool]:
-        """Calls, and what follows them. Returns whether there are any; otherwise nothing of the text is taken."""
+        """Calls, and the text after them. Returns whether there are any; otherwise nothing of the text is taken."""
         while True:
             head = self._tools.head.match(self._text)
             if head is None and "{" in self._text:
@@ -260,7 +260,7 @@ class AnswerParser:
                 is_over |= scalar.end() < end
                 end = scalar.end() if is_over else 0
             for mark in () if is_scalar else _MARK.finditer(self._text):
-                if mark[0] == "\\":  # what it escapes is still to come
+                if mark[0] == "\\":  # the escaped character is still to come
                     end = end if self._is_whole else mark.start()
                 elif mark[0] == '"':
                     is_string = not is_string
@@ -280,7 +280,7 @@ class AnswerParser:
             yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
 
     def _messages(self) -> _Reading[None]:
-        """Harmony's; what ends one is read with the next one's header."""
+        """Harmony's; the end of one is read with the next one's header."""
         while True:
             while (at := self._text.find(_MESSAGE)) < 0:
                 if not self._is_whole:

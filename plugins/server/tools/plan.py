@@ -1,4 +1,4 @@
-"""`ChatFormat`: how a model's chats call tools and reason; `ChatPlan`: what that means for one request."""
+"""`ChatFormat`: how a model's chats call tools and reason; `ChatPlan`: the same for one request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ChatPlan:
     """A request's additions to a prompt, and how its answer is read.
 
     Attributes:
-        params: Arguments of `Engine.submit`: `messages`, `tools` and what constrains the answer.
+        params: Arguments of `Engine.submit`: `messages`, `tools` and the answer's constraint.
     """
 
     params: dict[str, Any]
@@ -61,7 +61,7 @@ class ChatFormat:
 
     Attributes:
         tools: How it writes calls.
-        tags: What stands around its reasoning.
+        tags: The text around its reasoning.
         may_reason: Whether its template knows of reasoning.
         control: The names of the control tokens that it writes calls and reasoning with.
     """
@@ -102,7 +102,7 @@ class ChatFormat:
                 name, and with functions that are `strict`, whose arguments fit their schema however they come to be called.
             reasoning: `none` leaves reasoning in the content.
             kwargs: Variables of the template.
-            json_schema: What the content must fit, if there is any.
+            json_schema: The schema of the content, if there is any.
             budget: How many tokens reasoning may take; None for any number.
 
         Raises:
