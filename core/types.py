@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
@@ -35,17 +35,25 @@ __all__ = [
 ]
 
 
+_INT32 = np.dtype(np.int32)
+
+
 def tokens_array(tokens: Any) -> np.ndarray:
     """A read-only (n,) int32 copy of `tokens`, which may be any sequence of ints.
 
     Raises:
         ValueError: It is something else, or has an int that is no int32.
     """
-    given = np.array(tokens)
-    array = given.astype(np.int32, copy=False) if given.dtype.kind in "iu" or not given.size else None
-    if array is None or array.ndim != 1 or (array is not given and not (array == given).all()):
-        raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32")
-    return read_only(array)
+    ints: Any
+    if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32 and tokens.ndim == 1:
+        ints = tokens
+    else:
+        try:
+            ints = array("i", tokens.tolist() if isinstance(tokens, np.ndarray) else [*tokens])
+        except (TypeError, OverflowError):
+            given = np.array(tokens)
+            raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32") from None
+    return np.frombuffer(ints.tobytes(), _INT32)  # the bytes of an object that nobody can change
 
 
 def floats_array(values: Any) -> np.ndarray:
@@ -121,24 +129,35 @@ class Allocation:
 
 # Drafting and verification
 
-_NO_TOKENS = tokens_array(())
 
-
-@frozen(eq=False)
+@frozen(eq=False, init=False)
 class Draft:
     """k proposed tokens that would follow the history; k = 0 declines.
 
     `parents` makes it a tree: token i follows token parents[i], which is less than i, or the history where it is -1.
     """
 
-    tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
-    parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
-    # (k, V) float32: the distribution of each draw; None, or a row of zeros: it was certain
-    probabilities: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
-    # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
-    confidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
-    # (k,) int32: the ground on which it proposes each token, a place in `Drafter.evidence_chances`
-    evidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))
+    tokens: np.ndarray  # (k,) int32
+    parents: np.ndarray | None  # (k,) int32
+    probabilities: np.ndarray | None  # (k, V) float32: the distribution of each draw; None, or a row of zeros: it was certain
+    confidence: np.ndarray | None  # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
+    evidence: np.ndarray | None  # (k,) int32: the ground on which it proposes each token, a place in `Drafter.evidence_chances`
+
+    def __init__(
+        self, tokens: Any = (), parents: Any = None, probabilities: Any = None, confidence: Any = None, evidence: Any = None
+    ) -> None:
+        """Take sequences of numbers. Integers are copied; floats are not where they have their type already.
+
+        Raises:
+            ValueError: One of them holds something else.
+        """
+        self.__attrs_init__(
+            tokens_array(tokens),
+            None if parents is None else tokens_array(parents),
+            None if probabilities is None else floats_array(probabilities),
+            None if confidence is None else floats_array(confidence),
+            None if evidence is None else tokens_array(evidence),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
