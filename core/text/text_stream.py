@@ -21,7 +21,8 @@ class TextStream:
 
         One that is complete where it may not stop, or before, is text like any other.
         """
-        return self._release(self._decoder.push(token), may_stop=may_stop) if self._decoder is not None else ""
+        text = self._decoder.push(token) if self._decoder is not None else ""
+        return self._release(text, may_stop=may_stop) if self._stops else text
 
     def flush(self, *, may_stop: bool = True) -> str:
         """The rest, after the last token."""
@@ -33,8 +34,6 @@ class TextStream:
         return shown
 
     def _release(self, text: str, *, may_stop: bool) -> str:
-        if not self._stops:
-            return text
         n_seen = len(self._held)
         self._held += text
         if may_stop:

@@ -60,6 +60,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._codec = codec
         self._types: list[int] = vocabulary.types.tolist()
+        self._pieces: dict[int, bytes] = {}  # by token, that were asked for: texts say the same words again
         self.kind = vocabulary.kind
         self.n_vocab = len(vocabulary.tokens)
         self.bos = vocabulary.bos
@@ -180,6 +181,11 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; of a control token, its text."""
+        if (piece := self._pieces.get(token)) is None:
+            piece = self._pieces[token] = self._spelled(token)
+        return piece
+
+    def _spelled(self, token: int) -> bytes:
         text, kind = self.text(token), self._types[token]
         if kind == TokenType.BYTE:
             return bytes([int(text[3:5], 16)])  # <0x0A>
