@@ -27,13 +27,14 @@ class KernelPass(ArrayPass):
         k = min(k, n)
         if not 1 <= k <= kernels.MAX_BEST:
             return super().top_k(rows, k)
-        wanted = np.ascontiguousarray(rows, np.int64)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < n_rows:
-            raise IndexError(f"rows {rows.tolist()} of a pass that has {n_rows}")
-        ids, best = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-        width = self._array.strides[0] // _FLOAT
-        kernels.best(self._array.ctypes.data, width, wanted.ctypes.data, len(wanted), n, k, ids.ctypes.data, best.ctypes.data)
-        return ids, best
+        of, wanted = rows.tolist(), rows.astype(np.int64)
+        if of and not 0 <= min(of) <= max(of) < n_rows:
+            raise IndexError(f"rows {of} of a pass that has {n_rows}")
+        n_wanted, width = len(of), self._array.strides[0] // _FLOAT
+        found = np.empty((2, n_wanted, k), np.int32)  # tokens, then their logits
+        ids = found.ctypes.data
+        kernels.best(self._array.ctypes.data, width, wanted.ctypes.data, n_wanted, n, k, ids, ids + found.nbytes // 2)
+        return found[0], found[1].view(np.float32)
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`; the sum has one order."""

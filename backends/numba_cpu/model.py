@@ -55,7 +55,7 @@ class NumbaCpuModel(Model):
         self._lowering = lowering
         self.options = lowering.options
         self.features = plan.features
-        self._plan = plan
+        self._plan, self._n_hidden = plan, plan.n_hidden
         self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         self._takes_hidden = plan.embedding.weight is None
         self._arena = Arena()
@@ -99,7 +99,7 @@ class NumbaCpuModel(Model):
 
     def forward(self, batch: Batch) -> Pass:
         self._require_open()
-        check_batch(batch, *self._known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
+        check_batch(batch, *self._known, n_hidden=self._n_hidden, takes_hidden=self._takes_hidden)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
