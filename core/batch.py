@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from augury.errors import CapacityError, OptionError
 from augury.types import NO_DRAFT, Draft, ModelInfo, StateSpec
@@ -120,20 +120,11 @@ class SlotInput:
     reservation: Reservation
     tokens: np.ndarray  # (m,) int32
     rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
+    n_tokens: int  # in the pass
     draft: Draft = NO_DRAFT
     n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
     n_more: int = 0  # further tokens that the model itself chooses and computes, see `Model.forward_chain`
     hidden: np.ndarray | None = None  # (n, E) float32 of its tokens in the pass, see `Batch.hidden`; of all feeds or of none
-    n_tokens: int = field(init=False)  # in the pass
-    n_rows: int = field(init=False)  # how many have logits
-
-    @n_tokens.default
-    def _n_tokens(self) -> int:
-        return len(self.reservation.replay) + len(self.tokens) + len(self.draft.tokens)
-
-    @n_rows.default
-    def _n_rows(self) -> int:
-        return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
 @frozen(eq=False)

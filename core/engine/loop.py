@@ -96,7 +96,7 @@ class Loop:
         decoding = [
             sequence
             for sequence in tuple(self._running)
-            if not sequence.is_prefilling and self._attempt([sequence], self._drafting.prefill, sequence)
+            if not (sequence.is_prefilling or (sequence.waits_for_drafters and self._waits(sequence)))
         ]
         start = perf_counter()
         shares = self._shares(decoding)
@@ -107,17 +107,12 @@ class Loop:
         done: RoundPass | None = self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)
         if done is None:
             return
-        n_tokens = sum([len(share.feed.tokens) + len(share.feed.draft.tokens) for share in shares])
-        for share in shares:
-            if share.choice is None and not share.sequence.n_emitted:
-                n = len(share.feed.tokens)
-                share.sequence.counter.chunk(n, done.seconds * n / n_tokens)
         settled: list[tuple[ScheduledInput, Outcome, int]] = []
         row = first = 0
         for share in shares:
             if (outcome := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
                 settled.append((share, outcome, first))
-            row, first = row + share.feed.n_rows, first + share.feed.n_tokens
+            row, first = row + share.n_rows, first + share.feed.n_tokens
         decoded: list[tuple[Choice, Outcome]] = []
         n_drafted = n_accepted = n_emitted = 0
         for share, outcome, first in settled:  # after all is kept: a pass of theirs writes over logits and states
@@ -128,10 +123,11 @@ class Loop:
                 self._attempt([share.sequence], self._drafting.settle, share.choice, outcome)
                 decoded.append((share.choice, outcome))
                 n_drafted += len(share.choice.nodes)
-        guarded(self._drafting.observe_round, decoded, n_tokens - len(decoded) - n_drafted, done.seconds)
+        if decoded:
+            guarded(self._drafting.observe_round, decoded, done.n_tokens - len(decoded) - n_drafted, done.seconds)
         seen = Round(
             n_sequences=len(shares),
-            n_tokens=n_tokens,
+            n_tokens=done.n_tokens,
             n_drafted=n_drafted,
             n_accepted=n_accepted,
             n_emitted=n_emitted,
@@ -139,10 +135,13 @@ class Loop:
             forward_s=done.seconds,
             ids=tuple([share.sequence.id for share in shares]),
         )
-        self._counter.passed(seen, n_prompt=sum([len(share.feed.tokens) for share in shares if share.choice is None]))
+        self._counter.passed(seen, done.n_prompt)
         self._publish()
-        for sequence in tuple(self._running):
-            self._conclude(sequence)
+        for sequence in tuple(self._running):  # that are through, or whose context is full
+            if sequence.finish_reason is not None:
+                self._end(sequence)
+            elif sequence.is_full:
+                self._attempt([sequence], self._shift, sequence)
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
 
@@ -224,6 +223,9 @@ class Loop:
                 self._end(sequence)
 
     def _admit(self) -> None:
+        if not self._waiting:
+            self.n_held_back = 0
+            return
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
                 break
@@ -272,10 +274,26 @@ class Loop:
         if not guarded(self._context.end, slot):
             self._unfreed.add(slot)
 
+    def _waits(self, sequence: Sequence) -> bool:
+        """Let a sequence's drafters go a step on with its prompt; returns whether it has to wait for more, or has failed."""
+        return not self._attempt([sequence], self._drafting.prefill, sequence)
+
     def _shares(self, decoding: Items[Sequence]) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
-        chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
-        n_others = sum([len(share.feed.tokens) for share in chunks])
+        chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK) if len(decoding) < len(self._running) else []
+        plain = [sequence for sequence in decoding if not sequence.is_drafted]
+        shares = [
+            ScheduledInput(each, feed, 1)
+            for each in plain
+            if (feed := self._attempt([each], self._context.feed, each.slot, each.history[-1:], 1)) is not None
+        ]
+        if len(plain) < len(decoding):
+            n_others = len(shares) + sum([share.n_prompt for share in chunks])
+            shares += self._drafted([sequence for sequence in decoding if sequence.is_drafted], n_others)
+        return shares + chunks
+
+    def _drafted(self, decoding: Items[Sequence], n_others: int) -> list[ScheduledInput]:
+        """The same of sequences that have drafters, beside `n_others` tokens of others."""
         limits = [
             (sequence, limit)
             for sequence in decoding
@@ -284,10 +302,11 @@ class Loop:
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
         shares = []
         for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
-            fed = sequence.slot, sequence.history[-1:], 1 + len(choice.nodes), choice.draft
+            n_rows = 1 + len(choice.nodes)
+            fed = sequence.slot, sequence.history[-1:], n_rows, choice.draft
             if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
-                shares.append(ScheduledInput(sequence, feed, choice, self._drafting.n_top(choice)))
-        return shares + chunks
+                shares.append(ScheduledInput(sequence, feed, n_rows, choice, self._drafting.n_top(choice)))
+        return shares
 
     def _chunks(self, n_chunk: int) -> list[ScheduledInput]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
@@ -298,10 +317,10 @@ class Loop:
                 n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
                 if n is None:
                     continue
-                feed = self._attempt([sequence], self._context.feed, sequence.slot, left[:n], int(n == len(left)))
-                if feed is not None:
+                n_rows = int(n == len(left))
+                if (feed := self._attempt([sequence], self._context.feed, sequence.slot, left[:n], n_rows)) is not None:
                     n_chunk -= n
-                    shares.append(ScheduledInput(sequence, feed))
+                    shares.append(ScheduledInput(sequence, feed, n_rows, n_prompt=n))
         return shares
 
     def _limit(self, sequence: Sequence) -> int:
@@ -313,25 +332,27 @@ class Loop:
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
         draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
         n_emitted, is_stopped, top = 0, False, None
-        if feed.n_rows:  # a chunk has none, unless it is a prompt's last
+        if share.n_prompt and not sequence.n_emitted:
+            sequence.counter.chunk(share.n_prompt, done.seconds * share.n_prompt / done.n_tokens)
+        if share.n_rows:  # a chunk has none, unless it is a prompt's last
             accepted = sequence.verify(draft, passed, row, done.argmax)
             n_emitted = sequence.emit(accepted, passed, row, names)
             if not n_emitted:  # the slot keeps its contents of before the pass
                 return None
             path = tuple(accepted.path[: n_emitted - 1])
-            is_stopped = len(path) < len(accepted.path)
-            if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            is_stopped = n_emitted <= len(accepted.path)
+            if names and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
                 guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
         self._context.commit(feed, path)
         sequence.n_kept += len(feed.tokens) + len(path)
-        if choice is not None:
-            sequence.counter.round(names, draft.depth, len(path), n_emitted)
+        if not share.n_prompt:
+            sequence.counter.round(names, draft.depth if names else 0, len(path), n_emitted)
             if done.top is not None and share.n_top:
                 after, parents = np.concatenate([feed.tokens, draft.tokens]), np.arange(-1, len(names), dtype=np.int32)
                 if draft.parents is not None:
                     parents[1:] = draft.parents + 1
-                ids, logits = (each[row : row + feed.n_rows] for each in done.top)
-                top = read_only(after), read_only(parents), ids, logits
+                ids, logits = done.top
+                top = read_only(after), read_only(parents), ids[row : row + share.n_rows], logits[row : row + share.n_rows]
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
@@ -346,13 +367,6 @@ class Loop:
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)
-
-    def _conclude(self, sequence: Sequence) -> None:
-        """A round is over: end a sequence that is through, and cut the text of one whose context is full."""
-        if sequence.finish_reason is not None:
-            self._end(sequence)
-        elif sequence.is_full:
-            self._attempt([sequence], self._shift, sequence)
 
     def _shift(self, sequence: Sequence) -> None:
         """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""

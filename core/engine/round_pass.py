@@ -26,8 +26,10 @@ class ScheduledInput:
 
     sequence: Sequence
     feed: SlotInput
-    choice: Choice | None = None  # the part that is verified in it; None while its prompt is processed
+    n_rows: int  # of logits
+    choice: Choice | None = None  # the part that is verified in it; None without drafters, and while its prompt is processed
     n_top: int = 0  # the most probable tokens of each row that its drafters want to have
+    n_prompt: int = 0  # tokens of its prompt; 0 of a sequence that decodes
 
 
 @frozen(eq=False)
@@ -38,6 +40,8 @@ class RoundPass:
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters are fed
+    n_tokens: int  # new ones; what is replayed is not counted
+    n_prompt: int  # of those, tokens of prompts
     seconds: float
     late_s: float  # how much longer than that drafting ahead took
 
@@ -50,7 +54,7 @@ class RoundPass:
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
         choices = [share.choice for share in shares if share.choice is not None] if context.is_asynchronous else []
         if choices:
-            n_others = sum(len(share.feed.tokens) for share in shares if share.choice is None)
+            n_others = sum([len(share.feed.tokens) for share in shares if share.choice is None])
             context.is_busy = True
             try:
                 ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
@@ -64,12 +68,19 @@ class RoundPass:
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
         top, argmax = None, list[int]()
-        if n_top := max([share.n_top for share in shares]):
-            n_rows = sum([share.feed.n_rows for share in shares])
-            ids, logits = map(read_only, passed.top_k(np.arange(n_rows, dtype=np.int32), n_top))
-            top = ids, logits
-        if any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares):
-            # where drafters want more of each row, it is not read twice
+        n_rows = n_top = n_tokens = n_prompt = 0
+        wants_argmax = False
+        for share in shares:
+            n_rows += share.n_rows
+            n_prompt += share.n_prompt
+            n_tokens += share.n_prompt or share.n_rows
+            n_top = max(n_top, share.n_top)
+            wants_argmax = wants_argmax or (share.n_rows > 0 and share.sequence.is_plain_argmax)
+        if n_top:
+            ids, logits = passed.top_k(np.arange(n_rows, dtype=np.int32), n_top)
+            top = read_only(ids), read_only(logits)
+        if wants_argmax:  # where drafters want more of each row, it is not read twice
             best = passed.argmax() if top is None else np.where(np.isfinite(top[1][:, 0]), top[0][:, 0], -1)
             argmax = best.tolist()
-        return cls(passed, argmax, top, {name: passed.features(name).copy() for name in wanted}, seconds, late_s)
+        features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
+        return cls(passed, argmax, top, features, n_tokens, n_prompt, seconds, late_s)

@@ -68,6 +68,7 @@ class Sequence(DraftedSequence):
         self.n_reused = 0  # of the drafters that were there when its prompt was processed
         self.prompt = request.prompt  # or the rest of a text that was cut, to be processed before the next token
         self.is_prefilling = True
+        self.is_full = False  # its context is, and it goes on all the same
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
@@ -137,11 +138,6 @@ class Sequence(DraftedSequence):
         prompt_owner = self.prompt_owner
         return prompt_owner is not None and not prompt_owner.n_emitted and prompt_owner.channel.outcome is None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether its context is full, and it goes on all the same."""
-        return self.finish_reason is None and self._n == len(self._buffer)
-
     def shift(self) -> int:
         """Leave out a part of the text after the first `n_keep` tokens; returns how many are where they were."""
         n_ctx, n_keep = len(self._buffer) - 1, self.request.n_keep
@@ -150,7 +146,7 @@ class Sequence(DraftedSequence):
         self._buffer[n_same : self._n - n_discarded] = self._buffer[n_same + n_discarded : self._n].copy()
         self._n -= n_discarded
         self.history = self._view[: self._n]
-        self.prompt, self.is_prefilling = self.history.copy(), True
+        self.prompt, self.is_prefilling, self.is_full = self.history.copy(), True, False
         self.counter.shifted(n_discarded)
         return n_same
 
@@ -277,8 +273,11 @@ class Sequence(DraftedSequence):
             self.finish_reason = "stop"
         elif self.n_emitted == self.request.max_tokens and self.error is None:
             self.finish_reason = "length"
-        elif self._n == len(self._buffer) and self.error is None and not self.request.context_shift:
-            self.finish_reason = "context"
+        elif self._n == len(self._buffer) and self.error is None:
+            if self.request.context_shift:
+                self.is_full = True
+            else:
+                self.finish_reason = "context"
 
     def _with_logprobs(self, pieces: Tokens[Token], n_top: int, logits: Pass, rows: Tokens[int]) -> list[Token]:
         """The tokens of a round with `logprob`, `bytes` and `top_logprobs`."""

@@ -111,15 +111,17 @@ class RequestCounter(DraftingCounter):
             n_accepted: How many were.
             n_emitted: Tokens emitted.
         """
+        n_drafted, by_position = len(drafters), self._accepted_by_position
         self._n_emitted += n_emitted
-        self._n_drafted += len(drafters)
-        self._n_accepted += n_accepted
-        self._draft_lengths.append(len(drafters))
-        self._accepted_by_position.extend([0] * (depth - len(self._accepted_by_position)))
-        for position in range(n_accepted):
-            self._accepted_by_position[position] += 1
-        self._last_drafter = drafters[0] if drafters else self._last_drafter
+        self._draft_lengths.append(n_drafted)
         self._last_token_at = perf_counter()
+        if n_drafted:
+            self._n_drafted += n_drafted
+            self._n_accepted += n_accepted
+            self._last_drafter = drafters[0]
+            by_position += [0] * (depth - len(by_position))
+            for position in range(n_accepted):
+                by_position[position] += 1
 
     def drafting(self) -> Drafted:
         """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
@@ -244,15 +246,14 @@ class EngineCounter:
 
     def passed(self, seen: Round, n_prompt: int) -> None:
         """A round is over, with so many tokens of prompts in its pass."""
-        self._add(
-            n_rounds=1,
-            n_prompt=n_prompt,
-            n_emitted=seen.n_emitted,
-            n_drafted=seen.n_drafted,
-            n_accepted=seen.n_accepted,
-            draft_s=seen.draft_s,
-            forward_s=seen.forward_s,
-        )
+        counts = self._counts
+        counts["n_rounds"] += 1
+        counts["n_prompt"] += n_prompt
+        counts["n_emitted"] += seen.n_emitted
+        counts["n_drafted"] += seen.n_drafted
+        counts["n_accepted"] += seen.n_accepted
+        counts["draft_s"] += seen.draft_s
+        counts["forward_s"] += seen.forward_s
 
     def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
         """A request is over."""

@@ -43,13 +43,12 @@ def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
     >>> match([], [4].__getitem__).tokens
     [4]
     """
-    emitted = []
+    emitted, n = list[int](), len(draft)
     for i, token in enumerate(draft):
         emitted.append(choose(i))
         if emitted[-1] != token:
             return Accepted(emitted, range(i))
-    emitted.append(choose(len(draft)))
-    return Accepted(emitted, range(len(draft)))
+    return Accepted([*emitted, choose(n)], range(n))
 
 
 def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[int, int], int]) -> Accepted:

@@ -40,8 +40,7 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, be
             asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
     seconds = 0.0
     for asked in asks.values():
-        guards = [drafter.guard for _, drafter, _ in asked]
-        drafts = draft_for_all(guards, [ask for *_, ask in asked])
+        drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asked])
         for (choice, drafter, ask), draft in zip(asked, drafts, strict=True):
             seconds += (took_s := drafter.guard.seconds)
             if len(draft):

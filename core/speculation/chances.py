@@ -151,11 +151,13 @@ class Agreement:
 
     def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
         """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""
-        places = [3 * bisect(_STEPS, chance) + kind for kind, chance in zip(kinds, chances, strict=True)]
-        return [
-            min(chance * self._n_right[place] / self._expected[place], _CERTAIN) if 0 < chance < 1 else chance
-            for place, chance in zip(places, chances, strict=True)
-        ]
+        found = list(chances)
+        for i, chance in enumerate(chances):
+            if 0 < chance < 1:
+                place = 3 * bisect(_STEPS, chance) + kinds[i]
+                better = chance * self._n_right[place] / self._expected[place]
+                found[i] = min(_CERTAIN, better)
+        return found
 
     def see(self, kind: int, chance: float, *, is_right: bool) -> None:
         """Such a token was right or wrong."""

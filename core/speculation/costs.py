@@ -157,7 +157,7 @@ class DraftCost:
         """
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
-        n = max(k, 1)  # to decline takes as long as a token
+        n = k or 1  # to decline takes as long as a token
         if n_missed > _MUCH_MISSED * n:
             self.per_missed += _LEARN_DRAFT * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return

@@ -26,6 +26,8 @@ class DraftedSequence(ABC):
         history: Prompt and output so far, (h,) int32, read-only.
         pieces: The emitted tokens.
         counter: Of its drafters' work.
+        is_drafted: Whether it has drafters.
+        waits_for_drafters: Whether some of them are still at its prompt.
     """
 
     id: str
@@ -35,6 +37,8 @@ class DraftedSequence(ABC):
     history: np.ndarray
     pieces: Items[Token]
     counter: DraftingCounter
+    is_drafted: bool = False
+    waits_for_drafters: bool = False
 
     @property
     @abstractmethod

@@ -56,6 +56,9 @@ class DrafterGuard:
     is_asked_alone: bool = Factory(
         lambda self: getattr(type(self.drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT, takes_self=True
     )
+    history: np.ndarray = _NO_GUESS
+    """The request's text as the drafter sees it, (h,) int32, as far as it was told of it: a copy, because what the drafter does
+    to it is to reach nobody else."""
     _has_begun: bool = False
     _slow_calls: guard.SlowCalls = Factory(guard.SlowCalls)
     _text: np.ndarray = Factory(
@@ -64,14 +67,13 @@ class DrafterGuard:
     _shown: np.ndarray = Factory(lambda self: read_only(self._text), takes_self=True)
     _n_shown: int = 0
 
-    @property
-    def history(self) -> np.ndarray:
-        """The request's text as the drafter sees it, (h,) int32: a copy, so that its changes affect nothing else."""
-        history = self.sequence.history
-        if (n := len(history)) > self._n_shown:
-            self._text[self._n_shown : n] = history[self._n_shown :]
-            self._n_shown = n
-        return self._shown[:n]
+    def _show_history(self) -> np.ndarray:
+        """Copy new tokens of the request's text to `history`, and return it, (h,) int32: a drafter's changes affect nothing else."""
+        history, n_shown = self.sequence.history, self._n_shown
+        self._n_shown = n = len(history)
+        self._text[n_shown:n] = history[n_shown:]
+        self.history = self._shown[:n]
+        return self.history
 
     def n_held(self, n_reused: int) -> int:
         """How many of the first `n_reused` tokens of the text it needs to hear nothing of."""
@@ -79,7 +81,7 @@ class DrafterGuard:
         return n
 
     def _n_held(self) -> int:
-        n: Any = self.drafter.n_held(self.history)
+        n: Any = self.drafter.n_held(self._show_history())
         if not isinstance(n, int | np.integer) or n < 0:
             raise PluginError(f"returned {n!r}, expected a number of tokens")
         return int(n)
@@ -106,7 +108,7 @@ class DrafterGuard:
         self.drafter.options = options
         if self.drafter.session is not None:
             self.sequence.describe(self.drafter.session)
-        steps: Any = self.drafter.begin(self.history, self.sequence.n_reused)
+        steps: Any = self.drafter.begin(self._show_history(), self.sequence.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps
@@ -160,7 +162,7 @@ class DrafterGuard:
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it a round's verdict."""
-        self._call("accept", self.drafter.accept, self.history, verdict)
+        self._call("accept", self.drafter.accept, self._show_history(), verdict)
         self.sequence.counter.took(self.name, self.seconds, "accept_s")
 
     def end(self) -> None:
@@ -176,9 +178,9 @@ class DrafterGuard:
         """
         if not isinstance(draft, Draft):
             raise PluginError(f"returned a {type(draft).__name__}, expected a Draft")
-        if not len(draft.tokens):
+        if not (n := len(draft.tokens)):
             return NO_DRAFT
-        draft = draft.cut(limit)
+        draft = draft if n <= limit else draft.cut(limit)
         if draft.probabilities is not None or draft.confidence is not None:  # views of arrays that the drafter may write over
             of_drafter = draft.probabilities, draft.confidence
             probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
@@ -215,39 +217,38 @@ class DrafterGuard:
             self.on_failure(self.name, method, error, self.sequence.id)
 
 
-def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+def draft_for_all(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     """The drafts of a drafter for several slots, made together where it can."""
-    drafts: dict[int, Draft] = {}
-    if together := [i for i, each in enumerate(guards) if not each.is_asked_alone]:
-        found = _together([guards[i] for i in together], [asks[i] for i in together])
-        drafts = dict(zip(together, found, strict=True))
-    return [drafts[i] if i in drafts else each.draft(ask) for i, (each, ask) in enumerate(zip(guards, asks, strict=True))]
+    together = [each for each in asks if not each[0].is_asked_alone]
+    drafts = dict(zip(together, _together(together), strict=True)) if together else {}
+    return [drafts[each] if each in drafts else each[0].draft(each[1]) for each in asks]
 
 
-def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
+def _together(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     """A drafter's drafts for several slots together; where that fails, slot by slot."""
-    start = perf_counter()
+    start, n = perf_counter(), len(asks)
     try:
-        drafts = _answers(guards, asks)
+        drafts = _answers(asks)
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
-        for each in guards:
-            each.took(_TOGETHER, perf_counter() - start, len(guards))
-            each.is_asked_alone = True
-        drafts = [each.draft(ask) for each, ask in zip(guards, asks, strict=True)]
-        if not any(each.is_left_out for each in guards):
-            guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.sequence.id for each in guards))
+        for guard, _ in asks:
+            guard.took(_TOGETHER, perf_counter() - start, n)
+            guard.is_asked_alone = True
+        drafts = [guard.draft(ask) for guard, ask in asks]
+        if not any(guard.is_left_out for guard, _ in asks):
+            first = asks[0][0]
+            first.on_failure(first.name, _TOGETHER, error, *(guard.sequence.id for guard, _ in asks))
         return drafts
     seconds = perf_counter() - start
-    for each in guards:
-        each.took(_TOGETHER, seconds, len(guards))
+    for guard, _ in asks:
+        guard.took(_TOGETHER, seconds, n)
     return drafts
 
 
-def _answers(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft]:
-    answers = list(type(guards[0].drafter).draft_together(list(asks)))
+def _answers(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
+    answers = list(type(asks[0][0].drafter).draft_together([ask for _, ask in asks]))
     if len(answers) != len(asks):
         raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
-    return [each.checked(answer, ask.limit) for each, answer, ask in zip(guards, answers, asks, strict=True)]
+    return [guard.checked(answer, ask.limit) for (guard, ask), answer in zip(asks, answers, strict=True)]
 
 
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:

@@ -6,7 +6,7 @@ A slot's round is three values, each made once: `SlotProposals` of its drafters,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence as Items
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence as Items
 from time import perf_counter
 
 import numpy as np
@@ -18,6 +18,7 @@ from augury.speculation.ahead import draft_ahead
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
+    AheadDraft,
     Choice,
     CostlyAsk,
     DrafterProfile,
@@ -92,7 +93,8 @@ class Drafting:
     def open(self, sequence: DraftedSequence, n_reused: int) -> int:
         """A request has a slot, which holds so many tokens of its prompt; how many of them its drafters can do without."""
         speculation = sequence.speculation
-        drafters = self._drafters[sequence.slot] = RequestDrafters()
+        drafters = self._drafters[sequence.slot] = RequestDrafters(n_min=max(speculation.n_min, 1))
+        drafters.may_branch = self._may_branch and not speculation.synthetic  # chance accepts chains alone
         if self._planner is not None:
             drafters.budget = self._planner.new_budget()
         by_name = {each.name: (each, own) for each, own in zip(self._profiles, self._chains[sequence.slot], strict=True)}
@@ -103,16 +105,19 @@ class Drafting:
             guard.is_left_out = sequence.counter.has_failed(member.name)  # before the text was cut
             if not guard.is_left_out:
                 n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
+        sequence.is_drafted = bool(drafters.every)
         return n_reused
 
     def begin(self, sequence: DraftedSequence) -> None:
         """A request's prompt is processed: its drafters may begin."""
         if (drafters := self._drafters[sequence.slot]).every:
-            drafters.prefill = self._prefill(sequence, drafters.every)
+            drafters.prefill, sequence.waits_for_drafters = self._prefill(sequence, drafters.every), True
 
     def prefill(self, sequence: DraftedSequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
-        return next(self._drafters[sequence.slot].prefill, True) is True
+        is_through = next(self._drafters[sequence.slot].prefill, True) is True
+        sequence.waits_for_drafters = not is_through
+        return is_through
 
     def _prefill(self, sequence: DraftedSequence, drafters: Items[RequestDrafter]) -> Iterator[None]:
         """Let one drafter after another begin; yields where others shall go on in between."""
@@ -148,23 +153,20 @@ class Drafting:
         """The drafts that each sequence takes into the round.
 
         Args:
-            limits: The sequences that decode, and how many tokens of a draft each can take.
-            n_others: Tokens of prompts in the same pass.
+            limits: The sequences that decode and have drafters, and how many tokens of a draft each can take.
+            n_others: Other tokens in the same pass.
         """
-        slots = [self._slot(sequence, limit) for sequence, limit in limits]
-        asking = [slot for slot in slots if slot.limit > 0 and slot.drafters.every]
+        agreement = None if self._planner is None else self._planner.agreement
+        slots = []
+        for sequence, limit in limits:
+            drafters, n_context = self._drafters[sequence.slot], len(sequence.history)
+            slots.append(SlotProposals(sequence, drafters, limit, n_context, drafters.n_min, drafters.may_branch, agreement))
+        asking = [slot for slot in slots if slot.limit > 0]
         if self._planner is None:
             choices = self._first(asking)
         else:
             choices = self._planned(self._planner, asking, n_others + len(slots) - len(asking)) if asking else {}
         return [choices.get(slot) or Choice(slot) for slot in slots]
-
-    def _slot(self, sequence: DraftedSequence, limit: int) -> SlotProposals:
-        speculation = sequence.speculation
-        may_branch = self._may_branch and not speculation.synthetic  # chance accepts chains alone
-        drafters, n_min = self._drafters[sequence.slot], max(speculation.n_min, 1)
-        agreement = None if self._planner is None else self._planner.agreement
-        return SlotProposals(sequence, drafters, limit, len(sequence.history), n_min, may_branch, agreement)
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
         """Of every chain the first draft that is not empty, whole."""
@@ -199,11 +201,12 @@ class Drafting:
         """Ask the cheap drafters, then the costly ones that promise to pay, and take the best of all proposals."""
         begun_s, self._drafters_s = perf_counter(), 0.0
         for slot in slots:
-            self._take_ahead(planner, slot)
+            if slot.drafters.ahead is not None:
+                self._take_ahead(planner, slot, slot.drafters.ahead)
         cheap = [
             (slot, drafter, drafter.guard.ask(slot.limit, Pace(slot.limit) if drafter.profile.is_paced else None))
             for slot in slots
-            for drafter in slot.drafters.members
+            for drafter in slot.drafters.every
             if planner.is_asked(drafter)
         ]
         for slot, drafter, draft in self._ask(cheap):
@@ -220,7 +223,7 @@ class Drafting:
                 slot.add(drafter, draft)
             self._forbid(slots)
         if not any(slot.tree.tokens for slot in slots):
-            return {slot: Choice(slot, probed=probed.get(slot)) for slot in slots}
+            return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
         choices = {
@@ -269,28 +272,26 @@ class Drafting:
                 is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
-    def _ask(
-        self, asks: Iterable[tuple[SlotProposals, RequestDrafter, Ask]]
-    ) -> Iterator[tuple[SlotProposals, RequestDrafter, Draft]]:
+    def _ask(self, asks: Items[tuple[SlotProposals, RequestDrafter, Ask]]) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
         """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
-        by_profile: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
-        for ask in asks:
-            by_profile.setdefault(ask[1].profile.name, []).append(ask)
-        for mine in by_profile.values():
-            guards = [drafter.guard for _, drafter, _ in mine]
-            drafts = draft_for_all(guards, [ask for *_, ask in mine])
-            for (slot, drafter, _), guard, draft in zip(mine, guards, drafts, strict=True):
-                self._drafters_s += guard.seconds
-                slot.sequence.counter.drafted(guard.name, len(draft.tokens), guard.seconds)
-                if not guard.is_left_out:
+        found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
+        for name in dict.fromkeys([drafter.profile.name for _, drafter, _ in asks]):
+            mine = [each for each in asks if each[1].profile.name == name]
+            drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in mine])
+            for (slot, drafter, _), draft in zip(mine, drafts, strict=True):
+                seconds, n = drafter.guard.seconds, len(draft.tokens)
+                self._drafters_s += seconds
+                slot.sequence.counter.drafted(name, n, seconds)
+                if not drafter.guard.is_left_out:
                     if self._planner is not None:
-                        self._planner.observe_draft(drafter, draft.depth, guard.seconds)
-                    yield slot, drafter, draft
+                        self._planner.observe_draft(drafter, n if draft.parents is None else draft.depth, seconds)
+                    found.append((slot, drafter, draft))
+        return found
 
-    def _take_ahead(self, planner: DraftPlanner, slot: SlotProposals) -> None:
+    def _take_ahead(self, planner: DraftPlanner, slot: SlotProposals, ahead: AheadDraft) -> None:
         """A draft that was made ahead is proposed, if its guess was right."""
-        ahead, slot.drafters.ahead = slot.drafters.ahead, None
-        if ahead is None or ahead.drafter.guard.is_left_out or not ahead.follows(slot.sequence.history):
+        slot.drafters.ahead = None
+        if ahead.drafter.guard.is_left_out or not ahead.follows(slot.sequence.history):
             return
         planner.observe_proposal(ahead.drafter)
         if len(draft := ahead.draft.cut(slot.limit)):
@@ -307,42 +308,46 @@ class Drafting:
 
     def n_top(self, choice: Choice) -> int:
         """How many of the most probable tokens a slot's drafters want to have."""
-        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
-        return max([drafter.profile.n_top for drafter in drafters], default=0)
+        n_top = 0
+        for drafter in choice.proposals.drafters.members if self._planner is None else choice.proposals.of:
+            n_top = max(n_top, drafter.profile.n_top)
+        return n_top
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters the round's verdict."""
         proposals = choice.proposals
-        sequence = proposals.sequence
-        emitted = sequence.history[-outcome.n_emitted :].tolist()
+        sequence, n_emitted = proposals.sequence, outcome.n_emitted
+        emitted = sequence.history[-n_emitted:].tolist()
         if proposals.agreement is not None and proposals.of and not sequence.speculation.synthetic:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
             if len(proposals.of) > 1:
                 proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
-            guard, proposal = drafter.guard, proposals.of.get(drafter)
-            n_offered, path = (0, []) if proposal is None else proposal.verified(choice.nodes, outcome.path)
+            guard, proposal, n_offered, n_proposed, path = drafter.guard, proposals.of.get(drafter), 0, 0, list[int]()
+            if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
+                n_offered, path = proposal.verified(choice.nodes, outcome.path)
+            n_accepted = len(path)
             if proposal is not None and n_offered:
                 depth = proposal.depth(choice)
-                sequence.counter.verified(guard.name, n_offered, len(path), depth, is_ahead=proposal.is_ahead)
+                sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:
                 continue
             if self._planner is not None:
-                truth = emitted if proposal is None else sequence.truth(proposal.draft, outcome.n_emitted).tolist()
+                truth = emitted
+                if proposal is not None and sequence.speculation.synthetic:
+                    truth = sequence.truth(proposal.draft, n_emitted).tolist()
                 drafter.score(proposals, truth)
             if outcome.is_stopped:  # the tokens after it were not rejected
-                n_offered = len(path)
+                n_offered = n_accepted
             top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:
                 after, parents, ids, logits = outcome.top
                 top = (after, parents, ids[:, :n_top], logits[:, :n_top])
-            n_proposed = 0 if proposal is None else len(proposal.nodes)
-            guard.accept(Verdict(n_offered, len(path), outcome.n_emitted, n_offered > 0, n_proposed, path, *top))
+            guard.accept(Verdict(n_offered, n_accepted, n_emitted, n_offered > 0, n_proposed, path, *top))
 
     def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_others: int, pass_s: float) -> None:
         """A pass over these slots and `n_others` other tokens took so long."""
-        planned = [(choice, outcome) for choice, outcome in rounds if choice.proposals.drafters.every]
-        if self._planner is not None and planned:
-            depth = sum(choice.proposals.n_context for choice, _ in rounds) / len(rounds)
-            self._planner.observe_round(planned, depth, n_others + len(rounds) - len(planned), pass_s)
+        if self._planner is not None:
+            depth = sum([choice.proposals.n_context for choice, _ in rounds]) / len(rounds)
+            self._planner.observe_round(rounds, depth, n_others, pass_s)

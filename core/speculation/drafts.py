@@ -113,7 +113,7 @@ class RequestDrafter:
         self.n_missed += len(emitted)
         self.n_right = 0
         proposal, tree = slot.of.get(self), slot.tree
-        if proposal is None or not len(proposal.nodes):
+        if proposal is None or not proposal.nodes:
             self.run = 0  # its next find is another stretch
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
@@ -121,17 +121,15 @@ class RequestDrafter:
         at = -1
         for token in emitted:
             right = tree.nodes.get((at, token))
-            mine = [
-                (node, ground)
-                for node, ground in zip(proposal.nodes, proposal.grounds, strict=True)
-                if tree.parents[node] == at and tree.chances[node]
-            ]
-            for node, ground in mine:
-                if ground != TYPICAL:
-                    self.chances.see(ground, is_right=node == right)
-            if mine:
-                self.chances.see(TYPICAL, is_right=mine[0][0] == right)
-                is_right = right in [node for node, _ in mine]
+            first, is_right = None, False
+            for node, ground in zip(proposal.nodes, proposal.grounds, strict=True):
+                if tree.parents[node] == at and tree.chances[node]:
+                    first = node if first is None else first
+                    is_right = is_right or node == right
+                    if ground != TYPICAL:
+                        self.chances.see(ground, is_right=node == right)
+            if first is not None:
+                self.chances.see(TYPICAL, is_right=first == right)
                 self.run = self.run + 1 if is_right else 0
                 self.n_right += is_right
             if right is None:
@@ -148,6 +146,8 @@ class RequestDrafters:
     budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # the joint loss budget of cheap drafters
     n_replayed: int = 0  # accepted tokens that the next pass computes again
     ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
+    n_min: int = 1  # fewer tokens are not wanted
+    may_branch: bool = True  # otherwise one path alone can be verified
 
     @property
     def members(self) -> list[RequestDrafter]:
@@ -200,11 +200,9 @@ class Proposal:
             nodes: Of the tree, that were verified.
             accepted: The places of the accepted ones among them, rising.
         """
-        if not nodes:
-            return 0, []
-        path = [nodes[i] for i in accepted]
-        own = [self.nodes.index(node) for node in path if node in self.nodes]
-        return len(set(self.nodes).intersection(nodes)), own
+        own = self.nodes
+        path = [own.index(node) for node in [nodes[i] for i in accepted] if node in own]
+        return len(set(own).intersection(nodes)), path
 
     def depth(self, choice: Choice) -> int:
         """How many of its tokens can be accepted at most."""
@@ -261,7 +259,9 @@ class SlotProposals:
         """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
         if self._reach is None:
             self._reach = self.tree.reach(self.agreement)
-            self._drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
+            self._drawn = []
+            if self.tree.drawn:
+                self._drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
             if not self.may_branch:
                 path = set(self.tree.best_path(self._reach))
                 self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]

@@ -133,9 +133,7 @@ class JointTree(Generic[Proposer]):
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
-        chances = self.chances
-        if agreement is not None:
-            chances = agreement.of(self._kinds(), chances)
+        chances = self.chances if agreement is None else agreement.of(self._kinds(), self.chances)
         sums = [0.0] * (len(chances) + 1)  # of the children of each node, and last of the history
         best: dict[int, int] = {}  # the likeliest of them
         for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
@@ -170,15 +168,16 @@ class JointTree(Generic[Proposer]):
 
     def best_path(self, reach: Items[float]) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
-        best: dict[int, int] = {}
+        best = [-1] * (len(reach) + 1)  # after each node, and last after the history
         for node, parent in enumerate(self.parents):
-            other = best.get(parent, -1)
+            other = best[parent]
             is_better = reach[node] > (reach[other] if other >= 0 else 0.0)
             if node in self.drawn or (is_better and other not in self.drawn):
                 best[parent] = node
-        path, node = list[int](), -1
-        while (node := best.get(node, -1)) >= 0:
+        path, node = list[int](), best[-1]
+        while node >= 0:
             path.append(node)
+            node = best[node]
         return path
 
     def part(self, nodes: Items[int]) -> Draft:

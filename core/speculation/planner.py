@@ -114,8 +114,10 @@ class DraftPlanner:
     def is_asked(self, drafter: RequestDrafter) -> bool:
         """Whether to ask a drafter in any case: lookups always, unless that takes more time than they gained last."""
         profile = drafter.profile
-        if profile.is_costly or profile.is_certain:
-            return not profile.is_costly
+        if profile.is_costly or drafter.guard.is_left_out:
+            return False
+        if profile.is_certain:
+            return True
         ask_s = profile.cost.per_ask + self.overhead_s
         share = ask_s / (_FREE * self.token_s)
         return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
@@ -127,6 +129,8 @@ class DraftPlanner:
             slots: That decode, with the other drafters' proposals.
             n_others: Other tokens in the same pass.
         """
+        if not any(profile.is_costly for profile in self.profiles):
+            return []
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
         if not any(costly):
             return []
@@ -237,11 +241,14 @@ class DraftPlanner:
         return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
     def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
-        n_plain = n_others + len(slots) + sum([slot.drafters.n_replayed for slot in slots])
-        n_most = n_plain + sum([slot.limit for slot in slots])
-        depth = sum([slot.n_context for slot in slots]) / len(slots)
+        n_slots, n_plain, n_drafted, n_context = len(slots), n_others, 0, 0
+        for slot in slots:
+            n_plain += 1 + slot.drafters.n_replayed
+            n_drafted += slot.limit
+            n_context += slot.n_context
+        n_most, depth = n_plain + n_drafted, n_context / n_slots
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
-        self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
+        self.plain_s, self.token_s = known[1], known[n_plain] / n_slots
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
     def _paced(self, ask: CostlyAsk, rest: _Rest, rate: float) -> CostlyAsk:
@@ -315,12 +322,12 @@ class DraftPlanner:
     def observe_draft(self, drafter: RequestDrafter, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
         profile, cost = drafter.profile, drafter.profile.cost
-        expected_s = cost.seconds(k, drafter.n_missed)
+        expected_s = cost.seconds(k, drafter.n_missed) if profile.is_costly else 0.0
         cost.observe(k, drafter.n_missed, seconds)
         if profile.is_costly:  # then it was waited for
             drafter.spent_s += profile.counted_s(seconds, expected_s)
-        self.observe_proposal(drafter)
-        if cost.is_warm and cost.per_ask > _CHEAP * self.plain_s:
+        drafter.n_missed = profile.n_waited = 0
+        if cost.per_ask > _CHEAP * self.plain_s and cost.is_warm:
             profile.is_costly = True
 
     def observe_overhead(self, seconds: float) -> None:
@@ -328,7 +335,7 @@ class DraftPlanner:
         self.overhead_s += _LEARN_OVERHEAD * (seconds - self.overhead_s)
 
     def observe_proposal(self, drafter: RequestDrafter) -> None:
-        """A drafter has a proposal for the coming round, made ahead or not."""
+        """A drafter has a proposal for the coming round that was made ahead."""
         drafter.n_missed = drafter.profile.n_waited = 0
 
     def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_others: int, pass_s: float) -> None:
@@ -340,9 +347,10 @@ class DraftPlanner:
             n_others: Other tokens in the pass, without replayed ones.
             pass_s: Seconds of the pass.
         """
-        n_plain = len(rounds) + n_others
-        n_replayed = sum([choice.proposals.drafters.n_replayed for choice, _ in rounds])
-        n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
+        n_plain, n_replayed, n_drafted = len(rounds) + n_others, 0, 0
+        for choice, _ in rounds:
+            n_replayed += choice.proposals.drafters.n_replayed
+            n_drafted += len(choice.nodes)
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
@@ -356,22 +364,29 @@ class DraftPlanner:
 
     def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
-        path, of = set(outcome.path), choice.proposals.of
-        drafters, k, n_accepted = choice.proposals.drafters, len(choice.nodes), 0
-        drafters.n_replayed = len(path) if self.replays_accepted and len(path) < k else 0
+        path, of, drafters = outcome.path, choice.proposals.of, choice.proposals.drafters
+        k, n_accepted = len(choice.nodes), len(path)
+        drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
-        round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
+        round_s = plain_s + each_s * k
+        for drafter in drafters.every:
+            round_s += drafter.spent_s
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
-        for drafter in lookups:  # a token that another one proposed, too, is the first one's
-            own = [i for i, each in enumerate(proposers) if each[0] is drafter]
-            drafter.observe_gain(len(path.intersection(own)) - len(own) * each_s / plain_s)
-        if k:
-            n, n_accepted = _counts(proposers, path, lookups)
-            drafters.budget.book(n_accepted * plain_s - n * each_s)
-        if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
-            drafters.budget.credit(unused * plain_s)
+        n_right = 0
+        for drafter in lookups:
+            n_right = max(n_right, drafter.n_right)
+            n_own = n_own_accepted = 0
+            for i, each in enumerate(proposers):  # a token that another one proposed, too, is the first one's
+                if each[0] is drafter:
+                    n_own += 1
+                    n_own_accepted += i in path
+            drafter.observe_gain(n_own_accepted - n_own * each_s / plain_s)
+        n, n_accepted = _counts(proposers, path, lookups) if k else (0, 0)
+        drafters.budget.book(n_accepted * plain_s - n * each_s)
+        if n_right > n_accepted:
+            drafters.budget.credit((n_right - n_accepted) * plain_s)
         for drafter in drafters.every:
             profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
             if not profile.is_costly:
@@ -391,8 +406,9 @@ class DraftPlanner:
 
 
 def _counts(
-    proposers: Sequence[Sequence[RequestDrafter]], path: set[int], drafters: Sequence[RequestDrafter]
+    proposers: Sequence[Sequence[RequestDrafter]], path: Sequence[int], drafters: Sequence[RequestDrafter]
 ) -> tuple[int, int]:
     """How many tokens of a draft some drafters proposed, and how many of these were accepted."""
-    own = [i for i, each in enumerate(proposers) if not set(drafters).isdisjoint(each)]
-    return len(own), len(path.intersection(own))
+    theirs = set(drafters)
+    own = [i in path for i, each in enumerate(proposers) if not theirs.isdisjoint(each)]
+    return len(own), sum(own)

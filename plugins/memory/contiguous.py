@@ -93,8 +93,10 @@ class Contiguous(MemoryManager):
         state = self._slots[slot]
         state.n = reservation.mark + len(tokens)
         state.tokens[reservation.mark : state.n] = tokens
-        moved = () if path is None else enumerate(path.tolist())
-        state.accepted = tuple((reservation.mark + cell, reservation.mark + i) for i, cell in moved if cell != i)
+        state.accepted = ()
+        if path is not None:
+            moved = [(cell, i) for i, cell in enumerate(path.tolist()) if cell != i]
+            state.accepted = tuple([(reservation.mark + cell, reservation.mark + i) for cell, i in moved])
         state.n_certain = None
 
     def truncate(self, slot: int, n: int) -> int:

@@ -300,7 +300,7 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
 )
 def test_of_a_draft_that_branches_the_likeliest_path_is_taken_for_accepted(parents, confidence, guess, n, monkeypatch):
     made, asked = knowing(0.001, n_right=0), []
-    monkeypatch.setattr(ahead, "draft_for_all", lambda guards, asks: asked.extend(asks) or [Draft() for _ in asks])
+    monkeypatch.setattr(ahead, "draft_for_all", lambda asks: asked.extend(ask for _, ask in asks) or [Draft() for _ in asks])
     slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents, confidence=confidence)}, limit=8)
     slot.sequence = SimpleNamespace(speculation=Speculation())
     guard = SimpleNamespace(drafts_ahead=True, seconds=0.0, ask=lambda limit, guess: Ask(None, None, limit, guess))
