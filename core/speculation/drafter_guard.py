@@ -68,7 +68,7 @@ class DrafterGuard:
     _n_shown: int = 0
 
     def _show_history(self) -> np.ndarray:
-        """Copy new tokens of the request's text to `history`, and return it, (h,) int32: a drafter's changes affect nothing else."""
+        """Copy new tokens of the text to `history`, and return it, (h,) int32: a drafter's changes affect nothing else."""
         history, n_shown = self.sequence.history, self._n_shown
         self._n_shown = n = len(history)
         self._text[n_shown:n] = history[n_shown:]
