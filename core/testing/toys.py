@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,14 +173,14 @@ def find_plugin(kind: str, plugin: Any, registry: Registry | None) -> tuple[Any,
     registry = registry or registry_with_toys()
     found = registry.find(kind, plugin)
     if found not in (record.plugin for record in registry.records):
-        registry.register(_offering(**{f"augury_{kind}s": [found]}), name=found.name)
+        registry.register(_Offering(**{f"augury_{kind}s": [found]}), name=found.name)
     return found, registry
 
 
 def registry_with_toys() -> Registry:
     """All plugins that are installed, and the toys."""
     registry = Registry.discover()
-    toys = _offering(
+    toys = _Offering(
         augury_backends=[ToyBackend, ToyRecurrentBackend],
         augury_drafters=[ToyDrafter],
         augury_constraints=[ToyConstraint],
@@ -191,6 +190,8 @@ def registry_with_toys() -> Registry:
     return registry
 
 
-def _offering(**offered: list[Any]) -> SimpleNamespace:
+class _Offering:
     """A plugin that offers these classes by hooks of these names."""
-    return SimpleNamespace(**{hook: hookimpl(lambda kinds=kinds: kinds) for hook, kinds in offered.items()})
+
+    def __init__(self, **offered: list[Any]) -> None:
+        vars(self).update({hook: hookimpl(lambda kinds=kinds: kinds) for hook, kinds in offered.items()})
