@@ -165,16 +165,15 @@ class ModelFile:
         for number, part in enumerate(parts):
             for key, expected in (("split.no", number), ("split.count", count)):
                 if (found := part.get(key, int)) != expected:
-                    msg = f"{part.path}: {key} is {found}, expected {expected} in part {number + 1} of {count}"
-                    raise ModelFileError(msg)
+                    raise ModelFileError(f"{part.path}: {key} is {found}, expected {expected} in part {number + 1} of {count}")
             if both := tensors.keys() & part.tensors.keys():
-                msg = f"{part.path}: tensor {quoted(min(both))} is in an earlier part too"
-                raise ModelFileError(msg)
+                raise ModelFileError(f"{part.path}: tensor {quoted(min(both))} is in an earlier part too")
             tensors |= part.tensors
         for part in parts:
             if (said := part.get("split.tensors.count", int)) != len(tensors):
-                msg = f"{part.path}: split.tensors.count is {said}, but the {count} parts hold {len(tensors)} tensors"
-                raise ModelFileError(msg)
+                raise ModelFileError(
+                    f"{part.path}: split.tensors.count is {said}, but the {count} parts hold {len(tensors)} tensors"
+                )
         identity = tuple(one for part in parts for one in part.identity)
         head = b"".join(part.head for part in parts)
         return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors, identity, head)
@@ -232,11 +231,9 @@ class ModelFile:
         if value is REQUIRED:
             if default is not REQUIRED:
                 return default
-            msg = f"{self.path}: metadata key {key!r} is missing, expected {_KINDS[kind]}"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{self.path}: metadata key {key!r} is missing, expected {_KINDS[kind]}")
         if (found := _as_kind(value, kind)) is None:
-            msg = f"{self.path}: metadata key {key!r} is {_described(value)}, expected {_KINDS[kind]}"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{self.path}: metadata key {key!r} is {_described(value)}, expected {_KINDS[kind]}")
         return found
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -252,13 +249,11 @@ class ModelFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             expected = "" if shape is None else f" of shape {shape}"
-            msg = f"{self.path}: tensor {name!r} is missing, expected one{expected}"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{self.path}: tensor {name!r} is missing, expected one{expected}")
         if shape is None or tensor.shape == shape:
             return tensor
         if _without_ones(tensor.shape) != _without_ones(shape):
-            msg = f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}")
         return evolve(tensor, shape=shape)
 
     def borrow_from(self, target: ModelFile) -> None:
@@ -324,11 +319,9 @@ def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # before opening: a pipe would wait for a writer
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            msg = f"{path}: is {kind}, expected a GGUF file"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{path}: is {kind}, expected a GGUF file")
         if status.st_size == 0:
-            msg = f"{path}: is empty, expected a GGUF file"
-            raise ModelFileError(msg)
+            raise ModelFileError(f"{path}: is empty, expected a GGUF file")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -336,27 +329,23 @@ def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         if (lack := lack_of_memory(error)) is not None:
             raise lack from error
-        msg = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ModelFileError(msg) from error
+        raise ModelFileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     """Name the files of a split model after one of them, and check that all are there."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
-        msg = (
+        raise ModelFileError(
             f"{path}: the metadata says this is one of {count} parts, so the file name was expected to end in "
             f"-00001-of-{count:05}.gguf (or another number); give the parts their names back"
         )
-        raise ModelFileError(msg)
     paths = tuple(path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
     if path not in paths:
-        msg = f"{path}: the file name says part {match['number']} of {count}, expected 00001 to {count:05}"
-        raise ModelFileError(msg)
+        raise ModelFileError(f"{path}: the file name says part {match['number']} of {count}, expected 00001 to {count:05}")
     if missing := [part.name for part in paths if not part.exists()]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        msg = f"{path}: {len(missing)} of {count} parts are missing beside it: {', '.join(missing[:3])}{more}"
-        raise ModelFileError(msg)
+        raise ModelFileError(f"{path}: {len(missing)} of {count} parts are missing beside it: {', '.join(missing[:3])}{more}")
     return paths
 
 

@@ -115,8 +115,7 @@ class _Reader:
         self.at = 0
 
     def fail(self, message: str) -> NoReturn:
-        msg = f"{self.path}: {message}"
-        raise ModelFileError(msg)
+        raise ModelFileError(f"{self.path}: {message}")
 
     def take(self, n_bytes: int, what: str) -> int:
         """Step over bytes that are known to be there afterwards; return where they start."""
@@ -148,8 +147,7 @@ class _Reader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            msg = f"{self.path}: {what} is not valid UTF-8: {raw[:80]!r}"
-            raise ModelFileError(msg) from error
+            raise ModelFileError(f"{self.path}: {what} is not valid UTF-8: {raw[:80]!r}") from error
 
     def header(self) -> Header:
         magic = self.data[:4]
@@ -281,8 +279,9 @@ class _Reader:
             kind = TensorType(row.type_id)
         except ValueError:
             name, known = type_name(row.type_id), ", ".join(kind.name for kind in TensorType)
-            msg = f"{self.path}: {what} is stored as {name}, which augury does not read; it reads {known}"
-            raise UnsupportedError(msg) from None
+            raise UnsupportedError(
+                f"{self.path}: {what} is stored as {name}, which augury does not read; it reads {known}"
+            ) from None
         if 0 in row.shape:
             self.fail(f"{what} has shape {row.shape}: every dimension must be at least 1")
         if (n := row.shape[-1]) % kind.block_size:
