@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # Measured. LLVM ends the process where it gets no memory, and other libraries crash, so these are asked for beforehand.
 _COMPILER_BYTES = 256 << 20
-_PROGRAM_BYTES = (192 << 20) + _COMPILER_BYTES  # numba and what it imports, too
-_THREAD_BYTES = 74 << 20  # a stack, and what malloc reserves for a thread
+_PROGRAM_BYTES = (192 << 20) + _COMPILER_BYTES  # numba and its imports, too
+_THREAD_BYTES = 74 << 20  # a stack, and malloc's reserve for a thread
 MAX_THREADS = 1024  # more than any machine has cores, few enough that a typing error is answered at once
 
 

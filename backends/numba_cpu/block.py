@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BlockEmitter:
-    """Writes the records of a block's operations, in their order. Before, it tells what they need, which takes no memory.
+    """Writes the records of a block's operations, in their order. Before, it tells their needs, which takes no memory.
 
     Attributes:
         caches: The block's caches of positions.
@@ -73,7 +73,7 @@ class BlockEmitter:
         return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels]
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
+        """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
         needed = dict(self._layout.buffers)
         for emitter in self._emitters:
             for name, n_bytes in emitter.buffers(n_threads).items():
@@ -86,7 +86,7 @@ class BlockEmitter:
         return max((*needed, *(state.scratch_bytes for state in self.states)), default=0)
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
-        """Allocate what it keeps from pass to pass; `buffers` has the addresses."""
+        """Allocate its state from pass to pass; `buffers` has the addresses."""
         for cache in self.caches:
             cache.place(arena)
         for state in self.states:
@@ -96,7 +96,7 @@ class BlockEmitter:
             emitter.place(placed)
 
     def begin(self, tape: Tape) -> None:
-        """Write the records of what it makes of x as it is before its layer."""
+        """Write the records of its values of x as it is before its layer."""
         for emitter in self._early:
             emitter.emit(tape)
 
@@ -133,7 +133,7 @@ class BlockEmitter:
     def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter]:
         for operation, following in zip(operations, [*operations[1:], None], strict=False):
             if isinstance(operation, Normalize) and operation.x in kept:
-                # the product is written where what was left is read
+                # the product is written where the rest is read
                 waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, self._scope, waits=waits)
             elif isinstance(operation, ReadInput | ReadHidden):
@@ -155,7 +155,7 @@ class BlockEmitter:
 
 
 def _conflicts(emitter: OperationEmitter, written: set[Value], read: set[Value]) -> bool:
-    """Whether an operation reads what others write, or writes what others read or write."""
+    """Whether an operation reads values that others write, or writes values that others read or write."""
     reads = {value.root for value in emitter.operation.read}
     writes = {value.root for value in emitter.written}
     return not (reads.isdisjoint(written) and writes.isdisjoint(written) and writes.isdisjoint(read))

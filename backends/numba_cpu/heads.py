@@ -1,4 +1,4 @@
-"""What is done to heads of queries, keys and values, as `kernels/head.py` reads it."""
+"""The preparation of heads of queries, keys and values, as `kernels/head.py` reads it."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
 
 
 def _turns_key(rope: Rope) -> tuple[object, ...]:
-    """What a rope's table depends on, beside the number of positions."""
+    """The key of a rope's table, beside the number of positions."""
     return ("turns", rope.frequencies.tobytes(), rope.magnitude, rope.ahead)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Lowering:
-    """What a plan needs, known at once, and its tapes, once it has a place.
+    """The needs of a plan, known at once, and its tapes, once it has memory.
 
     Attributes:
-        plan: What is lowered.
+        plan: The plan.
         options: How it is loaded.
-        state_spec: What its slots take.
+        state_spec: The sizes of its slots.
         scratch_bytes: Scratch memory that a thread needs, in whole cache lines.
         logits_width: Floats from one row of logits to the next.
     """
@@ -71,20 +71,20 @@ class Lowering:
 
     @property
     def state_bytes(self) -> int:
-        """What all slots' states and the tables for them take."""
+        """The bytes of all slots' states and the tables for them."""
         tables = {key: n_bytes for block in self._blocks for key, n_bytes in block.tables().items()}
         caches = sum(cache.n_bytes for block in self._blocks for cache in block.caches)
         return caches + sum(state.n_bytes_of_all for block in self._blocks for state in block.states) + sum(tables.values())
 
     def kernels(self) -> list[Any]:
-        """The kernels of passes, beside those of the weights; first what takes longest to compile."""
+        """The kernels of passes, beside those of the weights; first the ones that take longest to compile."""
         found = [kernel for block in self._blocks for kernel in block.kernels()]
         found += [kernel for emitter in self._streams.emitters for kernel in emitter.kernels]
         found += [cache.move for cache in self._moving] if self.options.draft_max else []  # once a branch is accepted
         return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
-        """Allocate what passes work in and what slots keep."""
+        """Allocate work space and the slots' memory."""
         n_embd, needed = self.plan.embedding.n_embd, {**Workspace.buffers(self.plan), **self._streams.buffers()}
         if self.plan.nextn:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
@@ -145,7 +145,7 @@ class Lowering:
         return tape.program()
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of what a slot keeps of its first n positions."""
+        """Views of a slot's memory of its first n positions."""
         return [view for block in self._blocks for view in block.slot_memory(slot, n)]
 
     def _program(
@@ -207,7 +207,7 @@ class Lowering:
         if "output" in features:
             writing.give_output(output)
         emitter.emit(writing)
-        writing.norm_x(None)  # adds what is left, if there is no output
+        writing.norm_x(None)  # adds the rest, if there is no output
 
     def _emit_blocks(self, writing: Tape, i: int, layer: Layer, *, is_read: bool) -> None:
         """Write the records of a layer's blocks, or only up to the last one that keeps something of tokens."""
@@ -224,7 +224,7 @@ class Lowering:
             else:
                 emitter.emit_kept(writing)
             self._streams.write(writing, block.connection)
-            if n >= layer.n_abreast and block.is_parallel:  # others do not see what it adds
+            if n >= layer.n_abreast and block.is_parallel:  # others do not see its addition
                 apart += writing.take_pending()
             writing.put_back(left)
         writing.put_back(apart)

@@ -19,7 +19,7 @@ def memory_at(address: int, n_bytes: int) -> np.ndarray:
 
 
 class Arena:
-    """Holds arrays that kernels know by address, and counts what they take by purpose."""
+    """Holds arrays that kernels know by address, and counts their bytes by purpose."""
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
@@ -35,24 +35,24 @@ class Arena:
         return int(address + -address % _LINE)
 
     def keep(self, array: np.ndarray, purpose: str) -> int:
-        """Hold an array as it is from now on, and return its address."""
+        """Hold an array, and return its address."""
         array = np.ascontiguousarray(array)
         self._arrays.append(array)
         self.count(purpose, array.nbytes)
         return int(array.ctypes.data)
 
     def shared(self, key: Hashable, make: Callable[[], np.ndarray], purpose: str) -> int:
-        """The address of the array that all hold who ask by one key, made when it is first wanted."""
+        """The address of the array that callers share by one key, made when it is first wanted."""
         if key not in self._shared:
             self._shared[key] = self.keep(make(), purpose)
         return self._shared[key]
 
     def count(self, purpose: str, n_bytes: int) -> None:
-        """Add to the account what is held elsewhere."""
+        """Add to the account bytes that are held elsewhere."""
         self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes
 
     def table(self) -> tuple[Allocation, ...]:
-        """What is held, by purpose."""
+        """The bytes, by purpose."""
         return tuple(Allocation(purpose, n_bytes) for purpose, n_bytes in self._n_bytes.items())
 
 

@@ -177,7 +177,7 @@ class NumbaCpuModel(Model):
         return [work.time(taken, batch.positions, n_rows) for work, taken in zip(works, seconds.tolist(), strict=True)]
 
     def limits(self) -> Limits:
-        """Probe what the model's threads can do."""
+        """Probe the limits of the model's threads."""
         return profile.limits(self._team, self.isa)
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ class NumbaCpuModel(Model):
         self._logits_address = self._logits.ctypes.data
 
     def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
-        """What computes a pass of n tokens, and how its logits are to be read where they are not those of all tokens."""
+        """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
         program = self._whole[n > PRIVATE_TOKENS]  # by the shortest way: of small models Python between passes is felt
         is_read = len(batch.rows) > 0
         if batch.features and not is_read:  # those of the layers before are there when the last one has stored its caches

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Program
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
-_ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of what treats all of the logits, see `CapLogits`
+_ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of operations on all of the logits, see `CapLogits`
 
 
 @frozen(eq=False)
@@ -41,7 +41,7 @@ class NarrowOutputs:
         self._kept: dict[int, tuple[np.ndarray, NarrowOutput]] = {}  # by the identity of tapes, which are kept elsewhere
 
     def of(self, program: Program, vocabulary: np.ndarray) -> NarrowOutput:
-        """Make the tape of a vocabulary (m,) int32, or take the one that was made of the same array.
+        """Make the tape of a vocabulary (m,) int32, or take the one of the same array.
 
         Raises:
             OptionError: It holds no tokens, others than the model's, or they do not rise.

@@ -2,7 +2,7 @@
 
 A file holds the matrices of a plan, and after them a checksum of each. Its name stands for all that its content depends on:
 the model's files in the state they are in, the tensors, and the sources that pack them. It gets the name when it is complete;
-what a crash of the machine made of it is told by the checksums. Of several processes that start at once, one packs.
+the checksums detect the damage of a crash of the machine. One of several processes that start at once packs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)
-WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second
+WORTH_BYTES = 64 << 20  # smaller models are packed within a tenth of a second
 _SUFFIX = ".packed"
 _KEPT_FILES = 4  # those used last: each takes as much of the disk as its model
-_SPARED = 2.0  # a file that could be done without is made only where so many times its size is free
+_SPARED = 2.0  # a dispensable file is made only if so many times its size is free
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # these say nothing about a file, which may be good
 _LOGGER = "augury.backends.numba_cpu"
 
@@ -55,7 +55,7 @@ class PackedFile:
         """Find its name; nothing is read.
 
         Args:
-            file: What the matrices are packed from.
+            file: The model file of the matrices.
             tensors: Those of the matrices.
             layout: Where they lie.
             is_needed: Whether they do not fit into memory. No start then reads them all to compare checksums: the file gets its
@@ -111,14 +111,14 @@ class PackedFile:
         return matrices
 
     def check(self, threads: int) -> None:
-        """See that what is mapped is what was mapped; a file that was only touched has its checksums computed again.
+        """Check that the mapped file is unchanged; a file that was only touched has its checksums computed again.
 
         Raises:
             ModelFileError: The file was cut short or written over.
         """
         try:
             status = self.path.stat()
-        except OSError:  # what is mapped stays when its name goes
+        except OSError:  # a mapping stays when its file's name goes
             return
         if self._mapped is None or not os.path.samestat(status, self._mapped[0]):
             return

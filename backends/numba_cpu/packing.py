@@ -25,12 +25,12 @@ _LINE = 64
 _HUGE_PAGE = 1 << 21
 # Exponents of rows: where they bring the largest weights; weights below 2**-77 count as zeros, those from 2**69 on as infinite.
 _NEAR, _SMALLEST, _LARGEST_BOUND = 14, -63, 2.0**69
-_PANELS_AT_ONCE = 16  # what one task of a thread packs
+_PANELS_AT_ONCE = 16  # packed by one task of a thread
 
 
 @frozen(eq=False)
 class PackedMatrix:
-    """A matrix of (n_rows, n_cols) weights, packed; what it was packed from is not needed any more.
+    """A matrix of (n_rows, n_cols) weights, packed; the source is not needed afterwards.
 
     `data` (n_bytes,) uint8 is aligned to 64 bytes, or to a huge page where it is large. Rows are padded with zeros to whole
     panels, n_cols (of float weights) to whole blocks.
@@ -53,7 +53,7 @@ class PackedMatrix:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the panels, which is what a product reads."""
+        """Bytes of the panels, which a product reads."""
         return self.data.nbytes - _exponent_bytes(FORMATS[self.kind], self.n_panels)
 
 
@@ -84,7 +84,7 @@ class Layout:
 
 
 def packed_format(weight_type: TensorType) -> Format:
-    """What a weight type is packed to."""
+    """The packed format of a weight type."""
     return FORMATS[weight_type.name.lower()]
 
 

@@ -25,7 +25,7 @@ def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
     runs = np.array([(i, end - i, of[i], 0) for i, end in zip(starts, [*starts[1:], len(of)], strict=True)], np.int64)
     if parents is not None:
         is_branch = parents != np.arange(-1, len(slots) - 1)
-        is_branch[starts] = False  # it follows what the slot holds, or an earlier pass of the same chain
+        is_branch[starts] = False  # it follows the slot's text, or an earlier pass of the same chain
         runs[:, 3] = np.logical_or.reduceat(is_branch, starts)
     return runs
 

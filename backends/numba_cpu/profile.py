@@ -1,4 +1,4 @@
-"""Where the time of a pass goes, and what the threads could do."""
+"""Where the time of a pass goes, and the limits of the threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPETITIONS = 3
 
 @frozen
 class Work:
-    """What a record of a tape does, and how much of it."""
+    """The work of a record of a tape, and its amount."""
 
     name: str
     n_bytes: int = 0  # of weights
@@ -41,7 +41,7 @@ class Work:
         return cls(f"{name} ({kinds})", sum(each.n_bytes for each in matrices), n_multiply_adds, is_output=is_output)
 
     def time(self, seconds: float, positions: np.ndarray, n_rows: int) -> KernelTime:
-        """What it took in a pass over tokens of one slot at `positions` (n,)."""
+        """Its time in a pass over tokens of one slot at `positions` (n,)."""
         n = n_rows if self.is_output else len(positions)
         n_seen = int((positions + 1).sum())
         n_bytes = self.n_bytes + self.bytes_per_position * int(positions.max() + 1)
@@ -49,7 +49,7 @@ class Work:
 
 
 def limits(team: Team, isa: str) -> Limits:
-    """Probe what a team's threads can do with an instruction set; each limit is the best of a few tries."""
+    """Probe the limits of a team's threads with an instruction set; each limit is the best of a few tries."""
     n_threads = team.n_threads
     memory, scratch = aligned(_READ_BYTES), aligned(n_threads * probe.SCRATCH_BYTES)
     memory[:] = scratch[:] = 1  # or the memory's pages would all be the same page of zeros

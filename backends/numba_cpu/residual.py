@@ -28,7 +28,7 @@ class Streams:
     """The residual streams of a plan. Several lie side by side, and x is the row that the next block sees; of one it is that.
 
     Attributes:
-        emitters: What writes records of its connections.
+        emitters: The emitters of its connections.
     """
 
     def __init__(self, plan: ModelPlan) -> None:
@@ -45,7 +45,7 @@ class Streams:
             tape.streams = tape.space.named("streams", self._width)
 
     def begin(self, tape: Tape, *, takes_hidden: bool) -> None:
-        """Write what they begin as: hidden states, or each as x."""
+        """Write their initial values: hidden states, or each as x."""
         self.place(tape)
         if takes_hidden:
             tape.take_hidden(tape.streams)

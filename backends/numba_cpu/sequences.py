@@ -22,7 +22,7 @@ class SequenceUpdates:
     def __init__(self, n_aside: int) -> None:
         self.records = np.zeros(MAX_TOKENS, dtype(SequenceUpdate))
         self._n_aside = n_aside
-        self._taken: list[np.ndarray] = []  # what records point to
+        self._taken: list[np.ndarray] = []  # targets of records' pointers
 
     def begin(self, batch: Batch, is_drafted: np.ndarray | None) -> np.ndarray | None:
         """Take up a batch; `is_drafted` is its own, sorted by slot.

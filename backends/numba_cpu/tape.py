@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from augury.lowering import Value
 
 GIVEN = "given"
-"""The buffer of what an output makes of x for features."""
+"""The buffer of an output's normed x for features."""
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for the thread that does it
 KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
@@ -61,7 +61,7 @@ class Workspace:
     Attributes:
         x: (n, E), the residual stream.
         normed: (n, E).
-        embedded: (n, E), what the embedding made of tokens, or a second residual stream that began so, where layers read it.
+        embedded: (n, E), the tokens' embeddings, or a second residual stream that began so, where layers read it.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -108,13 +108,13 @@ class Workspace:
 
 @frozen(eq=False)
 class Program:
-    """A tape to run: its records, and what is written into it before every pass.
+    """A tape to run: its records, and the entries that are written before every pass.
 
     Attributes:
         records: (n_records, 16) int64, see `kernels/team.py`.
-        works: What each record does.
+        works: The work of each record.
         logits: (m,) `step.Entry` of the output matrix, where the address of the logits is to be put.
-        places: (m,) int64, what each entry adds to that address, in bytes; or 0.
+        places: (m,) int64, the offset of each entry from that address, in bytes; or 0.
         features: Which record copies which feature.
         hidden: Which record copies the hidden states that x is to begin with, if any does.
     """
@@ -172,13 +172,13 @@ class Tape:
         self._pending: list[tuple[int, Norm | None]] = []  # rows that the next norm adds to x first, normed or as they are
 
     def program(self) -> Program:
-        """What was written; a pass is over when every thread is through, so that a barrier ends it."""
+        """The written tape; a pass is over when every thread is through, so a barrier ends it."""
         if self._rows:
             self._rows[-1][1] = 1
         return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
 
     def take_hidden(self, to: Rows) -> None:
-        """Write that rows are what `Program.at` will say."""
+        """Write that `Program.at` will give the address of rows."""
         self._hidden = len(self._rows)
         self.copy(Rows(0, 0, to.width), to)
 
@@ -191,7 +191,7 @@ class Tape:
         self.waits = not self.space.is_private
 
     def give_output(self, output: Output) -> None:
-        """Write that an output's norm of x, or what it makes of that, goes where `Program.at` will say."""
+        """Write that an output's norm of x, or its result, goes to an address that `Program.at` will give."""
         normed, given = self.norm(output.norm), output.given
         if given is None:
             self.give_features("output", normed)
@@ -228,7 +228,7 @@ class Tape:
         self._pending.append((self.y, post_norm))
 
     def take_added(self) -> list[Place]:
-        """The rows that a block left to be added to x, and now are not."""
+        """The rows that a block left to be added to x, which are then taken."""
         return [Place(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
 
     def products(self, name: str, width: int) -> Place:

@@ -78,7 +78,7 @@ def _wakeable() -> tuple[int, int]:
 
 
 def _follow(state: np.ndarray, index: int, cores: Sequence[int]) -> None:
-    """What a thread does all its life; it holds the state, not the team."""
+    """The main function of a thread; it holds the state, not the team."""
     if cores:
         os.sched_setaffinity(0, {cores[index]})
     kernels.follow(state.ctypes.data, index)

@@ -1,4 +1,4 @@
-"""Tiles, which Intel's Xeons have since 2023 (AMX): whether this process may use them, and what for."""
+"""Tiles, which Intel's Xeons have since 2023 (AMX): whether this process may use them, and for which models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_FOR_TILES = 256 << 20
 _ARCH_PRCTL = {"x86_64": 158}
 _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
 _CPU_INFO = Path("/proc/cpuinfo")
-_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16"}  # as Linux calls what `isa.ISAS` asks LLVM for
+_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16"}  # Linux's names of the features that `isa.ISAS` asks LLVM for
 
 
 @cache

@@ -64,7 +64,7 @@ class Weights:
         Args:
             more_kernels: Kernels to compile beside those of the matrices.
             threads: How many share the work.
-            progress: Told what is done.
+            progress: Called with the progress.
             keep: Whether to keep the packed matrices in a file, if that is worth it.
             n_free: Bytes of memory that the matrices may take; if they need more, they are mapped from a file in any case.
 
@@ -93,7 +93,7 @@ class Weights:
             if is_being_written(kept.path):  # the process that packs compiles, too: share that before waiting for it
                 compile_all()
             memory = kept.matrices(pack, threads, progress)
-            compile_all()  # what packing has not compiled
+            compile_all()  # kernels that packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)
             matrix = PackedMatrix(packed_format(tensor.type).kind, rows, columns, memory[layout.spans[name]])
@@ -140,7 +140,7 @@ class Weights:
         return address(getattr(self.kernels[kind], kernel))
 
     def bias(self, linear: Linear) -> int:
-        """The address of what is added to a product, scaled; 0 if nothing is."""
+        """The address of a product's bias, scaled; 0 if there is none."""
         if linear.bias is None:
             return 0
         (size,) = linear.shapes[linear.bias]
@@ -165,7 +165,7 @@ class Weights:
         return self._arena.keep(np.array(self._file.integers(part.weight, part.shape, n)), PURPOSE)
 
     def norm(self, norm: Norm | None) -> int:
-        """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""
+        """The address of a norm's record for kernels, see `kernels/norm.py`; 0 if there is none."""
         if norm is None:
             return 0
         bias = 0 if norm.bias is None else self.vector(norm.bias, norm.size)
@@ -231,7 +231,7 @@ class _Panels:
 
 
 def _name(part: Linear | Matrices) -> str:
-    """What a matrix is called here: rows of a stored one are a matrix of their own."""
+    """The name of a matrix here: rows of a stored one are a matrix of their own."""
     if isinstance(part, Matrices):
         return f"{part.weight}[{part.first}:, {part.n_in}, {part.n_out}]" if _is_own(part) else part.weight
     if (rows := part.rows) is None:
@@ -240,7 +240,7 @@ def _name(part: Linear | Matrices) -> str:
 
 
 def _stored(file: ModelFile, part: Linear | Matrices) -> Tensor:
-    """The tensor of a matrix, or what it would be if its rows were stored as one; no byte is read."""
+    """The tensor of a matrix, as if its rows were stored as one; no byte is read."""
     tensor = file.tensor(part.weight, part.shapes[part.weight])
     if isinstance(part, Matrices):
         if not _is_own(part):

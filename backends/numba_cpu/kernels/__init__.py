@@ -1,1 +1,1 @@
-"""Kernels of the CPU backend, and what writes them as LLVM IR."""
+"""Kernels of the CPU backend, and the emitters of their LLVM IR."""

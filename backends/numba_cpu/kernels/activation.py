@@ -166,18 +166,18 @@ def relu_squared(x):
 @helper
 def swiglu_oai(x):
     """G * sigmoid(1.702 g), where g = min(x, 7)."""
-    limited = minimum(splat_f32(f32(7.0)), x)  # what comes second stays where it is NaN
+    limited = minimum(splat_f32(f32(7.0)), x)  # the second operand stays where it is NaN
     return mul(limited, sigmoid(mul(limited, splat_f32(f32(1.702)))))
 
 
 @helper
 def swiglu_oai_up(x):
-    """What `swiglu_oai` is multiplied with: x between -7 and 7, plus 1."""
+    """The factor of `swiglu_oai`: x between -7 and 7, plus 1."""
     limit = splat_f32(f32(7.0))
     return add(minimum(limit, maximum(sub(zero_f32(), limit), x)), splat_f32(f32(1.0)))
 
 
 @helper
 def as_it_is(x):
-    """What other activations are multiplied with."""
+    """The factor of other activations."""
     return x

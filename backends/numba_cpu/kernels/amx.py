@@ -3,10 +3,10 @@
 There are eight tiles of up to 16 rows of 64 bytes. `dot` multiplies rows of 32 numbers (m of them, a tile of activations) with
 16 pairs of rows of 16 numbers (a tile of weights: word 2 * i + e of row p is number 2 * p + e of weight row i), and adds the
 products to a tile of (m, 16) float32: the numbers with even and with odd index are summed apart from 0 on, in their order and
-fused, then both sums are added, and this to what the tile held. Denormal numbers count as 0 wherever they come up; roundings
+fused, then both sums are added, and this to the tile's contents. Denormal numbers always count as 0; roundings
 are to nearest, ties to even. Source: Intel's Software Developer's Manual, TDPBF16PS and VCVTNE2PS2BF16.
 
-Functions take the address of MEMORY_BYTES bytes, one cache line's start: there the instructions find what tiles look like, and
+Functions take the address of MEMORY_BYTES bytes, one cache line's start: there the instructions find the shape of tiles, and
 the stand-in has its tiles.
 """
 
@@ -51,7 +51,7 @@ _SHRUNK = 0x8FFF  # the bits of a number that was shrunk
 
 
 class Tiles:
-    """What emits the operations on tiles: the instructions. Every address is an int64."""
+    """The emitters of operations on tiles: the instructions. Every address is an int64."""
 
     def configure(self, b: ir.IRBuilder, memory: ir.Value, n_tokens: ir.Value) -> None:
         """Give the tiles of sums and of activations `n_tokens` rows, those of weights 16; all begin with zeros."""
@@ -76,7 +76,7 @@ class Tiles:
         call(b, "llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def stream(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
-        """Fill a tile like `load`, past the nearest cache, which keeps what it has."""
+        """Fill a tile like `load`, past the L1 cache, which keeps its contents."""
         call(b, "llvm.x86.tileloaddt164", ir.VoidType(), ir.Constant(I8, tile), simd.pointer(b, address, I8), stride)
 
     def save(self, b: ir.IRBuilder, _: ir.Value, tile: int, address: ir.Value, stride: ir.Value) -> None:
@@ -107,7 +107,7 @@ class Tiles:
         return call(b, "llvm.x86.avx512fp16.mask.scalef.ph.512", F16X32, *args)
 
     def shrink(self, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round float16 to bfloat16 of 2**-112 times the value, i16x32; what is below 2**-14 becomes a denormal number."""
+        """Round float16 to bfloat16 of 2**-112 times the value, i16x32; values below 2**-14 become denormal numbers."""
         moved = call(b, "llvm.x86.avx512.pmul.hr.sw.512", I16X32, b.bitcast(value, I16X32), constant(I16X32, 1 << 12))
         return b.and_(moved, constant(I16X32, _SHRUNK))
 
@@ -199,7 +199,7 @@ def _fma_of_halves(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir
     error = b.fadd(b.fsub(product, b.fsub(total, other)), b.fsub(z, other))
     bits = b.bitcast(total, I32X16)
     differs = b.xor(bits, b.bitcast(error, I32X16))
-    is_beyond = b.icmp_signed("<", differs, constant(I32X16, 0))  # the sum is larger than what it was rounded from
+    is_beyond = b.icmp_signed("<", differs, constant(I32X16, 0))  # the sum is larger than its unrounded value
     cut = b.select(is_beyond, b.sub(bits, constant(I32X16, 1)), bits)
     is_exact = b.fcmp_ordered("==", error, ir.Constant(F32X16, None))
     odd = b.select(is_exact, bits, b.or_(cut, constant(I32X16, 1)))
@@ -232,7 +232,7 @@ def _floats(b: ir.IRBuilder, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _to_bfloat16(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Round float32 to bfloat16, in the lower halves of i32x16; what is not a number stays so."""
+    """Round float32 to bfloat16, in the lower halves of i32x16; NaN stays NaN."""
     bits = b.bitcast(value, I32X16)
     upper = b.lshr(bits, constant(I32X16, 16))
     rounded = b.add(b.add(bits, constant(I32X16, 0x7FFF)), b.and_(upper, constant(I32X16, 1)))

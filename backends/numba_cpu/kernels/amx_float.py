@@ -1,8 +1,8 @@
-"""Weights of 16 bits, and what they are multiplied with, → tiles of bfloat16, see `amx.py`.
+"""Weights of 16 bits, and their activations, → tiles of bfloat16, see `amx.py`.
 
-A float16 is the sum of two bfloat16, a bfloat16 is one. An activation is taken for the sum of two: itself, rounded, and what is
-left, rounded, which is off by 2**-18 of it at most. Where both are cut, the product of what is left of both is not computed: it
-is 2**-16 of a product at most, of either sign.
+A float16 is the sum of two bfloat16, a bfloat16 is one. An activation is taken for the sum of two: itself, rounded, and the
+remainder, rounded, which is off by 2**-18 of it at most. If both are cut, the product of both remainders is not computed: it is
+2**-16 of a product at most, of either sign.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMN = 2 * PANEL_ROWS  # bytes of a column of a panel
 
 
 def _cut(b: ir.IRBuilder, value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Cut float32 into the upper half of its bits and what is left, float32 each."""
+    """Cut float32 into the upper half of its bits and the remainder, float32 each."""
     upper = b.bitcast(b.and_(b.bitcast(value, I32X16), constant(I32X16, 0xFFFF0000)), F32X16)
     return upper, b.fsub(value, upper)
 
@@ -64,7 +64,7 @@ TOKEN_PARTS = 2
 
 @emitted(i64, i64, i64, n_literals=1)
 def unpack_floats(b, kind, columns, out, ahead):
-    """32 columns of 32 rows → a tile for each group of rows, and where weights are cut, two more of what is left.
+    """32 columns of 32 rows → a tile for each group of rows, and if weights are cut, two more of the remainders.
 
     As many bytes are fetched from `ahead` on.
     """

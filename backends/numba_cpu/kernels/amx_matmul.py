@@ -1,7 +1,7 @@
 """Products of packed weights and activations by tiles of bfloat16, see `amx.py`.
 
 A block of 32 columns of a panel is unpacked to two tiles of weights, which multiply one tile of up to 16 tokens or two. Every
-sum takes the blocks in ascending order, whatever the number of tokens, so that a token's bits depend on nothing but the token.
+sum takes the blocks in ascending order, for any number of tokens, so that a token's bits depend only on the token.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _save(isa, scratch, sums, m, has_second):
 
 
 def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> Any:
-    """Make what adds the products of a block's weights and the activations of one tile of tokens, or two.
+    """Make the function that adds the products of a block's weights and the activations of one tile of tokens, or two.
 
     Either may be cut in two. Then the upper parts come first, the rest of activations next, the rest of weights last.
     """
@@ -119,7 +119,7 @@ def _store(place, first, second, is_large):
 
 
 def _reader(fmt: Format, isa: str) -> Any:
-    """Make what has to be done before a block is unpacked, what unpacks it, and what writes a panel's sums."""
+    """Make the functions that prepare a block, unpack it, and write a panel's sums."""
     kind, block_bytes, is_float = fmt.kind, fmt.unit_bytes // fmt.unit_blocks, bool(fmt.float_bytes)
 
     # Blocks are counted on from panel to panel.
@@ -179,7 +179,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
 
     @helper
     def few(w, x, y, n, n_blocks, p0, p1, ldy, scratch):
-        """Multiply what one tile of tokens holds, or two; the next block is unpacked while one is multiplied.
+        """Multiply one tile of tokens, or two; the next block is unpacked while one is multiplied.
 
         The factors of the block after that are made before: all of a block waits for its scales, which come from memory.
         """

@@ -1,8 +1,8 @@
 """Packed weights → tiles of bfloat16, see `amx.py`.
 
 A weight is computed in float16 and rounded from there, which takes the fewest instructions. Float16 has few exponents, so each
-row's weights are multiplied with a power of two that brings the largest near 2**13, and its sums with the inverse: what is lost
-is 2**-27 of the largest. Activations are multiplied with 2**40, lest products be denormal numbers: those from 2**88 on count as
+row's weights are multiplied with a power of two that brings the largest near 2**13, and its sums with the inverse: the loss is
+2**-27 of the largest. Activations are multiplied with 2**40, lest products be denormal numbers: those from 2**88 on count as
 infinite, those below 2**-67 as zero.
 
 Two bytes of a row, as the planes have them, are columns c and c + 2 of a pair, so that pair 2 * v + d of a block stands for
@@ -46,7 +46,7 @@ _TABLE_BITS = 3  # numbers of up to so many bits are looked up
 _MANTISSA = 10  # bits of a float16
 _LARGE = 1024  # from here on to twice as much a float16 has the bits of a whole number
 _UNSHRINK = 112
-_N_FACTORS = 2  # of a half of a group: what numbers are multiplied with, and what is added or which bits columns share
+_N_FACTORS = 2  # of a half of a group: the factors of numbers, and the additions or the bits that columns share
 FACTOR_BYTES = 2 * len(GROUPS) * _N_FACTORS * VECTOR
 SHIFT = 40  # of activations' exponents
 # Columns of four, as pairs have them.
@@ -78,7 +78,7 @@ class _Scales:
         return [b.fmul(d if sign > 0 else b.fneg(d), number) for d, number, sign in zip(found, numbers, signs, strict=False)]
 
     def _numbers(self, b: ir.IRBuilder, half: int, start: int) -> list[ir.Value]:
-        """Return what d is multiplied with, and what its minimum is, of the bytes from `start` on; float16."""
+        """Return the factor of d, and of its minimum, from the bytes from `start` on; float16."""
         coding = self.fmt.coding
         if coding == "byte":
             return [b.sitofp(self._own_bytes(b, start, half, is_signed=True), F16X32)]
@@ -138,14 +138,14 @@ def _fraction_size(fmt: Format) -> int:
 
 
 class _Factors:
-    """What the numbers of a block are multiplied with and, where there is anything, what is added, in memory at an address."""
+    """The factors of a block's numbers and, if there are any, the additions, in memory at an address."""
 
     def __init__(self, fmt: Format, address: ir.Value) -> None:
         self.fmt, self.address = fmt, address
         self.n = 1 + (fmt.has_minimum or _fraction_size(fmt) > 0)
 
     def fill(self, b: ir.IRBuilder, scales: _Scales) -> None:
-        """Store what the scales come to."""
+        """Store the computed scales."""
         for half in range(self.fmt.halves):
             for i, of_rows in enumerate(self._of(b, scales, half)):
                 for g in GROUPS:
@@ -164,7 +164,7 @@ class _Factors:
         return [b.fmul(scale, constant(F16X32, float(size))), added]
 
     def load(self, b: ir.IRBuilder, g: int, half: int) -> list[ir.Value]:
-        """Load what a half's numbers of a group of rows are multiplied with, and what is added."""
+        """Load the factors of a half's numbers of a group of rows, and the additions."""
         return [load(b, self._place(b, g, half, i), F16X32) for i in range(self.n)]
 
     def shared(self, b: ir.IRBuilder, g: int) -> ir.Value:
@@ -176,7 +176,7 @@ class _Factors:
 
 
 class _Weights:
-    """What the weights of a group of rows of a block are, as pairs of columns of 16 rows."""
+    """The weights of a group of rows of a block, as pairs of columns of 16 rows."""
 
     def __init__(self, b: ir.IRBuilder, factors: _Factors, tiles: Tiles, planes: ir.Value, g: int) -> None:
         """Take the group's part of the factors."""
@@ -234,7 +234,7 @@ class _Weights:
 
 
 def _for_pairs(b: ir.IRBuilder, of_rows: ir.Value, g: int) -> ir.Value:
-    """Repeat what each of a group's 16 rows has for both numbers of its pairs."""
+    """Repeat the value of each of a group's 16 rows for both numbers of its pairs."""
     lanes = ir.Constant(ir.VectorType(I32, 32), [16 * g + lane // 2 for lane in range(32)])
     return b.shuffle_vector(of_rows, of_rows, lanes)
 
@@ -247,7 +247,7 @@ def _block_of(b: ir.IRBuilder, fmt: Format, w: ir.Value, index: ir.Value) -> tup
 
 @emitted(*[i64] * 4, n_literals=2)
 def unpack_factors(b, kind, isa, w, index, exponents, out):
-    """What `unpack_tiles` needs of a block's scales, FACTOR_BYTES."""
+    """The form of a block's scales for `unpack_tiles`, FACTOR_BYTES."""
     fmt, tiles = FORMATS[kind], TILES[isa]
     scales = _Scales(fmt, tiles, *_block_of(b, fmt, w, index), load(b, exponents, F16X32))
     _Factors(fmt, out).fill(b, scales)
@@ -277,7 +277,7 @@ def unpack_tiles(b, kind, isa, w, index, factors, out, ahead):
 
 
 def _inverse(b: ir.IRBuilder, exponents: ir.Value) -> ir.Value:
-    """Return what sums of 16 rows are to be multiplied with, float32, given the address of the rows' exponents."""
+    """Return the factors of sums of 16 rows, float32, given the address of the rows' exponents."""
     values = b.fpext(load(b, exponents, _HALVES), F32X16)
     bits = b.sub(constant(I32X16, 127 + _UNSHRINK - SHIFT), b.fptosi(values, I32X16))
     powers = b.bitcast(b.shl(bits, constant(I32X16, 23)), F32X16)

@@ -6,12 +6,12 @@ memory. A token's state lies in the cell of its position or, in a tree, where se
 
 A query row (one token, one query head) walks the positions it sees in chunks of 256 that begin at multiples of 256. Within
 a chunk: scores, their maximum, exponentials, weighted sum of values, position by position; chunks are merged in order. Rows
-are worked on in tiles that share each load; what a row computes depends on nothing but itself. A tree's cells are scored
+are worked on in tiles that share each load; a row's result depends only on itself. A tree's cells are scored
 together; each row takes the scores of its own path, in the order of positions, and gives all other cells no weight.
 
-The rows of a KV head are cut into blocks. Where there are enough of them for the threads, a thread takes a block and walks
-its chunks. Where there are few, threads take chunks, keep each chunk's part of each row, and the one that completes a block
-merges its parts, in the same order: a row's bits do not tell who computed it.
+The rows of a KV head are cut into blocks. Where there are enough of them for the threads, a thread takes a block and walks its
+chunks. If there are few, threads take chunks, keep each chunk's part of each row, and the one that completes a block merges its
+parts, in the same order: a row's bits do not depend on its thread.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from augury.backends.numba_cpu.kernels.team import (
 
 f32 = np.float32
 _ITEMS = 4  # per thread, so that they end together
-_DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks what it loads; for more of them it is faster done once, into memory
+_DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks its own loads; more of them unpack faster once, into memory
 
 
 @helper
 def finish(layer, kept, token, head):
-    """Write what a row came to."""
+    """Write a row's result."""
     dv = layer.dv
     inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + TOTAL))
     out = layer.out + 4 * (token * layer.n_heads + head) * dv
@@ -93,7 +93,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
     has_codes = is_sparse or type_k not in FLOATS or type_v not in FLOATS
     n_direct = _DIRECT_TILES["q4_0" if "q4_0" in (type_k, type_v) else "q8_0"] * MAX_ROWS
-    read = ("q8_0", "q8_0") if is_sparse else (type_k, type_v)  # gathered floats are read as what was codes is
+    read = ("q8_0", "q8_0") if is_sparse else (type_k, type_v)  # gathered floats are read like unpacked codes
     attend_chunk = chunk_kernel(*read, is_unpacked=is_sparse, is_latent=is_latent, is_sparse=is_sparse)
     attend_unpacked = (
         chunk_kernel(*read, is_unpacked=True, is_latent=is_latent) if has_codes and not is_sparse else attend_chunk
@@ -119,7 +119,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         """Attend with rows row0..row1 of a KV head to chunks chunk0..chunk1.
 
         Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the
-        chunks are all that the rows see, and the rows are written; else what each chunk adds to them is stored there.
+        chunks are all that the rows see, and the rows are written; else each chunk's part is stored there.
         """
         n_groups, start, slot = layer.n_kv_heads, place.first, place.slot
         share = layer.n_heads // n_groups

@@ -1,4 +1,4 @@
-"""Attention of a few rows to a chunk of positions: what `attention.py` is made of."""
+"""Attention of a few rows to a chunk of positions: the parts of `attention.py`."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def seen_by(layer, positions, place, share, row0, row1):
 
 @helper
 def gather(scores, out, mark, token, position, parents, start, base, first):
-    """A row's scores by cell, from `base` on → `out`, by position, from `start` on: what a node of a tree sees.
+    """A row's scores by cell, from `base` on → `out`, by position, from `start` on: the positions that a node of a tree sees.
 
-    What lies before the mark lies where its position says, the rest in the cells of the node and those above it.
+    Positions before the mark are in their own cells, the rest in the cells of the node and its ancestors.
     """
     for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
         simd.store_f32(out + 4 * p, simd.load_f32(scores + 4 * p))
@@ -102,7 +102,7 @@ def gather(scores, out, mark, token, position, parents, start, base, first):
 
 @helper
 def scatter(weights, scores, mark, token, position, parents, start, base, first, end):
-    """The way back of `gather`, up to cell `base + end`: what the node does not see weighs nothing."""
+    """The way back of `gather`, up to cell `base + end`: cells that the node does not see have weight 0."""
     for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
         simd.store_f32(scores + 4 * p, simd.load_f32(weights + 4 * p))
     for cell in range(mark - base, end, 16):
@@ -122,7 +122,7 @@ def unpacked_of(layer, scratch):
 
 
 def tile_kernel(kind: str, *, is_by_cell: bool) -> Any:
-    """Make what scores a tile of rows: up to MAX_ROWS of them, but not 5. `is_by_cell`: whether keys lie cell by cell."""
+    """Make the scores of a tile of rows: up to MAX_ROWS of them, but not 5. `is_by_cell`: whether keys lie cell by cell."""
     score_keys = score_rows if is_by_cell else score
 
     @helper
@@ -142,7 +142,7 @@ def tile_kernel(kind: str, *, is_by_cell: bool) -> Any:
 
 
 def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool, is_sparse: bool = False) -> Any:
-    """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers.
+    """Make the function that attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers.
 
     With `is_latent`, keys lie cell by cell, and values are their first numbers; with `is_sparse`, they were put so.
     """
@@ -236,7 +236,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
 
 
 def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
-    """Make what turns the codes of a chunk's positions `first` to `end` into numbers, keys before values."""
+    """Make the function that turns the codes of a chunk's positions `first` to `end` into numbers, keys before values."""
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
 
     @helper
@@ -277,7 +277,7 @@ def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
 
 
 def gather_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
-    """Make what puts a row's chosen cells side by side, as numbers: those `first` to `end` after `start`."""
+    """Make the function that puts a row's chosen cells side by side, as numbers: `first` to `end` after `start`."""
     bytes_k, bytes_v, get_key = BYTES[type_k], BYTES[type_v], load_key(type_k)
 
     @helper

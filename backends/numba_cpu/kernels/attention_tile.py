@@ -40,10 +40,10 @@ from augury.backends.numba_cpu.kernels.simd import (
 from augury.backends.numba_cpu.kernels.unpack import at
 
 CHUNK = 256  # positions whose scores are kept at once
-SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared after it
+SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, then cleared cells
 _VECTOR = 64
 
-# Rows of the largest tile, vectors of positions or columns beside each other: what registers hold without spilling.
+# Rows of the largest tile, vectors of positions or columns beside each other: as many as registers hold without spilling.
 MAX_ROWS, N_VECTORS = (6, 4) if "avx512f" in host_features() else (3, 2)
 POSITIONS = LANES * N_VECTORS  # that are scored at once
 
@@ -82,7 +82,7 @@ class _Sums:
                 b.store(emit_fma(b, vector, factor, b.load(slot)), slot)
 
     def rows(self, b: ir.IRBuilder) -> list[list[ir.Value]]:
-        """What has been summed."""
+        """The sums."""
         return [[b.load(slot) for slot in slots] for slots in self._slots]
 
 

@@ -1,6 +1,6 @@
 """Keys and values of quantised types → float32, for a chunk that many rows attend to; emitted as LLVM IR.
 
-A tile unpacks what it loads, which costs a second tile as much again. Codes times scale is exact in float32, so rows compute
+A tile unpacks its loads, which costs a second tile as much again. Codes times scale is exact in float32, so rows compute
 the same bits either way.
 """
 

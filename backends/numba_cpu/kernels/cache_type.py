@@ -153,7 +153,7 @@ _ROUNDS = {"q8_0": _round_q8_0, "q4_0": _round_q4_0}
 
 
 def store_key(kind: str) -> Any:
-    """What stores a key: (x, to, lane, d, scratch), one lane of the 16 cells at `to`."""
+    """The function that stores a key: (x, to, lane, d, scratch), one lane of the 16 cells at `to`."""
     if kind in FLOATS:
         put, n_bytes = _PUTS[kind], BYTES[kind] // LANES
 
@@ -180,7 +180,7 @@ def store_key(kind: str) -> Any:
 
 
 def store_value(kind: str) -> Any:
-    """What stores a value: (x, to, width, scratch)."""
+    """The function that stores a value: (x, to, width, scratch)."""
     if kind in FLOATS:
         put, n_bytes = _STORES[kind], BYTES[kind] // LANES
 
@@ -207,7 +207,7 @@ def store_value(kind: str) -> Any:
 
 
 def copy_key(kind: str) -> Callable[..., None]:
-    """What copies a key: (source, source lane, target, target lane, d), between blocks of 16 cells."""
+    """The function that copies a key: (source, source lane, target, target lane, d), between blocks of 16 cells."""
     if kind in FLOATS:
         get, put = (simd.get_u32, simd.put_u32) if kind == "f32" else (simd.get_u16, simd.put_u16)
         n_bytes = BYTES[kind] // LANES
@@ -231,7 +231,7 @@ def copy_key(kind: str) -> Callable[..., None]:
 
 
 def load_key(kind: str) -> Any:
-    """What reads a key: (source, lane, d, out), one lane of the 16 cells at `source`, as float32."""
+    """The function that reads a key: (source, lane, d, out), one lane of the 16 cells at `source`, as float32."""
     if kind in FLOATS:
         get, n_bytes = GETS[kind], BYTES[kind] // LANES
 

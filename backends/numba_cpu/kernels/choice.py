@@ -1,7 +1,7 @@
 """Which cells tokens attend to: those of blocks of positions that an indexer gives the highest scores.
 
-What it compares lies cell by cell, see `cache_type.py`. A token's cells are left in the order of positions, so that what it
-attends to is a chain of its own, whatever else is in the pass.
+Keys are stored cell by cell, see `cache_type.py`. A token's cells are left in the order of positions, so that it attends to a
+chain of its own in any pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ f32 = np.float32
 
 @struct
 class Choice:
-    """What scores blocks, and chooses."""
+    """The functions that score blocks, and choose."""
 
     queries: Any = nested(StridedRows)  # (n, n_heads * width) float32
     weights: Any = nested(StridedRows)  # (n, n_heads) float32; address 0: `factor` stands for them
@@ -210,7 +210,7 @@ def least_chosen(scores, n, n_chosen, counts):
 
 @helper
 def _best_of_blocks(scores, n, size, n_blocks, n_local, out):
-    """The largest score of each block of positions; of the last ones, what no score is."""
+    """The largest score of each block of positions; the last ones have a value that is no score."""
     for block in range(n_blocks):
         best = simd.get_f32(scores + 4 * block * size)
         for p in range(block * size + 1, min((block + 1) * size, n)):

@@ -79,7 +79,7 @@ class _HelperLowering(_KernelLowering):
         state.flags.no_compile = state.flags.no_cpython_wrapper = True
         changed = super().run_pass(state)
         lowered = state.cr
-        # what numba knows the helper by; it has no address, so that nothing but kernels can call it
+        # numba's name of the helper; it has no address, so that only kernels can call it
         function = _dynfunc.make_function(
             lowered.fndesc.lookup_module(), lowered.fndesc.qualname, "", 0, lowered.env, (state.library,)
         )

@@ -44,7 +44,7 @@ class Dot:
     """Sums of products of weights of up to `bits` bits; this one through plain 16-bit products, on any CPU."""
 
     def __init__(self, bits: int) -> None:
-        """Choose what such weights need."""
+        """Choose the products for such weights."""
         self.bits = bits
 
     @property
@@ -57,7 +57,7 @@ class Dot:
         return weights
 
     def start(self, total: ir.Value) -> Any:
-        """Begin a sum with what is there, i32x16."""
+        """Begin a sum with the stored one, i32x16."""
         return total
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
@@ -107,7 +107,7 @@ class Avx2Dot(Dot):
         return call(b, "llvm.abs.v64i8", U8X64, signed, ir.Constant(I1, 0)), signed
 
     def start(self, total: ir.Value) -> Any:
-        """Begin with nothing in 16 bits: the sum, what is pending, how many products that is."""
+        """Begin with nothing in 16 bits: the sum, the pending products, and their number."""
         return total, None, 0
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
@@ -133,7 +133,7 @@ class Avx2Dot(Dot):
 
 
 class NeonDot(Dot):
-    """Products of signed bytes (sdot), to which weights of up to 7 bits are what they are unsigned."""
+    """Products of signed bytes (sdot), in which weights of up to 7 bits have the same value as unsigned."""
 
     @property
     def takes_128(self) -> bool:
@@ -157,7 +157,7 @@ def look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Valu
 
 
 def look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
-    """Make what looks up with an instruction whose table is repeated in every 16 bytes."""
+    """Make the function that looks up with an instruction whose table is repeated in every 16 bytes."""
 
     def emit(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
         repeated = ir.Constant(llvm, list(table) * (llvm.count // len(table)))

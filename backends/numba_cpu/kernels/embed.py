@@ -1,4 +1,4 @@
-"""Rows of packed matrices as float32: what embedding a token is."""
+"""Rows of packed matrices as float32, for embeddings."""
 
 from __future__ import annotations
 

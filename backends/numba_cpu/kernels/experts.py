@@ -1,6 +1,6 @@
 """The products of a mixture of experts, of the tokens of each with its matrices, and their sum.
 
-What a row's product is does not depend on the other rows of its group (see `routing`), and a token's sum is taken in the order
+A row's product does not depend on the other rows of its group (see `routing`), and a token's sum is taken in the order
 of its experts.
 """
 

@@ -1,10 +1,10 @@
 """How the weight types are laid out once packed for the kernels.
 
 A matrix is cut into panels of 32 rows (two groups of 16: one vector of 16 lanes each; missing rows are zero) and each panel
-into blocks of 32 columns. One, two or eight blocks make a unit, which is what carries scales; units follow each other, so that
+into blocks of 32 columns. One, two or eight blocks make a unit, which carries scales; units follow each other, so that
 a panel is one stream of bytes. Mostly these are as many as the rows take in the model file. Types whose file holds indices into
-a codebook (IQ1 to IQ3) or five weights to a byte (TQ1_0) take more: what they stand for is written out, in the fewest bits that
-need no table beyond a register. Types that mean the same numbers share one format.
+a codebook (IQ1 to IQ3) or five weights to a byte (TQ1_0) take more: their values are written out, in the fewest bits that need
+no table beyond a register. Types that mean the same numbers share one format.
 
 unit = scales, then per block the planes. A *logical vector* v of a block is 64 bytes: 16 rows x columns 4v..4v+3, one
 unsigned byte each, the operand of a byte dot product. The low plane holds `low` bits of each, 8/low logical vectors to a
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-# What four bits stand for. IQ4: steps that fit weights' usual distribution; MXFP4: twice the numbers of a float of four bits
+# The values of four bits. IQ4: steps that fit weights' usual distribution; MXFP4: twice the numbers of a float of four bits
 # (sign, two bits exponent, one bit fraction). Source: kvalues_iq4nl and kvalues_mxfp4 of ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -90,7 +90,7 @@ class Format:
 
     @property
     def largest(self) -> tuple[float, float]:
-        """What a weight's magnitude is at most, in units of d (of 1, where a coding has none), and of its minimum."""
+        """The largest magnitude of a weight, in units of d (of 1, where a coding has none), and of its minimum."""
         numbers = self.values or (self.offset, (1 << self.bits) - 1 - self.offset)
         scale = _LARGEST_SCALES[self.coding]
         return max(map(abs, numbers)) * scale * self.factor, scale
@@ -161,7 +161,7 @@ FORMATS |= {kind: FORMATS[other] for kind, other in _SHARED.items()}  # by weigh
 # Activations, laid out [block][token]: a matrix kernel reads one block of all its tokens in a row.
 # q8_16: 32 signed bytes, then of each half of them: two i32 -sum | two f32 scale; last the f32 sum of all 32 activations.
 # A scale for each 16 columns nearly halves the rounding error of one for each 32: docs/benchmarks.md has the figures.
-# bf16: 32 numbers, in the order that tiles of weights have columns in. bf16x2: 32 numbers, and what is left of each.
+# bf16: 32 numbers, in the order that tiles of weights have columns in. bf16x2: 32 numbers, and the remainder of each.
 ACTIVATION_BYTES = {"q8_16": 52, "bf16": 2 * BLOCK, "bf16x2": 4 * BLOCK, "f32": 4 * BLOCK}
 HALVES = 2
 NEGATIVE_SUMS, SCALES, SUM = 32, 40, 48

@@ -24,8 +24,8 @@ class InstructionSet:
         needed: features that the host must have.
         dot: makes the dot product for weights of some bits.
         look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
-        tiles: tokens per tile, the largest first, by where weights come from. What does not fit into registers spills, which
-            costs more than it saves.
+        tiles: tokens per tile, the largest first, by where weights come from. Larger tiles spill registers, which costs more
+            than it saves.
         n_together: tiles of up to so many tokens, likewise, run through memory once, for both groups of rows; larger ones work
             on one group after the other, as the sums of both do not fit into registers.
     """
@@ -90,11 +90,11 @@ def _known_isas() -> list[str]:
 
 @cache
 def host_features() -> frozenset[str]:
-    """What numba compiles for: LLVM's list of the host's features, unless numba is told otherwise."""
+    """The features that numba compiles for: LLVM's list of the host's features, unless numba is told otherwise."""
     triple, cpu, features = _target()
     found = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     if triple.startswith(("aarch64", "arm64")):
-        # of ARM CPUs LLVM lists few features or none, but knows by the name of most what instructions they have
+        # LLVM lists few features or none of ARM CPUs, but knows the instructions of most by their names
         machine = llvmlite.binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
         if "sdot" in machine.emit_assembly(llvmlite.binding.parse_assembly(_SUM_OF_PRODUCTS)):
             found.add("dotprod")
@@ -115,7 +115,7 @@ def _target() -> tuple[str, str, str]:
 
 
 def choose_isa(n_bytes: int = 0) -> str:
-    """Name the instruction set to compile for: what `AUGURY_CPU_ISA` says, or the best that the host has.
+    """Name the instruction set to compile for: `AUGURY_CPU_ISA`, or the best that the host has.
 
     Args:
         n_bytes: Of the model file; see `LEAST_FOR_TILES`.

@@ -1,7 +1,7 @@
-"""Compile kernels, and keep what was compiled in the user's cache folder.
+"""Compile kernels, and keep machine code in the user's cache folder.
 
-Two decorators: `kernel` for what the tape, a test or Python calls (every argument an int64: addresses, sizes, indices; no
-result), `helper` for what kernels are made of (any types, always inlined, never cached by itself).
+Two decorators: `kernel` for functions that the tape, a test or Python calls (every argument an int64: addresses, sizes,
+indices; no result), `helper` for the parts of kernels (any types, always inlined, never cached by itself).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _KEPT_FOLDERS = 12
 _CHECKSUM_BYTES = 16
 _COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
-_PATIENCE_S = 120.0  # with another process that compiles the same kernel: many times what that takes, unless it was stopped
+_PATIENCE_S = 120.0  # with another process that compiles the same kernel: many times its time, unless it was stopped
 _POLL_S = 0.02
 
 
@@ -52,11 +52,11 @@ def kernel(function: Callable[..., None] | None = None, name: str | None = None,
 
     Args:
         function: The function to compile; without it, the result is a decorator.
-        name: What it is known by, if not by the function's own name, which others of its factory have.
+        name: Its name, if not the function's own, which others of its factory have.
         structs: By the name of an argument, which struct it is the address of.
 
-    The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero
-    gives what numpy gives), and is kept in the user's cache folder under its module and name, which must be unique.
+    The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero gives
+    numpy's result), and is kept in the user's cache folder under its module and name, which must be unique.
     """
     if function is None:
         return partial(kernel, name=name, **structs)
@@ -106,7 +106,7 @@ def _no_collection() -> Iterator[None]:
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:
     """Load or compile `kernels`, and report how many of the kernels that were not in the cache are there.
 
-    Kernels that other processes are compiling right now come last, so that processes that start at once share the work.
+    Kernels that other processes are compiling come last, so that processes that start at once share the work.
     """
     kernels = list(kernels)
     missing = [k for k in kernels if _signature(k) not in k.overloads and not k._cache.holds()]  # noqa: SLF001
@@ -141,7 +141,7 @@ def sources_key() -> bytes:
 def cache_folder() -> Path:
     """Where compiled kernels lie: a folder named after all that their code depends on.
 
-    What is hashed is every file with kernels, so that an edit of a generator or a helper counts, too.
+    The hash covers every file with kernels, so that an edit of a generator or a helper counts, too.
     """
     features = llvmlite.binding.get_host_cpu_features().flatten()
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
@@ -166,10 +166,10 @@ def _prune(root: Path) -> None:
 
 
 class _KernelCache(_Cache):  # type: ignore[misc]
-    """What numba asks for compiled code of one kernel, and gives it to: a file each, told apart by module and name.
+    """numba's cache of one kernel's compiled code: a file each, by module and name.
 
     A file is a checksum and numba's own pickled result. Machine code with a wrong bit ends the process when it is loaded or
-    run, so nothing is unpickled but what was written under this very name, for this very CPU.
+    run, so only data that was written under this very name, for this very CPU, is unpickled.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -222,10 +222,10 @@ class _KernelCache(_Cache):  # type: ignore[misc]
             _warn(f"compiled kernels in {cache_folder()} are damaged, so they are compiled again")
             return None
         try:
-            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301, SLF001 - what this class has written
+            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301, SLF001 - written by this class
         except MemoryError:  # which says nothing about the file
             raise
-        except Exception as error:  # noqa: BLE001 - whatever numba finds, compiling needs no file
+        except Exception as error:  # noqa: BLE001 - compiling needs no file
             _warn(f"compiled kernels in {cache_folder()} cannot be used, so they are compiled again: {error!r}")
             return None
 
@@ -272,5 +272,5 @@ class _KernelCache(_Cache):  # type: ignore[misc]
 
 @cache
 def _warn(message: str) -> None:
-    """Say once what would be the same for every kernel."""
+    """Log once a message that would be the same for every kernel."""
     _log.warning(message)

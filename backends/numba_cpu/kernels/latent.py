@@ -1,4 +1,4 @@
-"""What latent attention does beside attending: products of heads with a matrix each, and the way into its cache.
+"""The parts of latent attention beside attending: products of heads with a matrix each, and the way into its cache.
 
 Of every position a row is kept, cell by cell: the latent vector, padded to PART, and the values that rope turned, padded
 likewise, see `cache_type.py`. Queries are laid out the same way.

@@ -1,4 +1,4 @@
-"""What kernels need of the machine beside vectors: calls through addresses, lanes up to a count, threads' waiting."""
+"""Machine operations of kernels beside vectors: calls through addresses, lanes up to a count, threads' waiting."""
 
 from __future__ import annotations
 

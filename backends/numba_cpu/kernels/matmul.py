@@ -21,7 +21,7 @@ from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 
-_CHUNK = 8  # blocks that are worked on together: a unit of the K types, about what the nearest cache holds of others
+_CHUNK = 8  # blocks that are multiplied together: a unit of the K types, of others about as many as the L1 cache holds
 _FLOAT_CHUNK = 4
 _FUSED_TOKENS = 24  # up to here weights are unpacked in registers, again for each tile; beyond it once, to scratch
 _SUMS = _CHUNK * SCRATCH_BLOCK  # where the sums begin in scratch
@@ -93,14 +93,14 @@ def float_matmul(fmt: Format, isa: str) -> Any:
 
 @frozen
 class MatmulKernel:
-    """The kernels of what one or several weight types are packed to; all arguments are int64, addresses included.
+    """The kernels of a packed format of one or several weight types; all arguments are int64, addresses included.
 
     Attributes:
-        kind: What the weights are packed to, as in `PackedMatrix.kind`.
+        kind: The packed format, as in `PackedMatrix.kind`.
         activation: The kind of activations that they are multiplied with.
-        matmul: (w, x, y, n, n_cols, p0, p1, ldy, scratch): y[t * ldy + row], float32, for the rows of panels p0..p1 and all
-            n <= MAX_TOKENS tokens. ldy is at least the rows of all panels, as whole panels are written. x is what
-            `quantize` made of the n tokens; scratch has SCRATCH_BYTES, and no other thread uses it.
+        matmul: (w, x, y, n, n_cols, p0, p1, ldy, scratch): y[t * ldy + row], float32, for the rows of panels p0..p1 and all n
+            <= MAX_TOKENS tokens. ldy is at least the rows of all panels, because whole panels are written. x is the result of
+            `quantize` for the n tokens; scratch has SCRATCH_BYTES, and no other thread uses it.
         quantize: (x, out, n, k, i0, i1): (n, k) float32 → `activation_bytes` bytes; see `quantize_q8_16`.
         embed: (w, row, n_cols, out, scratch): one row as (n_cols,) float32, the same bits as ggml's dequantisation.
     """

@@ -59,7 +59,7 @@ def inverse_deviation(x, size, mean, eps):
 
 @helper
 def normalise(x, norm, out, size, head, added):
-    """Out = (x - mean) / deviation * weight + bias, and, unless it is 0, what lies at `added`; `out` may be either of them."""
+    """Out = (x - mean) / deviation * weight + bias, and, if that is not 0, the values at `added`; `out` may be either."""
     mean, table = np.float32(0), norm_at(norm)
     if table.is_centred != 0:
         mean = mean_of(x, size)

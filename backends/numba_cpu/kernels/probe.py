@@ -1,4 +1,4 @@
-"""What the machine can do: records that do nothing but read memory, or multiply."""
+"""The limits of the machine: records that only read memory, or multiply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from augury.backends.numba_cpu.kernels.struct import struct
 from augury.backends.numba_cpu.kernels.team import CLAIMED, Record
 from augury.backends.numba_cpu.kernels.unpack import at
 
-READ_STEP = 1 << 20  # bytes that a thread claims: about what it claims of a large matrix
+READ_STEP = 1 << 20  # bytes that a thread claims: about as many as of a large matrix
 SCRATCH_BYTES = MEMORY_BYTES  # of `multiply`, per thread: weights, columns, sums; or tiles
 
 _LINES = 4

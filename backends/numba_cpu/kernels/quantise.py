@@ -1,4 +1,4 @@
-"""Activations → what the matrix kernels multiply with: one block of 32 columns of one token at a time."""
+"""Activations → the operands of the matrix kernels: one block of 32 columns of one token at a time."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
 """Linear recurrences: of every head a matrix that decays, takes in products of keys and values, and is read by queries.
 
 A head's matrix (K, V) lies in blocks of 32 columns, K rows of two vectors one after the other: a block stays in the nearest
-cache while all tokens of a run go through it, and threads share the blocks. A token's sweep through a block computes at once
-what the delta rule wants of the next token, so that each goes through it once. Meanwhile the next block is fetched.
+cache while all tokens of a run go through it, and threads share the blocks. A token's sweep through a block also computes the
+delta rule's product for the next token, so that each goes through it once. Meanwhile the next block is fetched.
 
 Where a head has one decay, its matrix is kept divided by the product of the decays so far, which lies after each block: a token
 is then added to a block without multiplying it first. Once the product has left its range the block is multiplied with it.
 
-What a token feeds it lies in one row, at offsets that the layer's record has. Of a drafted token its key, its decays and what
-was added for its value are kept aside: to take it in, once it was accepted, is a product and a sum for each number, in the
-order of a certain token.
+A token's inputs are in one row, at offsets that the layer's record has. A drafted token's key, decays and update are kept
+aside: to take it in, once it was accepted, is a product and a sum for each number, in the order of a certain token.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
 
-LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: what is divided by it stays far from overflowing
+LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: values divided by it stay far from overflowing
 
 
 BLOCK_COLUMNS = 32
@@ -78,9 +77,7 @@ class RecurrenceLayer:
         StateMemory
     )  # (slots, n_heads, blocks) blocks; added (slots, n_heads, blocks, n_aside, columns) float32
     n_aside: int
-    table: (
-        int  # what betas are multiplied with in the exponents, in the order of a matrix, address; where decays are by channel
-    )
+    table: int  # the factors of betas in the exponents, in the order of a matrix, address; if decays are by channel
     decayed_at: int  # keys times decays, which the delta rule multiplies the matrix with; where decays are by key
 
 
@@ -140,12 +137,12 @@ def rescale(source, to, n_rows, scale):
 def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key: bool = False) -> Any:
     """Make the kernel that takes the tokens of all runs through a layer's recurrence."""
     is_scaled = not (is_by_channel or is_by_key)
-    # Bytes from what a row of a block decays by to the next row's, and to what its second half decays by.
+    # Bytes from the decay of a block's row to the next row's, and to its second half's.
     stride_of_table, second = (4, 0) if is_by_key else (_ROW, _HALF)
 
     @helper
     def step_of(place, left):
-        """What half a block's decays are made of, where they differ by channel: the betas of these."""
+        """The inputs of half a block's decays, if they differ by channel: the betas of these."""
         return load_part(place, left) if is_by_channel else zero_f32()
 
     @helper
@@ -193,7 +190,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
 
     @helper
     def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
-        """Take tokens that nobody reads into a block, by what is kept aside of them."""
+        """Take tokens whose outputs are not needed into a block, by their inputs kept aside."""
         if not is_scaled:
             take_in_some(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table)
             return
@@ -281,7 +278,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     copy_block(saved, own, n_bytes)
                 if n_accepted:
                     take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
-                    for i in range(n_accepted):  # what the next block takes in, and of the next head's keys as much as channels
+                    for i in range(n_accepted):  # the inputs of the next block, and of the next head's keys as much as channels
                         place = get_i64(taken + 8 * i)
                         prefetch_l2(kept + _ROW * (n_aside + place))
                         prefetch_l2(kept + _ROW * (n_aside + place) + _HALF)

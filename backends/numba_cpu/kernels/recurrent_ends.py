@@ -1,4 +1,4 @@
-"""What comes before and after a linear recurrence: keys and decays of tokens, and the gates of what it yields."""
+"""The steps before and after a linear recurrence: keys and decays of tokens, and the gates of its output."""
 
 from __future__ import annotations
 

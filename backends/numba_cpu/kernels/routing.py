@@ -109,7 +109,7 @@ def _rule_out_groups(scores, n, n_groups, n_used):
 
 @helper
 def _gate(row, probabilities, n, gating):
-    """Logits (n,) → what weights are made of."""
+    """Logits (n,) → the scores of experts' weights."""
     if gating == SOFTMAX:
         top = splat_f32(simd.get_f32(_top(row, row + 4 * n)))
         total = simd.zero_f32()
@@ -155,7 +155,7 @@ def route(record, state, thread, n_threads):
             if bias != 0:
                 score += simd.get_f32(bias + place)
             logit = simd.get_f32(row + place)
-            if math.isnan(logit):  # what is chosen does not matter, but that it is an expert, and that NaN comes of it
+            if math.isnan(logit):  # the choice does not matter, as long as it is an expert and NaN results
                 factor, score = logit, _NEVER
             simd.put_f32(scores + place, score)
         if n_groups > 1:

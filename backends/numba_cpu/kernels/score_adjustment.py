@@ -1,4 +1,4 @@
-"""What else than a scale happens to scores before their softmax."""
+"""Adjustments of scores before their softmax, beside the scale."""
 
 from __future__ import annotations
 

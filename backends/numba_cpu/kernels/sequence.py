@@ -1,8 +1,9 @@
 """The updates of sequences' states in a pass, as kernels read them.
 
-Beside each run of a slot's tokens lies how many of them are certain, and what else the slot's states take in. In order: what
-was saved is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then the certain ones. On
-top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then those of the run.
+Beside each run of a slot's tokens stands how many of them are certain, and the other changes of the slot's states. In order:
+the saved state is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then the certain
+ones. On top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then those of the
+run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StateMemory:
     values: int
     saved: int
     aside: int  # the inputs of n_aside drafted tokens of each slot
-    added: int  # what these add to the columns of a matrix
+    added: int  # their additions to the columns of a matrix
 
 
 sequences_at = pointer_maker(SequenceUpdate)

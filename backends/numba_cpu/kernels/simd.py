@@ -4,8 +4,8 @@ LLVM's vectoriser does not find the byte products that quantised weights live fr
 vector is a value like any other: it stays in a register across plain Python loops. LLVM splits it where the host's registers
 are narrower. Addresses are int64; loads and stores accept any alignment unless said otherwise.
 
-Floating-point operations are IEEE single operations, contracted only where `fma` or `fnma` says so: what a kernel computes
-does not depend on the host's width or on how LLVM schedules it.
+Floating-point operations are IEEE single operations, contracted only where `fma` or `fnma` says so: a kernel's result does not
+depend on the host's width or on how LLVM schedules it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..
     """Make a function that numba kernels can call.
 
     Args:
-        name: what errors call it.
+        name: its name in errors.
         result: numba type of the result, or `void`.
         params: numba types of the arguments after literal ones; arguments are cast to them.
         emit: called with the IR builder, the literals and the arguments as LLVM values; returns the result's LLVM value.
@@ -135,11 +135,11 @@ def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..
 
 
 def emitted(*params: Any, n_literals: int) -> Callable[[Callable[..., None]], Any]:
-    """Decorate what emits an operation without a result, after literals; see `operation`."""
+    """Decorate a function that emits an operation without a result, after literals; see `operation`."""
     return lambda emit: operation(emit.__name__, void, params, emit, n_literals)
 
 
-# Loads. The name says what lies in memory; the result is a vector of float32 or int32 lanes.
+# Loads. The name gives the type in memory; the result is a vector of float32 or int32 lanes.
 load_f32 = operation("load_f32", f32x16, (i64,), lambda b, a: load(b, a, F32X16))
 load_i32 = operation("load_i32", i32x16, (i64,), lambda b, a: load(b, a, I32X16))
 

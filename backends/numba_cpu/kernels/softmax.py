@@ -58,7 +58,7 @@ def begin(layer, kept, head, bytes_of_part):
 
 @helper
 def merge(kept, part, bytes_of_part):
-    """Add a chunk's part of one row to what is kept of it."""
+    """Add a chunk's part of one row to the row's parts so far."""
     if simd.get_f32(part + TOTAL) < 0:
         return
     before, top = simd.get_f32(kept), simd.get_f32(part)

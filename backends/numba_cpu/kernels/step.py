@@ -2,9 +2,9 @@
 
 Each takes `(record, state, thread, n_threads)`; see `team.py`.
 
-What depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the tokens and
-a barrier follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes apart),
-which is cheaper than a barrier while there are one or two tokens.
+A step that depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the
+tokens and a barrier follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes
+apart), which is cheaper than a barrier while there are one or two tokens.
 """
 
 from __future__ import annotations

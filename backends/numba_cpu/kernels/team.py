@@ -3,7 +3,7 @@
 A tape is an array of records of 16 int64, each a struct that begins as `Record` does and goes on with the kernel's operands.
 Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
 
-`state` is an array of int64 that the threads share; what several threads write lies on cache lines of its own.
+`state` is an array of int64 that the threads share; words that several threads write are on cache lines of their own.
 
 A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
 core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. Where a
@@ -52,7 +52,7 @@ LINGER_NS = 2_000_000  # longer than a round's Python takes
 
 @struct
 class Record:
-    """What every record begins with."""
+    """The beginning of every record."""
 
     kernel: int  # address
     waits: bool  # whether a barrier follows
@@ -129,7 +129,7 @@ def is_beside(state, thread):
 
 @helper
 def wait(state, thread, address, value, linger_ns):
-    """Wait until what lies at `address` is not `value`: spin, until `linger_ns` let others run, then sleep."""
+    """Wait until the value at `address` is not `value`: spin, until `linger_ns` let others run, then sleep."""
     own = state + OWN + 64 * thread
     spins, began, spin_ns = 0, 0, SPIN_NS
     while atomic_load(address) == value:
@@ -155,7 +155,7 @@ def wait(state, thread, address, value, linger_ns):
         else:
             exchange(own, 1)
             # Either the thread that changes the value sees that this one sleeps, or this thread sees the change. Where both do,
-            # the flag tells who was first: once it is taken, a token is on its way.
+            # the flag tells which was first: once it is taken, a token is on its way.
             if ordered_load(address) == value or exchange(own, 0) == 0:
                 while take_token(get_i64(own + READ)) != 8:  # a signal came between
                     pass
@@ -163,7 +163,7 @@ def wait(state, thread, address, value, linger_ns):
 
 @helper
 def change(state, n_threads, address, value):
-    """Store a value that others wait for, and wake those who sleep."""
+    """Store a value that others wait for, and wake sleeping threads."""
     exchange(address, value)
     for thread in range(n_threads):
         own = state + OWN + 64 * thread
@@ -212,7 +212,7 @@ def lead(state):
 
 @kernel
 def follow(state, thread):
-    """Compute what `lead` asks for, until the team ends."""
+    """Compute the passes of `lead`, until the team ends."""
     seen = 0
     while True:
         wait(state, thread, state + GENERATION, seen, LINGER_NS)

@@ -123,7 +123,7 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
 
 
 def _first_dot(b: ir.IRBuilder, fmt: Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
-    """Return what a dot product starts at: it takes the offset of the weights away, exactly and at no cost."""
+    """Return the initial value of a dot product: it subtracts the offset of the weights, exactly and at no cost."""
     if not fmt.offset or dot.takes_128:
         return ir.Constant(I32X16, None)
     negative = load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32)
@@ -155,8 +155,8 @@ def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Val
 def _prefetch_locality(n_tokens: int, *, is_streamed: bool) -> int:
     """Return which cache waits for the weights of a tile, see `emit_prefetch`.
 
-    Weights are read once in a pass. Zens load streamed lines past the larger caches, where what Python needs between two
-    passes stays.
+    Weights are read once in a pass. Zens load streamed lines past the larger caches, so that the memory that Python needs
+    between two passes stays there.
     """
     if is_streamed:
         return 0
@@ -230,9 +230,9 @@ def _share(b: ir.IRBuilder, lines: ir.Value, n_runs: ir.Value) -> ir.Value:
 def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
     """Add n_blocks blocks of all tokens to sums y, (n_tokens, 32) float32; the weights are `packed` or in `scratch`.
 
-    With each block the tiles prefetch together `lines` cache lines, from `ahead` on, so that fetching what comes next overlaps
-    with the arithmetic. `lines` should be what a block takes: prefetching further ahead than that costs time with each line
-    that is asked for twice.
+    With each block the tiles prefetch together `lines` cache lines, from `ahead` on, so that fetching overlaps with the
+    arithmetic. `lines` should be as many as a block has: prefetching further ahead than that costs time with each line that is
+    asked for twice.
     """
     fmt, where, cpu = FORMATS[kind], place, ISAS[isa]
     token, row = (ir.Constant(I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))

@@ -1,7 +1,7 @@
 """Packed weights → operands of the dot products, as LLVM IR.
 
 A *source* is where a tile takes its weights from: packed bytes, unpacked in registers, or the scratch memory that a packed
-unit was unpacked to before. Both give the same vectors, so what a tile computes does not depend on which it reads.
+unit was unpacked to before. Both give the same vectors, so a tile's result does not depend on which it reads.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ScratchBlock:
         return take(SCRATCH_SCALES), take(SCRATCH_MINIMA) if self.fmt.has_minimum else None
 
     def fill(self, b: ir.IRBuilder, block: PackedBlock) -> None:
-        """Store what a packed block gives."""
+        """Store the vectors of a packed block."""
         for v in range(LOGICAL):
             for g in GROUPS:
                 store(b, at(b, self.address, (2 * v + g) * VECTOR), block.weights(b, v, g))
@@ -95,7 +95,7 @@ class PackedBlock:
         self._shared: dict[int, ir.Value] = {}
 
     def weights(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
-        """Take the bits of logical vector v out of the planes, and look up what they stand for."""
+        """Take the bits of logical vector v out of the planes, and look up their values."""
         fmt = self.fmt
         bits = self._bits(b, 0, fmt.low, v, g, 0)
         if fmt.high:

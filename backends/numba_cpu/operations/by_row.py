@@ -44,7 +44,7 @@ class ByRowEmitter(OperationEmitter):
 
 
 def _kind(operation: Operation, operand: Any) -> type:
-    """What an operand is to a function that numba compiles."""
+    """An operand's type for a function that numba compiles."""
     for kind, types in ((np.ndarray, Value | Vector), (float, float), (int, int)):
         if isinstance(operand, types):
             return kind
@@ -70,7 +70,7 @@ def _operand(given: Any, placed: Placed) -> Operand:
 
 
 def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:
-    """A name for compiled code, another one whenever the function, its file, or what it encloses is another."""
+    """A name for compiled code, which changes with the function, its file, and its closure."""
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
     parts = (source_key(function), [kind.__name__ for kind in kinds], enclosed)
     return f"{function.__name__}_{hashlib.sha256(dumps(parts)).hexdigest()[:24]}"

@@ -191,7 +191,7 @@ class RecurEmitter(OperationEmitter):
 
 
 class GateEmitter(OperationEmitter):
-    """Gates what a recurrence yields, in place; see `recurrent_ends.gate`."""
+    """Gates a recurrence's output, in place; see `recurrent_ends.gate`."""
 
     operation: Gate
     kernels = (recurrent_ends.gate,)
@@ -246,7 +246,7 @@ def _kept(part: Vector | None, placed: Placed) -> int:
 
 
 def _by_block(a: np.ndarray) -> np.ndarray:
-    """What makes decays, (V, K), in the order of a recurrence's matrix: (blocks, K, columns)."""
+    """The factors of decays, (V, K), in the order of a recurrence's matrix: (blocks, K, columns)."""
     width = recurrence.BLOCK_COLUMNS
     padded = np.zeros((up(len(a), width), a.shape[1]), np.float32)
     padded[: len(a)] = a
