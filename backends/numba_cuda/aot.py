@@ -1,8 +1,8 @@
 """Kernels → machine code (cubin) for a compute capability. It takes neither a GPU nor a driver, and is kept on disk.
 
-numba makes PTX of a kernel, nvJitLink machine code of that. What is kept goes by sources alone, the kernels' and this one, so a
-machine without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 8.0 9.0`, in the
-user's cache. Nothing else imports numba's compiler, so that another one can take its place.
+numba makes PTX of a kernel, nvJitLink machine code of that. Cubins are kept by sources alone, the kernels' and this one, so a
+machine without a compiler can use another one's: `python -m augury.backends.numba_cuda.aot 8.0 9.0`, in the user's cache.
+Nothing else imports numba's compiler, so that another one can take its place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Binary:
 
 
 def compile_kernel(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[Binary]:
-    """Compile a kernel for compute capabilities, as (9, 0); what takes longest, to type it, is done once."""
+    """Compile a kernel for compute capabilities, as (9, 0); typing, which takes longest, is done once."""
     return [linked(kernel, *each) for each in zip(ptx_of(kernel, capabilities), capabilities, strict=True)]
 
 
@@ -60,13 +60,13 @@ def ptx_of(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[str]
     Without that, the compiler makes a multiplication and an addition one operation here, and two in another kernel.
     """
     library = _library_of(kernel, capabilities[0])
-    library._nvvm_options["fma"] = False  # noqa: SLF001 - what calls of numba's compiler do not take
+    library._nvvm_options["fma"] = False  # noqa: SLF001 - calls of numba's compiler do not take it
     library._llvm_strs = [_as_written(each) for each in library.llvm_strs]  # noqa: SLF001
     return [library.get_asm_str(cc=_OLD if _OLD <= each < _NEW else each) for each in capabilities]  # which the library keeps
 
 
 def _as_written(ir: str) -> str:
-    """LLVM IR whose loops are unrolled only if it is known how often they turn.
+    """LLVM IR whose loops are unrolled only if their length is known.
 
     Others would be written out four times, with a copy for the turns that are left. Threads of a few turns each read that code
     for nothing, and have fewer registers for it.
@@ -103,7 +103,7 @@ def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
 def _overlapping(ptx: str) -> str:
     """A kernel that lets the next one come to its multiprocessors at once, and waits there for the end of the one before it.
 
-    It does so first of all, unless it says itself where it does. So what overlaps is the time to begin and to end, and to bring
+    It does so first of all, unless it places the wait itself. So what overlaps is the time to begin and to end, and to bring
     weights nearer: nothing that another launch writes is read or written earlier.
     """
     from augury.backends.numba_cuda.kernels.instructions import LATER
@@ -125,7 +125,7 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
         for each in kernel.kinds
     )
     signature = types.void(*of_kernel)
-    lower = compiler._compile_pyfunc_with_fixup  # noqa: SLF001 - what is public types anew for each capability
+    lower = compiler._compile_pyfunc_with_fixup  # noqa: SLF001 - the public function types anew for each capability
     with _compiling_for(capability):
         library, _ = lower(kernel.function, signature, device=False, cc=capability, abi="numba")
     return library
@@ -133,9 +133,9 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
 
 @contextmanager
 def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba take the device for one of this capability: to type what a kernel calls, it asks the device, not its caller.
+    """Let numba take the device for one of this capability: to type a kernel's calls, it asks the device, not its caller.
 
-    And let it leave out what is useless here: passes, and looking for garbage, of which it makes little.
+    It also leaves out useless passes here, and garbage collection, because it makes little garbage.
     """
     from numba.cuda import compiler, dispatcher
 
@@ -186,7 +186,7 @@ def _kinds_of(kind: type[HasKernels]) -> Iterator[type[HasKernels]]:
 
 
 class Compiler:
-    """Compiles for one compute capability what no earlier start has compiled.
+    """Compiles for one compute capability the kernels that no earlier start has compiled.
 
     Attributes:
         capability: As (8, 0): machine code for 8.0 runs on 8.6 and 8.9, too, and so on, so there is none for these.
@@ -255,7 +255,7 @@ def _key() -> str:
 
 @cache
 def _warn(message: str) -> None:
-    """Say once what would be the same for every kernel."""
+    """Log once a message that would be the same for every kernel."""
     get_logger("augury.backends.numba_cuda").warning(message)
 
 

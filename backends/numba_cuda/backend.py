@@ -46,7 +46,7 @@ class NumbaCuda(Backend):
         return probe.devices() if cls.unavailable_reason() is None else ()
 
     def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
-        """Weights, what slots keep and what passes work in; the driver's own memory and graphs come to that."""
+        """Weights, the slots' memory and work space; the driver's own memory and graphs are added to that."""
         from augury.backends.numba_cuda.device import CountingDevice
         from augury.backends.numba_cuda.lowering import Lowering
         from augury.backends.numba_cuda.weights import PURPOSE, check_types, n_bytes_of

@@ -70,7 +70,7 @@ class BlockEmitter:
         return FirstProducts((self._layout, name), name, self._layout.products(multiply), self._layout.width(name))
 
     def buffers(self) -> Mapping[str, int]:
-        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
+        """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
         needed = dict(self._layout.buffers)
         for emitter in (*self._early, *self._emitters):
             for name, n_bytes in emitter.buffers().items():
@@ -78,7 +78,7 @@ class BlockEmitter:
         return needed
 
     def place(self, device: Device) -> None:
-        """Allocate what it keeps from pass to pass."""
+        """Allocate its state from pass to pass."""
         for cache in self.caches:
             cache.place(device)
         for state in self._states:
@@ -95,7 +95,7 @@ class BlockEmitter:
             emitter.emit(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        """Write the steps alone that bring states of sequences up to date, for a pass over no tokens."""
+        """Write only the steps that bring states of sequences up to date, for a pass over no tokens."""
         for emitter in self._emitters:
             emitter.emit_states(tape)
 

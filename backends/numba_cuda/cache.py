@@ -1,4 +1,4 @@
-"""What slots keep of every position: heads of some values each, in planes of halves."""
+"""The memory of slots for every position: heads of some values each, in planes of halves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Cache:
         n_heads: How many heads a cell has.
         dim: Values of each.
         kept_as: The cache type.
-        number: What kernels call it.
+        number: Its number in kernels.
         codes: The plane that has codes, or all there is.
-        halves: The plane that has what codes are multiples of, or all there is.
+        halves: The plane of codes' scales, or of all values.
     """
 
     codes: Pointer
@@ -41,7 +41,7 @@ class Cache:
         self._planes: list[tuple[Pointer, int]] = []
 
     def bytes_per_position(self) -> int:
-        """What one position of one slot takes."""
+        """The bytes of one position of one slot."""
         return 2 * self.n_heads * sum(self._n_halves)
 
     def place(self, device: Device) -> None:

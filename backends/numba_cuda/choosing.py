@@ -1,4 +1,4 @@
-"""What of rows of logits comes to the host: the best tokens, a few logits, what a normaliser is made of; never whole rows."""
+"""The parts of rows of logits that come to the host: the best tokens, a few logits, sums for normalisers; never whole rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Logits", "PendingRows", "RowRead
 
 MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
 MAX_GATHERED = 4096  # logits that are gathered there; of more ids of a row the row is read
-_MAX_FORESEEN = 256  # of a slot: penalties look at 64 tokens, what a constraint allows is another set each time
+_MAX_FORESEEN = 256  # of a slot: penalties look at 64 tokens, a constraint's mask is another set each time
 KERNELS = (best_of_chunks, best_tokens, sums_of_chunks, gather_logits)
-_K_STEP = 8  # what is asked for grows with the tokens that penalties look at: it is not computed again for each
+_K_STEP = 8  # the set grows with the window of penalties: it is not computed again for each token
 
 
 @frozen(eq=False)
@@ -33,7 +33,7 @@ class Logits:
     Attributes:
         inputs: Of the pass.
         at: (MAX_ROWS, n_vocab).
-        chunks: What is best of the chunks of each row: `n_bytes` of them.
+        chunks: The best of the chunks of each row: `n_bytes` of them.
     """
 
     inputs: Pointer
@@ -48,26 +48,26 @@ class Logits:
         return -(-n // chunk_of(self.n_vocab))
 
     def best_of_chunks(self, n_rows: int, n: int) -> Launch:
-        """What finds the best of every chunk of the first n logits."""
+        """The launch that finds the best of every chunk of the first n logits."""
         ids = self.chunks.at(self.n_bytes // 2)
         sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
         return Launch(best_of_chunks, (self.n_chunks(n), n_rows, 1), THREADS, (self.inputs, self.at, self.chunks, ids, *sizes))
 
     def best(self, n_rows: int, n: int, k: int, to: Pointer, values: Pointer) -> Launch:
-        """What then finds the k best of each row: ids (n_rows, k), and their logits."""
+        """The launch that then finds the k best of each row: ids (n_rows, k), and their logits."""
         places = (self.inputs, self.at, self.chunks, self.chunks.at(self.n_bytes // 2), to, values)
         sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
         return Launch(best_tokens, (n_rows, 1, 1), THREADS, (*places, *sizes, k))
 
     def sums(self, n_rows: int, n: int, to: Pointer) -> Launch:
-        """What then finds the sums of every chunk, (n_rows, chunks) float64."""
+        """The launch that then finds the sums of every chunk, (n_rows, chunks) float64."""
         sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
         return Launch(sums_of_chunks, (self.n_chunks(n), n_rows, 1), THREADS, (self.inputs, self.at, self.chunks, to, *sizes))
 
 
 @frozen
 class RowRequest:
-    """What of every row is computed: so many of the best tokens, and the normaliser."""
+    """The results for every row: so many of the best tokens, and the normaliser."""
 
     k: int = 0
     has_sums: bool = False
@@ -75,7 +75,7 @@ class RowRequest:
 
 @frozen(eq=False)
 class RowResult:
-    """What was wanted of r rows: ids and logits (r, k), and normalisers (r,) float64."""
+    """The results of r rows: ids and logits (r, k), and normalisers (r,) float64."""
 
     wanted: RowRequest
     ids: np.ndarray
@@ -85,7 +85,7 @@ class RowResult:
 
 @frozen(eq=False)
 class PendingRows:
-    """What was begun to be found for a pass before it is asked for: tokens by row, rising, and where their logits come to."""
+    """A search that was begun for a pass in advance: tokens by row, rising, and the place of their logits."""
 
     wanted: RowRequest = RowRequest()
     ids: Mapping[int, np.ndarray] = MappingProxyType({})
@@ -93,13 +93,13 @@ class PendingRows:
 
 
 class RowReader:
-    """Finds what is wanted of all rows of a pass at once, and before it is asked for, if it was wanted of the last pass."""
+    """Finds the results of all rows of a pass at once, and in advance, if the last pass needed them."""
 
     def __init__(self, device: Device, logits: Logits) -> None:
         self.device, self.logits = device, logits
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
         self._asked = RowRequest()
-        self._asked_ids: dict[int, np.ndarray] = {}  # by slot, what the last pass with rows of it was asked for
+        self._asked_ids: dict[int, np.ndarray] = {}  # by slot, the requests of the last pass with rows of it
         n_top, n_sums = 2 * MAX_ROWS * MAX_K, 2 * MAX_ROWS * logits.n_chunks(logits.n_vocab or 1)
         self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
         self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch").at(0) for _ in range(2))
@@ -108,11 +108,11 @@ class RowReader:
         self._staged_places, self._staged_gathered = device.staging(MAX_GATHERED), device.staging(MAX_GATHERED)
 
     def begin_pass(self, row_slots: np.ndarray, tokens: np.ndarray, slots: np.ndarray) -> PendingRows:
-        """Begin to find, after a pass was begun, what was wanted of the last one.
+        """Begin, after a pass was begun, to find the same as for the last one.
 
         Args:
             row_slots: (r,) of each row of logits.
-            tokens: (n,) of the pass. What penalties look at of a text changes by these alone.
+            tokens: (n,) of the pass. Only these can enter the window of penalties.
             slots: (n,) of each token.
         """
         self.n_of_chunks, n_rows = self.logits.n_vocab, len(row_slots)
@@ -131,7 +131,7 @@ class RowReader:
         return PendingRows(wanted, ids, dict(zip(ids, ends, strict=False)))
 
     def begin(self, n_rows: int, n: int, wanted: RowRequest) -> None:
-        """Begin to find what is wanted of the first n tokens of each row."""
+        """Begin to find the results of the first n tokens of each row."""
         logits, device = self.logits, self.device
         if not n_rows or wanted == RowRequest():
             return
@@ -149,7 +149,7 @@ class RowReader:
             device.fetch(logits.chunks, self._staged_chunks[:n_sums])
 
     def found(self, n_rows: int, n: int, wanted: RowRequest) -> RowResult:
-        """What was begun, once it is over."""
+        """The results of a search, once it is over."""
         n_top = n_rows * wanted.k
         ids = self._staged_top[:n_top].reshape(n_rows, wanted.k).copy()
         values = self._staged_top[n_top : 2 * n_top].view(np.float32).reshape(n_rows, wanted.k).copy()
@@ -162,7 +162,7 @@ class RowReader:
         return RowResult(wanted, ids, values, _normalizers(sums, best))
 
     def normalizer(self, row: np.ndarray) -> float:
-        """The normalizer of a row (n,) that is not on the device any more."""
+        """The normalizer of a row (n,) that has left the device."""
         self.device.write(self.logits.inputs.at(4 * N_ROWS), np.ones(1, np.int32))
         self.device.write(self.logits.at, row)
         self.n_of_chunks, wanted = -1, RowRequest(has_sums=True)
@@ -171,7 +171,7 @@ class RowReader:
         return float(self.found(1, len(row), wanted).normalizers[0])
 
     def ask(self, n: int, wanted: RowRequest) -> RowRequest:
-        """What to find, of the first n tokens, so that it is enough for what is wanted, and for what the next pass may want."""
+        """The search, among the first n tokens, that is enough for the request, and for the next pass's likely one."""
         k = min(max(wanted.k, self._asked.k), n, MAX_K)
         asked = RowRequest(min(-(-k // _K_STEP) * _K_STEP if k > 1 else k, n, MAX_K), wanted.has_sums or self._asked.has_sums)
         if n == self.logits.n_vocab:

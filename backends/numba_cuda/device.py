@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
-"""What the pointers among a kernel's parameters point to."""
+"""The types of the pointers among a kernel's parameters."""
 _ALIGNMENT = 256
 
 
@@ -59,7 +59,7 @@ Arguments = dict[str, Any]
 
 @frozen(eq=False)
 class Launch:
-    """A kernel, a grid of blocks, and what the kernel is given: pointers and numbers."""
+    """A kernel, a grid of blocks, and the kernel's arguments: pointers and numbers."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -100,7 +100,7 @@ class Program(ABC):
 
 
 class Device(ABC):
-    """Where a model's memory is and its kernels run. Whatever is begun happens in the order in which it was begun."""
+    """The place of a model's memory and kernels. Copies and launches happen in the order in which they were begun."""
 
     def __init__(self, number: int = 0) -> None:
         self.label = f"CUDA{number}"  # as llama.cpp calls it
@@ -118,7 +118,7 @@ class Device(ABC):
         return made
 
     def table(self) -> tuple[Allocation, ...]:
-        """What is allocated, by purpose."""
+        """The allocated bytes, by purpose."""
         return tuple(Allocation(purpose, n_bytes, self.label) for purpose, n_bytes in self._n_bytes.items())
 
     @abstractmethod
@@ -138,8 +138,8 @@ class Device(ABC):
 
         Args:
             steps: In order.
-            staged: What is copied first.
-            fetched: What is copied at the end.
+            staged: The copies before.
+            fetched: The copies at the end.
         """
 
     @abstractmethod
@@ -247,7 +247,7 @@ class SimulatedDevice(Device):
 
 
 class CountingDevice(SimulatedDevice):
-    """Counts what is allocated, and allocates nothing."""
+    """Counts allocations, and allocates nothing."""
 
     def _allocate(self, n_bytes: int) -> Buffer:
         return Buffer(n_bytes)

@@ -172,7 +172,7 @@ class Gpu(Device):
         """Make the context this thread's: another GPU's may be, as a draft model's. Something is begun then.
 
         Raises:
-            AuguryError: It was given back, and with it what a pass or a model may still point to.
+            AuguryError: It was closed, with memory that a pass or a model may still point to.
         """
         if self._is_closed:
             raise AuguryError(f"what is on {self.label} was given back: its model is closed")
@@ -225,7 +225,7 @@ class _Graph(Program):
     """The same steps, begun by one call: they are recorded when they have run once."""
 
     def __init__(self, gpu: Gpu, steps: Steps) -> None:
-        self._gpu, self._steps = gpu, steps  # the graph does not own what it was recorded of
+        self._gpu, self._steps = gpu, steps  # the graph does not own its recording
         self._graph: Any = None
 
     def run(self) -> None:
@@ -244,7 +244,7 @@ class _Graph(Program):
         gpu, call = self._gpu, self._gpu._call
         mode = gpu._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         was_collecting = gc.isenabled()
-        gc.disable()  # what is freed while a stream is recorded spoils the recording
+        gc.disable()  # freeing while a stream is recorded spoils the recording
         try:
             call("cuStreamBeginCapture", gpu.stream, mode)
             try:

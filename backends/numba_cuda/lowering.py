@@ -32,9 +32,9 @@ PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS
 
 @frozen
 class Parts:
-    """What of a model a pass goes through, and what it gives beside logits; see `Batch`.
+    """The parts of a model that a pass goes through, and its results beside logits; see `Batch`.
 
-    If nobody reads what a layer for further tokens gives, the pass only keeps the layer's keys and values.
+    If a layer for further tokens gives no logits, the pass only keeps the layer's keys and values.
     """
 
     layers: tuple[int, int]
@@ -46,7 +46,7 @@ class Parts:
 
 @frozen(eq=False)
 class _Ends:
-    """What comes before and after the layers of a pass; a layer that predicts further tokens also begins with an `input`."""
+    """The steps before and after the layers of a pass; a layer that predicts further tokens also begins with an `input`."""
 
     block: Output
     n_embd: int  # values of x
@@ -61,11 +61,11 @@ def size_of(n_tokens: int, last_position: int) -> Size:
 
 
 class Lowering:
-    """What a plan needs, known at once, and its programs, once it has a place on a device.
+    """The needs of a plan, known at once, and its programs, once it has a place on a device.
 
     Attributes:
-        plan: What is lowered.
-        state_spec: What its slots take.
+        plan: The plan.
+        state_spec: The sizes of its slots.
         buffers: Memory by name, once it has a place.
         inputs: Where a pass's inputs are copied to.
         hidden: Where the hidden states are that it is given.
@@ -111,14 +111,14 @@ class Lowering:
             yield Parts(layers, () if ends.block.given is None else ("output",), takes_hidden=True)
 
     def place(self, device: Device, weights: Weights) -> None:
-        """Allocate what passes work in and what slots keep, and load the weights."""
+        """Allocate work space and the slots' memory, and load the weights."""
         self.allocate(device)
         self._device, self._weights = device, weights
         for parts in self._every_part():
             self.steps(size_of(1, self.state_spec.n_ctx - 1), parts)
 
     def allocate(self, device: Device) -> None:
-        """Allocate what passes work in and what slots keep."""
+        """Allocate work space and the slots' memory."""
         n_embd = self.plan.widest
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
@@ -142,7 +142,7 @@ class Lowering:
             emitter.place(device)
 
     def kernels(self) -> list[Kernel]:
-        """The kernels of passes of every number of tokens, and of what comes between them."""
+        """The kernels of passes of every number of tokens, and of the steps between them."""
         last = self.state_spec.n_ctx - 1
         tapes = [self.steps(size_of(n, last), parts) for n in PASS_SIZES for parts in self._every_part()]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
@@ -153,7 +153,7 @@ class Lowering:
 
         Args:
             size: Of the passes.
-            parts: What they go through.
+            parts: The parts that they go through.
             staged: The staging array that their inputs are written to.
             fetched: That to which best tokens and their logits are copied.
         """
@@ -161,7 +161,7 @@ class Lowering:
         return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
     def narrowed(self, layers: tuple[int, int] | None, vocabulary: np.ndarray) -> NarrowOutput | None:
-        """What computes the logits of a vocabulary (m,) int32 after some layers; None: all logits are computed.
+        """The matrices of the logits of a vocabulary (m,) int32 after some layers; None: all logits are computed.
 
         Raises:
             OptionError: The model cannot have such a vocabulary.
@@ -184,7 +184,7 @@ class Lowering:
 
         Args:
             size: Of the passes.
-            parts: What they go through.
+            parts: The parts that they go through.
             names: The tokens (n_named,) of logits; None: logits are those of all tokens.
             n_named: How many they are, or 0.
         """
@@ -193,7 +193,7 @@ class Lowering:
         return self._device.program([first, *self.steps(size, parts).steps])
 
     def steps(self, size: Size, parts: Parts) -> Tape:
-        """What such a program does."""
+        """The work of such a program."""
         ends = self._nextn.get(parts.layers, self._ends)
         tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
         tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
@@ -237,7 +237,7 @@ class Lowering:
         return self._device.program(tape.steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
     def _asides(self) -> Iterator[str]:
-        """The names of what is kept beside the residual stream, as wide."""
+        """The names of the buffers beside the residual stream, as wide."""
         plan = self.plan
         if any(block.is_parallel for layer in plan.every_layer for block in layer.blocks):
             yield "seen"
@@ -260,7 +260,7 @@ class Lowering:
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
     def _emit_embedding(self, tape: Tape, ends: _Ends, *, takes_hidden: bool) -> None:
-        """Write what x begins as, or the residual streams."""
+        """Write the first x, or the residual streams."""
         n_tokens = tape.size.n_tokens
         if not takes_hidden or self.hidden is not self._passed_on:
             ends.embedding.emit(tape)
@@ -273,7 +273,7 @@ class Lowering:
             tape.copy(self.hidden, self._passed_on, 4 * n_tokens * self.plan.n_hidden)
 
     def _emit_layer(self, tape: Tape, i: int, *, is_read: bool = True) -> None:
-        """Write the steps of a layer; if nobody reads what comes of it, only those of blocks that keep something."""
+        """Write the steps of a layer; if its output is not read, only the steps of blocks with caches or states."""
         layer = self.plan.every_layer[i]
         for emitter in self._layers[i]:
             emitter.begin(tape)
@@ -303,5 +303,5 @@ class Lowering:
         return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
 
     def slot_memory(self, slot: int, n: int) -> list[Part]:
-        """What a slot keeps of its first n positions."""
+        """A slot's memory of its first n positions."""
         return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n)]

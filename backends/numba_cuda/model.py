@@ -37,7 +37,7 @@ class CudaModel(Model):
     is_asynchronous = True
 
     def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, tokens: np.ndarray | None = None) -> None:
-        """Take over what has a place on a device; of an output of some `tokens` (m,) int32 also these."""
+        """Take over memory on a device; of an output of some `tokens` (m,) int32 also these."""
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
         self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
         self._lowering, self._device = lowering, device
@@ -65,7 +65,7 @@ class CudaModel(Model):
         self._staged: dict[
             tuple[str, int], np.ndarray
         ] = {}  # arrays for features, and for the hidden states that passes are given
-        self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
+        self._copies: list[tuple[Pointer, np.ndarray]] = []  # of a slot's memory
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
@@ -95,7 +95,7 @@ class CudaModel(Model):
         return min(self._n_most, MAX_ROWS) if are_few else self._n_most
 
     def _narrowed(self, batch: Batch) -> NarrowOutput | None:
-        """What computes the logits of a batch's vocabulary alone, where one pass computes them."""
+        """The matrices of a batch's vocabulary, if one pass computes its logits."""
         if (
             batch.vocabulary is None
             or self._tokens is not None
@@ -300,7 +300,7 @@ class CudaModel(Model):
         return program
 
     def _move(self, batch: Batch) -> None:
-        """Move the cells of what was accepted."""
+        """Move the cells of accepted tokens."""
         if batch.accepted is None or not len(batch.accepted):
             return
         moves = batch.accepted
@@ -316,7 +316,7 @@ class CudaModel(Model):
                 self._device.launch(launch)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """See `Model.slot_memory`: copies of what is on the device."""
+        """See `Model.slot_memory`: copies of the device's memory."""
         self._require_open()
         self._copies = [(at, np.empty(n_bytes, np.uint8)) for at, n_bytes in self._lowering.slot_memory(slot, n) if n_bytes]
         for at, array in self._copies:
@@ -324,7 +324,7 @@ class CudaModel(Model):
         return [array for _, array in self._copies]
 
     def slot_written(self) -> None:
-        """See `Model.slot_written`: what was written into the copies goes to the device."""
+        """See `Model.slot_written`: the copies go to the device."""
         for at, array in self._copies:
             self._device.write(at, array)
 

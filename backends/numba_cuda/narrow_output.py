@@ -17,10 +17,10 @@ _MOST = 3 / 4  # of all logits, above which to compute all of them costs little 
 
 
 class NarrowOutput:
-    """What computes the logits of the first tokens, and of some others, which change with the vocabulary.
+    """The matrices of the logits of the first tokens, and of some others, which change with the vocabulary.
 
     Rows lie in tiles on the device. Those of the first tokens are multiplied where they are, and the tiles of others are copied
-    side by side when a vocabulary first has them. So programs stay the same whatever the vocabulary is.
+    side by side when a vocabulary first has them. So programs stay the same for any vocabulary.
 
     Attributes:
         matrices: The two, each with the column of its products.
@@ -51,7 +51,7 @@ class NarrowOutput:
 
     @classmethod
     def of(cls, device: Device, matrix: Matrix, vocabulary: np.ndarray) -> NarrowOutput | None:
-        """What begins with the first tokens of a vocabulary (m,) int32, rising; None where that would save little."""
+        """The first tokens of a vocabulary (m,) int32, rising; None if that would save little."""
         tiles = _tiles_of(vocabulary)
         n_first = int((tiles == np.arange(len(tiles))).sum())
         if TILE_ROWS * (n_first + max(n_first // _SHARE, _LEAST)) > _MOST * matrix.n_rows:
@@ -95,7 +95,7 @@ def _tiles_of(vocabulary: np.ndarray) -> np.ndarray:
 
 
 def _parts(matrix: Matrix, tile: int) -> Iterator[Part]:
-    """What a matrix has of a tile of rows, in every plane; and of their bias."""
+    """The parts of a tile of rows of a matrix, in every plane; and of their bias."""
     first, size, at = tile * TILE * matrix.n_steps, TILE * matrix.n_steps, 0
     for n_halves, per in matrix.format.planes:
         yield matrix.words.at(2 * (at + n_halves * first // per)), 2 * n_halves * size // per

@@ -119,7 +119,7 @@ class DevicePass(Pass):
         return float(self._all(RowRequest(has_sums=True)).normalizers[row])
 
     def _all(self, wanted: RowRequest) -> RowResult:
-        """What is wanted of all rows."""
+        """The results of all rows."""
         self.wait()
         wanted = self._chooser.ask(self._n, wanted)
         found = self._found
@@ -161,7 +161,7 @@ class DevicePass(Pass):
 
 
 class GatheredPass(ArrayPass):
-    """Rows of several passes, in memory. What their normalizers are, a device says: in its order of additions, as of others."""
+    """Rows of several passes, in memory. A device computes their normalizers, in the same order of additions as of others."""
 
     def __init__(self, chooser: RowReader, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(array, features)

@@ -28,7 +28,7 @@ def is_simulated() -> bool:
 
 
 def unavailable_reason() -> str | None:
-    """What is missing, found or expected, and what to do; None where kernels can run."""
+    """The missing part, found and expected, and what to do; None if kernels can run."""
     if is_simulated():
         return None if find_spec("greenlet") else f"{SIMULATOR} is 1, but greenlet is not installed; pip install greenlet"
     missing = [name for name in ("numba_cuda", "cuda.bindings", "cuda.core") if not _is_there(name)]

@@ -49,7 +49,7 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
 def launch_of(
     matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, mode: int, which: int, more: Arguments | None = None
 ) -> Launch:
-    """What multiplies by one matrix; see `kernels.matmul`, and of `more`, where products are combined, `kernels.routes`."""
+    """The kernel of one matrix; see `kernels.matmul`, and of `more`, where products are combined, `kernels.routes`."""
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float)}
     given |= {"y": to.at, "stride": to.width, "column": column, "mode": mode, "which": which}
     if tiles.n_apart:
@@ -67,7 +67,7 @@ def launch_of(
 def launch_of_gated(
     matrix: Matrix, x: Operand, to: Any, column: int, tiles: Tiles, which: int, how: Any, n_gated: int = 1
 ) -> Launch:
-    """What multiplies by gate, and up below it if `n_gated` is 2, and activates the products; see `kernels.gated_matmul`."""
+    """The kernel of gate, and up below it if `n_gated` is 2, with their activation; see `kernels.gated_matmul`."""
     kernel, grid = MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float), "how": how, "to": to}
     given |= {"column": column, "which": which, "n_most": tiles.n_most, "per_token": tiles.per_token}
@@ -77,7 +77,7 @@ def launch_of_gated(
 def launch_of_two(
     inputs: Pointer, n_tokens: int, x: Operand, products: Sequence[tuple[Matrix, int]], to: Rows
 ) -> Launch | None:
-    """What multiplies few tokens by two matrices, each with the column of its products, if a kernel has their types."""
+    """The kernel of few tokens and two matrices, each with the column of its products, if there is one for their types."""
     (first, column), (other, other_column) = products
     tile = tile_of(first, n_tokens)
     kernel = MULTIPLY_TWO.get((first.format.name, other.format.name, tile))

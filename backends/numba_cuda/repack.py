@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from augury.files.gguf import TensorType
 
 _MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
-_PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that what they become on the way stays in a core's cache
+_PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache
 
 
 @frozen(eq=False)
 class _Units:
-    """What units (n, …) of a matrix hold: signed or unsigned integers below 256, and what they are multiplied with."""
+    """The contents of units (n, …) of a matrix: signed or unsigned integers below 256, and their factors."""
 
     weights: np.ndarray  # (n, 32) uint8, or of floats uint16 or uint32
     factors: np.ndarray | None = None  # (n or n / 8, 1 or 2) uint16
@@ -83,7 +83,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
     n_tiles = (-(-n_rows // TILE_ROWS), -(-columns // TILE_UNITS))
 
     def put(to: np.ndarray, at: int, values: np.ndarray, per: int = 1) -> int:
-        """Write what units have (rows * columns, m), or `per` of a row together, in the order of tiles; returns the end."""
+        """Write the words of units (rows * columns, m), or `per` of a row together, in the order of tiles; returns the end."""
         wide = values.shape[1]
         full = values.reshape(n_rows, -1, wide)
         padded = (n_tiles[0] * TILE_ROWS, n_tiles[1] * TILE_UNITS // per)
@@ -107,7 +107,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
 
 
 def _planes(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
-    """Weights (n, 32) as planes of four words, or of two, per unit, and one of what they have of higher bits."""
+    """Weights (n, 32) as planes of four words, or of two, per unit, and one of their higher bits."""
     n = len(weights)
     if n_main >= 8:
         words = np.ascontiguousarray(weights).view(np.uint32).reshape(n, -1, 4)
@@ -224,4 +224,4 @@ _READERS: dict[str, Callable[[np.ndarray], _Units]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
-"""What reads the blocks of a type, (n, block_bytes) uint8."""
+"""The function that reads the blocks of a type, (n, block_bytes) uint8."""

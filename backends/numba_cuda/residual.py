@@ -30,7 +30,7 @@ class Streams:
     """The residual streams of a plan. Several lie side by side, and x is the row that a block adds to them; of one it is that.
 
     Attributes:
-        emitters: What writes steps of its connections.
+        emitters: The emitters of its connections.
     """
 
     def __init__(self, plan: ModelPlan) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a pass, and what steps read and write of them."""
+"""Rows of a pass, and the parts that steps read and write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rows:
 
     @property
     def operand(self) -> Operand:
-        """These as what norms and products write and read, of floats alone."""
+        """These as rows of floats that norms and products read and write."""
         at = self.at
         return Operand(at, at, at, at, at, self.width, as_floats=True)
 
@@ -60,7 +60,7 @@ class Operand:
         return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums, self.halves)
 
     def after(self, n: int) -> Operand:
-        """What comes after n whole rows."""
+        """The memory after n whole rows."""
         size, n_units = n * self.width, n * self.width // UNIT
         factors, sums, halves = self.factors.at(4 * n_units), self.sums.at(4 * n_units), self.halves.at(8 * n_units)
         floats, quantised = self.floats.at(4 * size), self.quantised.at(size)

@@ -1,4 +1,4 @@
-"""States of sequences: the memory of slots for what goes on from token to token, see `Block.states`."""
+"""States of sequences: the memory of slots from token to token, see `Block.states`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class State:
-    """A state of all slots, of float32: as it is, as it was saved, and what was kept aside to be taken in.
+    """A state of all slots, of float32: as it is, as it was saved, and the inputs kept aside to be taken in.
 
     Attributes:
         values: The states.
         saved: As they were saved.
-        aside: What was kept aside of drafted tokens.
-        added: Of a matrix, what is added to its columns lies apart from what is the same for all of them.
+        aside: The inputs kept aside of drafted tokens.
+        added: Of a matrix, the updates of its columns are apart from the inputs that all of them share.
         n_bytes: Bytes of a slot.
         n_slots: How many slots there are.
         n_aside: Drafted tokens of a slot that there is room for.

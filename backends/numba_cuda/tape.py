@@ -1,4 +1,4 @@
-"""What blocks write a program's steps on, and the rows that the steps work in."""
+"""The tape that blocks write a program's steps on, and the rows of the steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Gate:
 
 @frozen
 class Size:
-    """What a program is for: up to so many tokens, each of which sees up to so many splits of positions."""
+    """The size of a program: up to so many tokens, each of which sees up to so many splits of positions."""
 
     n_tokens: int
     n_splits: int
@@ -72,7 +72,7 @@ def splits_of(n_positions: int) -> int:
 
 
 def tokens_of(n_splits: int) -> int:
-    """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
+    """How many tokens a pass has at most where each sees so many splits: their results are kept until they are merged."""
     return max(8, min(MAX_TOKENS, _MOST_SPLITS // n_splits))
 
 
@@ -85,18 +85,18 @@ class Tape:
     """A program in the making.
 
     Attributes:
-        steps: What was written.
-        size: What for.
+        steps: The written steps.
+        size: Of the program.
         weights: The plan's.
         buffers: Memory by name.
         inputs: The inputs of a pass, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
-        seen: What blocks read: the residual stream, or what was put aside of it.
-        streams: What goes on from layer to layer: all residual streams of a token.
+        seen: The input of blocks: the residual stream, or its copy.
+        streams: All residual streams of a token, from layer to layer.
         made: Products that blocks side by side begin with; see `first_products`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
-        tiles: What routers have chosen, by value.
-        narrow: What computes the logits of some tokens alone, by the matrix of all.
+        tiles: Routers' choices, by value.
+        narrow: The matrices of a narrow vocabulary, by the matrix of all tokens.
         chooses: Whether the best of the logits are wanted.
     """
 
@@ -111,11 +111,11 @@ class Tape:
         self.chooses = True
         # rows that the next norm adds to x, as they are or normed, or swaps with it
         self._pending: tuple[Rows, Norm | None, bool] | None = None
-        self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
+        self._normed: dict[Norm | None, Operand] = {}  # the normed inputs of parallel blocks, by their norms
 
     @staticmethod
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
-        """Bytes of what an operand of a name takes; a row is `width` values."""
+        """Bytes of the operand of a name; a row is `width` values."""
         width = UNIT * units_of(width)
         rows = (4 * width, width, *(n * width // UNIT for n in (4, 4, 8)))
         return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
@@ -125,7 +125,7 @@ class Tape:
         self.steps.append(Launch.of(kernel, grid, n_threads, self.inputs, **arguments))
 
     def operand(self, name: str, width: int, parts: Sequence[Linear | Matrices]) -> Operand:
-        """Where rows go to that are multiplied with some matrices, and as what."""
+        """The place and form of rows that are multiplied with some matrices."""
         kinds = {self.weights.is_float(part) for part in parts}
         floats, quantised, factors, sums, halves = (self.buffers[f"{name} as {kind}"] for kind in _OPERAND)
         width = UNIT * units_of(width)
@@ -134,7 +134,7 @@ class Tape:
     def norm(
         self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, as_floats: bool = False, is_output: bool = False
     ) -> Operand:
-        """Norm what blocks see, for products with some matrices: of all tokens, or of tokens that have logits."""
+        """Norm the input of blocks, for products with some matrices: of all tokens, or of tokens that have logits."""
         if norm in self._normed:
             return self._normed[norm]
         to = self.operand("normed", self.x.width, parts)
@@ -143,14 +143,14 @@ class Tape:
         return to
 
     def norm_seen(self, norm: Norm | None, to: Operand, *, is_output: bool = False) -> None:
-        """Norm what blocks see."""
+        """Norm the input of blocks."""
         if is_output or self.seen is not self.x:
             self.add_pending()  # of the output not all rows are written
         pending, self._pending = self._pending, None
         self._norm(self.seen, self.x.width, norm, to, pending=pending, is_output=is_output)
 
     def norm_first(self, norms: Sequence[Norm | None]) -> None:
-        """Norm what blocks see for all of them until `go_on`, so that these may add to it: each is to have one of two norms."""
+        """Norm the input of all blocks until `go_on`, so that these may add to the stream: each is to have one of two norms."""
         for name, norm in zip(("normed", "normed beside"), norms, strict=False):
             to = evolve(self.operand(name, self.x.width, ()), as_floats=True, as_bytes=True)
             self.norm_seen(norm, to)
@@ -205,7 +205,7 @@ class Tape:
     def add_rows_later(self, rows: Rows, post_norm: Norm | None = None, *, trades: bool = False) -> None:
         """Add rows, or their norm, to the residual stream, which they are not to change before the next norm.
 
-        If they trade places, the rows become what the residual stream was.
+        If they are exchanged, the rows become the previous residual stream.
         """
         self.add_pending()
         self._pending = (rows, post_norm, trades)
@@ -217,7 +217,7 @@ class Tape:
             self._norm(self.x, self.x.width, None, None, pending=pending)
 
     def put_aside(self) -> Rows:
-        """Copy x as it is now, to be `seen` by blocks whatever they add."""
+        """Copy the present x, to be `seen` by blocks that add to x."""
         aside = Rows(self.buffers["seen"], self.x.width)
         self.copy(self.x.at, aside.at, 4 * self.size.n_tokens * self.x.width)
         return aside
@@ -251,7 +251,7 @@ class Tape:
     ) -> None:
         """Norm groups of rows, to which are added pending rows; without a place to go to in place.
 
-        Where they go each has `n_out` values, what is beyond `size` 0: unless given the whole row.
+        Each row of the result has `n_out` values, 0 beyond `size`; by default the whole row.
         """
         place = to or x.operand
         arguments: Arguments = {"size": size, "n_out": n_out or (size if to is None else to.width), "to": place.target}
@@ -268,7 +268,7 @@ class Tape:
         self.launch(norm_rows, grid, THREADS, x=x.at, stride=x.width, is_output=is_output, **arguments)
 
     def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False) -> None:
-        """Multiply rows by matrices, each with the column where its products begin; store them, or add to what is there."""
+        """Multiply rows by matrices, each with the column where its products begin; store them, or add to stored values."""
         found, n = self.weights.products(products), self.size.n_tokens
         for pair in permutations(found, 2):
             if not adds and all(each in found for each in pair):
@@ -293,9 +293,9 @@ class Tape:
         """Multiply few rows by gate and up, and activate the products, if one launch can do both.
 
         Args:
-            x: What is multiplied.
-            parts: Gate and up, of as many rows; or what is activated alone.
-            to: What is multiplied next.
+            x: The rows that are multiplied.
+            parts: Gate and up, of as many rows; or the activated matrix alone.
+            to: The rows of the next product.
             gate: How it is activated.
             tiles: Which rows go through which of several matrices, if there are such.
         """

@@ -30,7 +30,7 @@ _STEPS_OF_CUT = 4  # at least
 
 @frozen(eq=False)
 class Matrix:
-    """One or more matrices of one type, one below the other in whole tiles of rows, and what is done with their products.
+    """One or more matrices of one type, one below the other in whole tiles of rows, and the use of their products.
 
     There may be several such, each in whole tiles, of which products choose one.
     """
@@ -42,7 +42,7 @@ class Matrix:
     scale: float
     bias: Pointer | None
     n_alike: int = 1  # how many there are
-    has_scales: bool = False  # what `bias` points to has scales of rows, too
+    has_scales: bool = False  # the memory of `bias` has scales of rows, too
     # of some rows of another matrix: its units, among whose planes they are, and its cuts, which fix the order of additions
     n_given: int | None = None
     cuts: int | None = None
@@ -116,12 +116,12 @@ def lent(file: ModelFile, name: str, device: str) -> Pointer | None:
 
 
 def _place(name: str, device: str) -> tuple[str, str]:
-    """What `ModelFile.in_memory` calls a matrix on a device."""
+    """The name of a matrix on a device for `ModelFile.in_memory`."""
     return f"numba-cuda {device}", name
 
 
 def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
-    """About what a plan's weights take on a device, without lent ones."""
+    """About the bytes of a plan's weights on a device, without lent ones."""
     n_words = 0
     for part in dict.fromkeys(plan.parts()):
         if isinstance(part, Linear | Matrices):
@@ -136,7 +136,7 @@ def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
 
 
 class Weights:
-    """Reads what blocks ask for from a model file, once: what was asked for is there when the file is closed."""
+    """Reads the weights of blocks from a model file, once: they stay when the file is closed."""
 
     def __init__(self, file: ModelFile, device: Device, total: int, threads: int | None, progress: Progress) -> None:
         self._file, self._device = file, device
@@ -210,7 +210,7 @@ class Weights:
         return self._hold((name, n_times, columns), make)
 
     def taps(self, *convs: Convolution) -> Pointer:
-        """What each channel's inputs count, the oldest first, (C, size), zeros where one is passed over; of all channels."""
+        """The weights of all channels' inputs, the oldest first, (C, size), zeros where one is passed over."""
 
         def make() -> np.ndarray:
             taps = [conv.taps(self._floats(conv.weight, conv.shapes[conv.weight])).T for conv in convs]
@@ -237,7 +237,7 @@ class Weights:
         return NormArgs(self.norm(norm, n_heads), kind, norm.eps)
 
     def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
-        """An array that all share who ask by one key."""
+        """An array that callers share by one key."""
         return self._hold(key, make)
 
     def _can_follow(self, group: Sequence[Linear], linear: Linear, column: int) -> bool:
@@ -254,7 +254,7 @@ class Weights:
             if all(len(part) % TILE_ROWS == 0 for part in parts):
                 return np.concatenate(parts)
             wholes = [np.resize(part, (rows_of(each), *part.shape[1:])) for part, each in zip(parts, group, strict=True)]
-            return np.concatenate(wholes)[:n_rows]  # nobody reads the products of what fills up tiles
+            return np.concatenate(wholes)[:n_rows]  # the products of padding in tiles are not read
 
         def words() -> np.ndarray:
             data = below([self._rows(each) for each in group])
@@ -296,7 +296,7 @@ class Weights:
         return np.ascontiguousarray(stored.swapaxes(1, 2)).view(np.uint8) if part.is_transposed else stored
 
     def _biases(self, group: Sequence[Matrices], *, has_scales: bool) -> np.ndarray:
-        """What is added to the products of several matrices, (n, n_out); with scales (n, n_out, 2)."""
+        """The bias of the products of several matrices, (n, n_out); with scales (n, n_out, 2)."""
         made = []
         for part in group:
             bias = np.zeros((part.n, part.n_out), np.float32)

@@ -1,1 +1,1 @@
-"""Kernels, and what they are written in: numba.cuda, or a simulator of it (see `dialect`)."""
+"""Kernels, and their dialect: numba.cuda, or a simulator of it (see `dialect`)."""

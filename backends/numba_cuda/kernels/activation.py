@@ -1,4 +1,4 @@
-"""Activations of one value: of a gate `g`, with the constants that some have, and of what it is then multiplied with."""
+"""Activations of one value: of a gate `g`, with the constants that some have, and of its factor."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ ACTIVATIONS = {
 }
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
 NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
-"""What kernels know activations by."""
+"""The numbers of activations in kernels."""
 NOT_ACTIVATED = len(NUMBERS)
 
 
@@ -189,6 +189,6 @@ def activated(g, how):
 
 @lane
 def beside_gate(up, how):
-    """What an activated gate is multiplied with."""
+    """The factor of an activated gate."""
     value = _beside(how.kind, up if how.limits_activated else clamped(up, how.limit), how.b)
     return clamped(value, how.limit) if how.limits_activated else value

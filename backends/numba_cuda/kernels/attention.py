@@ -3,10 +3,10 @@
 A split is 256 positions, counted from 0. Within it scores become weights relative to its own largest score; splits are then
 merged, see `splits`. A split of which a token sees nothing takes no part.
 
-A block takes one split, and the heads that share what is kept of it, of a tile of neighbouring tokens: it reads keys and
+A block takes one split, and the heads that share its keys and values, of a tile of neighbouring tokens: it reads keys and
 values once for up to 16 rows, which tensor cores multiply them with (`fragments`). A row of an instruction depends on no other
 row. It may depend on values whose weight is 0, since these may say how an instruction rounds. So 16 positions of which some
-tokens of a tile do not see all are mixed for each token by itself: what it does not see is 0 then, and other rows stay.
+tokens of a tile do not see all are mixed for each token by itself: masked values are then 0, and other rows stay.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _N_SUMS = 4 * VALUES // 8  # of a lane: of 16 rows and the dimensions that a war
 _WORDS = WARP + 1  # of a sum of all lanes that is staged: one more than lanes, so that fewer of them meet in a bank
 _NONE = float("-inf")
 ChoiceArgs = record("ChoiceArgs", j="chosen", i="block_size stride group_stride")
-"""What tokens see: `chosen` (tokens, stride), of each group of heads `group_stride` further on, or of all the same.
+"""The positions that tokens see: `chosen` (tokens, stride), of each group of heads `group_stride` further on, or of all.
 
 It is not 0 for blocks of `block_size` positions that are seen; with a size of 0 all are.
 """
@@ -72,15 +72,14 @@ AttendArgs = record(
     " n_doublings first_token first_split",
     r="scale cap",
 )
-"""What attends, and to how much.
+"""The queries of attention, and its range.
 
-`rows` (tokens, stride) each begin with the heads of queries. `slopes` (n_heads,) are what a score loses for each position that
-lies between. `parts` (tokens from `first_token` on, n_heads, n_splits, value_dim + 2) are what splits give, from `first_split`
-on, and `counters` one for each token and what is merged of it. A token sees `window` positions (0: all; and all pooled rows),
-and none before the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass,
-too. Of pooled rows one stands for `pool` positions; what is said of positions is true of them instead. Scores s become
-cap * tanh(s / cap), unless cap is 0. `n_of_group` heads attend to the same. A tile of tokens is one, `n_doublings`
-times doubled, and ends at multiples of that.
+`rows` (tokens, stride) each begin with the heads of queries. `slopes` (n_heads,) are a score's loss for each position of
+distance. `parts` (tokens from `first_token` on, n_heads, n_splits, value_dim + 2) are the results of splits, from `first_split`
+on, and `counters` one for each token and merge. A token sees `window` positions (0: all; and all pooled rows), and none before
+the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass, too. A pooled row
+stands for `pool` positions; it then counts as a position here. Scores s become cap * tanh(s / cap), unless cap is 0.
+`n_of_group` heads attend to the same. A tile of tokens is one, `n_doublings` times doubled, and ends at multiples of that.
 """
 
 
@@ -98,7 +97,7 @@ def _end(block, size):
 
 @lane
 def is_chosen(choice, at, position):
-    """Whether a position is one of those that a list shows, see `ChoiceArgs`."""
+    """Whether a position is in a list, see `ChoiceArgs`."""
     return choice.block_size == 0 or choice.chosen[at + quotient(position, choice.block_size)] != 0
 
 
@@ -156,7 +155,7 @@ def _cap(sums, n, cap):
 
 @lane
 def _slope(sums, at, distance, slope):
-    """Take off a row's scores what they lose for the positions that lie between: `distance` of the first of them."""
+    """Subtract the loss by distance from a row's scores: `distance` is the first one's."""
     for tile in range(TILES):
         for i in range(2):
             to = at + 4 * tile + i
@@ -165,7 +164,7 @@ def _slope(sums, at, distance, slope):
 
 @lane
 def _most(sums, at, cells, column, position, seen):
-    """The largest of a row's scores that a lane has, once those of what is not seen are -inf."""
+    """The largest of a row's scores that a lane has, once masked ones are -inf."""
     most, (first, last) = np.float32(_NONE), seen
     for tile in range(TILES):
         for i in range(2):
@@ -210,7 +209,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
     @together
     def add_steps(cache, cells, step, end, dim, first, i, staged, held, mixed):
-        """Add to the mix what a few steps of 16 positions give."""
+        """Add a few steps of 16 positions to the mix."""
         for j in range(value_steps):
             read_values(cache, cells, 16 * (step + j) + 2 * (i % 4), (0, 16 * end), dim, first, held, N_HELD * j)
         for j in range(value_steps):
@@ -219,7 +218,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
     @together
     def add_apart(cache, cells, step, start, dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed):
-        """Add to the mix of each token what it sees of 16 positions."""
+        """Add the visible ones of 16 positions to the mix of each token."""
         for token in range(n_of_tile):
             begin, end = max(16 * step, firsts[token] - start), min(16 * step + 16, lasts[token] + 1 - start)
             if begin < end:
@@ -234,7 +233,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
     @lane
     def store_mix(staged, n_groups, n_shares, places, parts, dim, thread, sums):
-        """Store the mix of all rows, once what warps made of their positions is added up; a thread takes every fourth row."""
+        """Store the mix of all rows, once the warps' parts are added up; a thread takes every fourth row."""
         row, i, n_words_of_warp = thread // VALUES, thread % VALUES, _N_SUMS * _WORDS
         for group in range(n_groups):
             word = np.uint32(group * n_words_of_warp + (4 * (i % 8) + i // 8 % 2) * _WORDS + 4 * row + i // 16)
@@ -250,16 +249,16 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
     @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name, most_registers=most_registers)
     def attend(inputs, how, keys, values, choice, merge, to):
-        """What one split gives some heads of a tile of tokens: (value_dim,) mixed, the largest score, the sum of the weights.
+        """The result of one split for some heads of a tile of tokens: (value_dim,) mixed, largest score, sum of weights.
 
-        The last block of these heads, or of as many as have whole units, merges what all splits gave: of pooled rows also those
-        of the tokens' own rows, which come before them.
+        The last block of these heads, or of as many as have whole units, merges all splits: with pooled rows also the splits of
+        the tokens' own rows, which come before them.
 
         Args:
             inputs: Of the pass.
             how: See `AttendArgs`.
             keys, values: Caches (slots, n_kv_heads, length, …).
-            choice: What tokens see; where all do not see the same, a tile is one token.
+            choice: The positions that tokens see; where these differ, a tile is one token.
             merge: See `MergeArgs`.
             to: With a width of 0 nothing is merged.
         """
@@ -322,7 +321,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             for step in range(key_steps):
                 read_keys(keys, cells, column + i // 4, how.head_dim, chunk + STEP * step + 8 * (i % 4), held, N_HELD * step)
             if chunk > 0:
-                cuda.syncthreads()  # all have multiplied by what is staged
+                cuda.syncthreads()  # all threads have multiplied by the staged values
             stage_queries(how, starts, chunk, thread, mixed, staged)
             cuda.syncthreads()
             for step in range(key_steps):
@@ -343,7 +342,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             most = quad_max(_most(scores, 2 * half, cells, column, start + column, (firsts[row], lasts[row])))
             if i % 4 == 0:
                 most_of_warps[warp * HEADS + row] = most
-        cuda.syncthreads()  # all have multiplied by what is staged, too
+        cuda.syncthreads()  # all threads have multiplied by these staged values, too
         weigh_rows(warp, i, scores, most_of_warps, totals_of_warps)
         stage_weights(scores, warp, i, staged)
         cuda.syncthreads()
@@ -363,7 +362,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
                 for each in range(step, next_step):
                     add_apart(values, cells, each, start, value_dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed)
             step = next_step
-        cuda.syncthreads()  # all have multiplied by what is staged
+        cuda.syncthreads()  # all threads have multiplied by the staged values
         stage_mix(mixed, warp, i, staged)
         cuda.syncthreads()
         store_mix(staged, n_groups, n_shares, places, parts, value_dim, thread, mixed)

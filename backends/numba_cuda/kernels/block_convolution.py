@@ -39,7 +39,7 @@ def _convolved(inputs, x, weights, base, t, i, x_stride, at, size, group, n_taps
 def convolve_block(inputs, x, weights, base, x_stride, weights_stride, size, group, n_taps, to):
     """Out[t] = the sum over taps j of (base[j] + weights[t, j]) * x of the j-th token before t; a warp takes 32 values.
 
-    What is beyond `size` is 0.
+    Values beyond `size` are 0.
 
     Args:
         inputs: Of the pass.

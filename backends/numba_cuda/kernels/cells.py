@@ -1,4 +1,4 @@
-"""How cells of a cache keep a head's values, by cache type: what stores them, and what attention reads.
+"""How cells of a cache keep a head's values, by cache type: storing them, and reading them for attention.
 
 Halves lie as they are. The types q8_0 and q4_0 keep 32 neighbouring values together, as ggml's types of these names: codes, and
 a half that they are multiples of. The codes of all cells are one plane, the halves another. Those of q4_0 lie as in a model
@@ -105,7 +105,7 @@ def store_cell(values, staged, dim, cache, cell):
         for j in range(i, dim, WARP):
             _store_float(values[j], cache.halves, cell * dim + j)
         return
-    cuda.syncthreads()  # all have read what was staged before
+    cuda.syncthreads()  # all threads have read the previously staged values
     for block in range(dim // BLOCK):
         value = values[BLOCK * block + i]
         if cache.kept_as == Q8_0:
@@ -137,7 +137,7 @@ def move_cells(plane, moves, n_moves, n_heads, n_halves, length):
         plane[(start + to) * n_halves + at] = plane[(start + source) * n_halves + at]
 
 
-# What attention reads: of keys a product with a query, of values two neighbours
+# Reads of attention: of keys a product with a query, of values two neighbours
 
 
 @lane

@@ -55,7 +55,7 @@ def _mark(scores, start, n, key, bound, chosen, first):
 @together
 def _count_all(scores, start, n, key, bound, parts):
     total = sum_of_block(_count(scores, start, n, key, bound, cuda.threadIdx.x), parts)
-    cuda.syncthreads()  # all have read what is written next
+    cuda.syncthreads()  # all threads have read before the next write
     return total
 
 
@@ -88,7 +88,7 @@ def _choose_best(scores, start, n, n_chosen, chosen, parts):
 def _score(dot):
     @lane
     def score_of(inputs, t, rows, start, keys, base, n_heads, dim, shares, share, position):
-        """The sum over heads of a weight times what of q k is positive."""
+        """The sum over heads of a weight times the positive part of q k."""
         cell, total = base + cell_of(inputs, t, position), np.float32(0)
         for head in range(n_heads):
             product = larger(dot(rows, start + head * dim, keys, cell, dim), np.float32(0))
@@ -112,8 +112,8 @@ def _choose(kind, dot):
 
         Args:
             inputs: Of the pass.
-            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on what they count, times `share`;
-                0: each counts that.
+            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on their weights, times `share`;
+                0: each has the weight `share`.
             keys: A cache (slots, length, …), by the cells of the last positions of blocks.
             scores, chosen: (n, n_blocks), the first to work in.
             counters: One for each token.

@@ -1,6 +1,6 @@
 """Causal convolutions, a channel by itself, whose last inputs are kept per sequence.
 
-A thread takes a channel of a run: what was accepted, then certain tokens, go into the state; drafted ones into a copy.
+A thread takes a channel of a run: accepted tokens, then certain ones, go into the state; drafted ones into a copy.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ ConvolveArgs = record(
     f="x gate_in gate_out taps bias state saved aside y",
     i="x_stride y_stride n_channels size n_aside has_gates has_bias has_silu",
 )
-"""What is convolved: `x` and gates (n, x_stride), by `taps` (n_channels, size) and `bias` (n_channels,), to `y` (n, y_stride).
+"""The operands: `x` and gates (n, x_stride), by `taps` (n_channels, size) and `bias` (n_channels,), to `y` (n, y_stride).
 
 The last inputs are in `state` and `saved` (slots, size - 1, n_channels), those of drafted tokens `aside` (slots, n_aside,
 n_channels).
 """
 StepArgs = record("StepArgs", f="ends dt a", i="stride n at")
-"""What decays and betas are made of: `ends` (n, stride) of n heads, `dt` and `a` (n,). They lie in rows of y from `at` on."""
+"""The inputs of decays and betas: `ends` (n, stride) of n heads, `dt` and `a` (n,). They lie in rows of y from `at` on."""
 
 
 @lane
@@ -134,7 +134,7 @@ def _convolve_run(inputs, run, window, i, c, how):
             _store(window, i, how.saved, own, n_channels, before)
         if j + 1 == n_certain:
             _store(window, i, state, own, n_channels, before)
-    for j in range(n_certain, n):  # in place of what was accepted, maybe
+    for j in range(n_certain, n):  # perhaps in place of accepted ones
         t = inputs[first + j]
         place = kept + remainder(inputs[CELLS + t], n_aside) * n_channels
         aside[place] = _input(x, gate, t * x_stride + c, has_gates)
@@ -142,7 +142,7 @@ def _convolve_run(inputs, run, window, i, c, how):
 
 @together
 def _put_run(inputs, run, i, c, how, to):
-    """Store what a run's tokens have in channel c where products read it; 0 beyond channels."""
+    """Store channel c of a run's tokens where products read it; 0 beyond channels."""
     first = inputs[run + FIRST] + ORDER
     for j in range(inputs[run + N]):
         t = inputs[first + j]
@@ -152,7 +152,7 @@ def _put_run(inputs, run, i, c, how, to):
 
 @lane
 def _step_run(inputs, run, i, y, y_stride, steps):
-    """What a run's tokens have in head i: decays exp(a * s), after those of all heads betas s, s = softplus(t + dt)."""
+    """Head i of a run's tokens: decays exp(a * s), after those of all heads betas s, s = softplus(t + dt)."""
     first = inputs[run + FIRST] + ORDER
     for j in range(inputs[run + N]):
         t = inputs[first + j]

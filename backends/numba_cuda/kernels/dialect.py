@@ -1,4 +1,4 @@
-"""What kernels are written in: CUDA for hardware, or a simulator of it, chosen once, when this module is imported.
+"""The dialect of kernels: CUDA for hardware, or a simulator of it, chosen once, when this module is imported.
 
 Kernels and lanes use numba's names for threads, barriers, shared and local arrays (`cuda`), and for all that has an instruction
 of its own the operations of `instructions`, and those of a warp, below. With NUMBA_ENABLE_CUDASIM=1, numba's switch, lanes are
@@ -63,7 +63,7 @@ class Kernel:
         function: Its source.
         kinds: A letter for each parameter: pointers to uint32 `w`, float32 `f`, float64 `d`, int32 `j`, int8 `b`, uint16 `h`;
             int32 `i`, float32 `r`. Or a `record` of such.
-        name: Of the function and what it was made for; unlike any other kernel's.
+        name: Of the function and its variant; unlike any other kernel's.
         most_registers: Of a thread; None: as many as the compiler likes.
     """
 
@@ -74,7 +74,7 @@ class Kernel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its parameters are called, of which the first are the inputs of a pass."""
+        """The names of its parameters, of which the first are the inputs of a pass."""
         code = self.function.__code__
         return code.co_varnames[: code.co_argcount]
 
@@ -102,7 +102,7 @@ def record(name, **names):
     """
     letters = "".join(letter * len(some.split()) for letter, some in names.items())
     defaults = [0 if letter in "ir" else None for letter in letters]
-    made = namedtuple(name, " ".join(names.values()), defaults=defaults)  # noqa: PYI024 - what numba knows
+    made = namedtuple(name, " ".join(names.values()), defaults=defaults)  # noqa: PYI024 - known to numba
     made.letters = letters
     return made
 
@@ -125,7 +125,7 @@ if SIMULATED:
         sums[:n] = meet(sums[:n], lambda values: _tree(values, (1, 2, 4, 8, 16)))
 
     def warp_barrier():
-        """Wait for all lanes, and see what they have written."""
+        """Wait for all lanes, and see their writes."""
         meet(None, lambda values: values)
 
     def quad_max(value):
@@ -169,7 +169,7 @@ if SIMULATED:
         return meet((a, b, p), _products)
 
     def mma_halves(a, b, c, d, p, q, *sums):
-        """Four floats, and what is added to them of products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16`.
+        """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16`.
 
         Sums are of double precision here, and rounded once; a device may round otherwise, each sum in one way.
         """
@@ -185,7 +185,7 @@ if SIMULATED:
         return [*map(tuple, _product(np.array(values, np.uint32).view(np.int8).astype(np.int32)).tolist())]
 
     def _product(held):
-        """What the PTX ISA says that the lanes get; each gives words of m = 4 bytes or 2 halves, held (32, words * m).
+        """The lanes' results by the PTX ISA; each gives words of m = 4 bytes or 2 halves, held (32, words * m).
 
         Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on; of the
         second one column g and such rows; of the product rows g and g + 8, columns 2 i and 2 i + 1.
@@ -198,7 +198,7 @@ if SIMULATED:
         return (first @ second).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
 
     def _tree(values, steps):
-        """Of what the lanes have the sums with those so many lanes away, in float32."""
+        """The sums of each lane's value with the one so many lanes away, in float32."""
         sums, lanes = np.array(values, np.float32), np.arange(WARP)
         for step in steps:
             sums = sums + sums[lanes ^ step]
@@ -233,7 +233,7 @@ else:
 
     @lane
     def warp_barrier():
-        """Wait for all lanes, and see what they have written."""
+        """Wait for all lanes, and see their writes."""
         cuda.syncwarp()
 
     @lane
@@ -275,21 +275,21 @@ def better(value, index, other, other_index):
 
 
 together = (lambda function: function) if SIMULATED else lane
-"""Decorates a function of a warp or block, which kernels call: of what is done together, only a simulator can pass on."""
+"""Decorates a function of a warp or block, which kernels call; only a simulator can pass on at its meetings."""
 
 
 @together
 def is_last_block(counters, i, n):
-    """Whether of n blocks that come here this one is the last, which then sees whatever the others wrote before they came.
+    """Whether this is the last of n blocks that come here; it then sees all that the others wrote before they came.
 
     All threads of a block take part. The counter, 0 before, is 0 again when all n have come. So the last block can go on with
-    what all have made, in an order that does not tell which came last.
+    all results, in an order that does not depend on which came last.
 
-    Why it sees it, by the PTX ISA's memory consistency model: a barrier orders what a block's threads wrote before what its
-    first thread does next; that thread's addition to the counter releases it to the whole device and acquires what earlier
-    additions to the same counter have released; and another barrier orders that before what the block's threads read. Each of
-    these steps is an edge of causality order, which is transitive. It covers plain loads, not those of `load8`, `load16` and
-    `stream16`, which may take what a multiprocessor has read before.
+    Why it sees it, by the PTX ISA's memory consistency model: a barrier orders the writes of a block's threads before its first
+    thread's next step; that thread's addition to the counter releases them to the whole device and acquires the writes that
+    earlier additions to the same counter have released; and another barrier orders that before the reads of the block's
+    threads. Each of these steps is an edge of causality order, which is transitive. It covers plain loads, not those of
+    `load8`, `load16` and `stream16`, which may take earlier reads of a multiprocessor.
     """
     cuda.syncthreads()
     is_last = np.int32(0)

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a pass go to, and by what weights; see `routes`."""
+"""Which experts the tokens of a pass go to, and with which weights; see `routes`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ RouteArgs = record(
 )
 """How experts are chosen.
 
-`logits` (n, width) are of experts, then of the shared one, if `has_share`. `values` (n, 2 * n_experts + n_groups) are to work
-in. `bias` (n_experts,) is added to scores. By `table` (V, k) tokens' ids choose, whatever the scores, if `has_table`.
+`logits` (n, width) are of experts, then of the shared one, if `has_share`. `values` (n, 2 * n_experts + n_groups) are work
+space. `bias` (n_experts,) is added to scores. By `table` (V, k) tokens' ids choose, instead of the scores, if `has_table`.
 `weights` (n, k + 1) are written, at the end the shared expert's, and `routes`. The shared expert is one more, after all others,
 that every token goes to, if `is_joined`. A pass has `n_most` rows at most, a tile `tile` of them. Weights are times `scale`.
 """
@@ -74,7 +74,7 @@ def _powers(logits, start, values, to, n, i, top):
 
 @lane
 def _scores(how, start, to, i, total):
-    """What weights are made of, and after them scores; one that is no number is never chosen before one that is."""
+    """The inputs of weights, and after them scores; NaN is never chosen before a number."""
     for j in range(i, how.n_experts, WARP):
         if how.gating == SOFTMAX:
             value = div(how.values[to + j], np.float32(total))

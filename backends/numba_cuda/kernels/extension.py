@@ -1,4 +1,4 @@
-"""What kernels of packages are written in; see docs/write-an-architecture.md."""
+"""The primitives of packages' kernels; see docs/write-an-architecture.md."""
 # ruff: noqa: F401 - packages take these names from here
 
 from __future__ import annotations

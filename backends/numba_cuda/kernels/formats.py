@@ -1,10 +1,10 @@
-"""How weights lie in planes, by type, and what they are.
+"""How weights are stored in planes, by type, and their values.
 
 A matrix is one array of words. Its unit is 32 neighbouring weights of a row. Units lie in tiles of 4 rows x 8 units, tile after
 tile along the rows, and in a tile the 4 rows of a unit, then those of the next (`unit_at`): whether a warp reads all units of 4
 rows, or one unit of 16 rows, its lanes read neighbouring words. Plane after plane holds 16 bytes of every unit's weights; then
-what else a unit has: high bits, two scales, a factor. Where GGUF has factors per 256 weights, that is per 8 units of a row, so
-are they here.
+the other parts of a unit: high bits, two scales, a factor. Where GGUF has factors per 256 weights, that is per 8 units of a
+row, so are they here.
 
 A weight is `factor * scale * (integer - offset)`, less `least * scale` where a type has minima: products of integers are exact.
 """
@@ -28,10 +28,10 @@ class Format:
         name: As `TensorType` calls it.
         unpack: Lane function (two words of weights, two of high bits, i) → words i and i + 4 of a unit's eight, of signed bytes
             in order; of floats None. See `weights_of`.
-        number_words: Lane function (array, units, unit) → two words that have what `numbers` tells.
+        number_words: Lane function (array, units, unit) → two words for `numbers`.
         numbers: Lane function (these words, unit) → factor, two scales, least, two scales of it. Of a unit with one scale
             that is part of the factor, and so with its minimum; these products are exact.
-        offset: What is taken off the bytes.
+        offset: It is subtracted from the bytes.
         has_least: Whether there are minima.
         has_shared_factor: Whether eight units of a row have one factor, and minimum.
         has_two_scales: Whether the halves of a unit have scales of their own.
@@ -61,7 +61,7 @@ class Format:
 
     @property
     def planes(self):
-        """What each plane has, in order: so many halves of a word, of one unit or of so many of a row together."""
+        """The content of each plane, in order: so many halves of a word, of one unit or of so many of a row together."""
         main = [(8, 1)] * (self.n_main // 4) or [(2 * self.n_main, 1)]
         factors = (self.n_factors, TILE_UNITS if self.has_shared_factor else 1)
         return [each for each in (*main, (2 * self.n_high, 1), (self.n_scales, 1), factors) if each[0]]
@@ -287,7 +287,7 @@ def _high_words(fmt):
 
 
 def words_of(fmt):
-    """The lane function (array, units, unit) → all words of a unit's weights: what `weights_of` makes bytes of."""
+    """The lane function (array, units, unit) → all words of a unit's weights, of which `weights_of` makes bytes."""
     high_words, n_main = _high_words(fmt), fmt.n_main
 
     @lane
@@ -344,7 +344,7 @@ def fragment_words_of(fmt):
 
 
 def fragment_of(fmt):
-    """The lane function (words, i) → words i and i + 4 of a unit's eight: what a lane holds for tensor cores.
+    """The lane function (words, i) → words i and i + 4 of a unit's eight: a lane's part for tensor cores.
 
     The offset is taken off already: it pays where many tokens are multiplied with them.
     """

@@ -1,12 +1,12 @@
-"""How what latent attention multiplies lies in tensor cores' fragments: queries and weights of heads, rows of a cache.
+"""The operands of latent attention in tensor cores' fragments: queries and weights of heads, rows of a cache.
 
-The PTX ISA tells it, of `mma.m16n8k16`. Lane 4 g + i takes rows g and g + 8 of heads, column g of what they are multiplied
-with, and of what is added up 2 i, 2 i + 1, and those 8 further on. Which dimensions, or positions, these are is free: here
-dimensions that a lane reads with one load of 16 bytes. So rows go from memory to registers as they are.
+The PTX ISA defines them, for `mma.m16n8k16`. Lane 4 g + i takes rows g and g + 8 of heads, column g of the other operand, and
+the summed indices 2 i, 2 i + 1, and the ones 8 further on. Their dimensions, or positions, are free: here dimensions that a
+lane reads with one load of 16 bytes. So rows go from memory to registers as they are.
 
-Queries and weights are two halves each, the nearest one and the nearest one of what is left, and so are values of a cache that
-are codes times scales: together they have the precision of a float32, less what is beyond the 25th binary place. Products of
-halves are exact, and the sums are float32.
+Queries and weights are two halves each, the nearest one and the nearest one of the remainder, like values of a cache that are
+codes times scales: together they have the precision of a float32, up to the 25th binary place. Products of halves are exact,
+and the sums are float32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ N_HELD = 4 * max(TILES, 4)  # words of nearest halves that a lane holds of rows:
 
 @lane
 def two_halves(a, b):
-    """The words of two floats: of their nearest halves, and of the nearest halves of what is left of them."""
+    """The words of two floats: of their nearest halves, and of the nearest halves of the remainders."""
     a, b = np.float32(a), np.float32(b)
     low, high = half_of_float(a), half_of_float(b)
     first = np.uint32(low | high << np.uint32(16))
@@ -61,7 +61,7 @@ def query_of(word, n_rows):
 
 
 def _read(kind):
-    """The lane function that reads eight values of a cell, from the i-th on: four words of halves, and what is left of them."""
+    """The lane function that reads eight values of a cell, from the i-th on: four words of halves, and of their remainders."""
     (read_eight, eight), is_halves = EIGHT[kind], kind == "f16"
 
     @lane
@@ -102,7 +102,7 @@ def fragments_of(kind, n_rows):
 
     @together
     def add_scores(staged, step, i, held, first, sums):
-        """Add to scores what 32 dimensions give, whose words are held from the `first` on."""
+        """Add 32 dimensions to scores; their words are held from the `first` on."""
         for half in range(2):
             for row in range(n_rows):
                 at = np.uint32(((2 * step + half) * n_rows + row) * 4 * WARP + i)
@@ -127,7 +127,7 @@ def fragments_of(kind, n_rows):
 
     @together
     def add_values(staged, step, i, held, first, sums, rows):
-        """Add to the mix of 64 dimensions of `rows` what 16 positions give, of which a lane holds four."""
+        """Add 16 positions, of which a lane holds four, to the mix of 64 dimensions of `rows`."""
         for row in range(n_rows):
             at = np.uint32((step * n_rows + row) * 4 * WARP + i)
             a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
@@ -145,7 +145,7 @@ def fragments_of(kind, n_rows):
 
     @lane
     def read_keys(cache, cells, column, dim, i, held, first):
-        """Read 8 dimensions of a position of each tile of the warp: some others in place of what is not seen or not there."""
+        """Read 8 dimensions of a position of each tile of the warp: some others in place of masked or missing ones."""
         i = i if i < dim else 0
         for tile in range(TILES):
             read(cache, max(cells[np.uint32(column) + 8 * tile], 0), dim, i, held, first + 4 * tile, rest_of_held)
@@ -170,12 +170,12 @@ def fragments_of(kind, n_rows):
 
 
 def rest_of(kind):
-    """Where among the words that a lane holds of rows those of what is left begin; 0: nothing is left of halves."""
+    """Where the remainders begin among a lane's words of rows; 0: halves have none."""
     return 0 if kind == "f16" else N_HELD
 
 
 def words_of(n_rows):
-    """How many words are staged of nearest halves; as many of what is left come after them."""
+    """How many words are staged of nearest halves; as many of remainders come after them."""
     return n_rows * HEADS * STAGED // 2
 
 
@@ -198,7 +198,7 @@ def _total(sums, at):
 
 
 def for_each(n, function):
-    """The function that calls another one with 0 to n - 1: written out, so that what these number stays in registers."""
+    """The function that calls another one with 0 to n - 1: written out, so that the numbered values stay in registers."""
     last = n - 1
     before = for_each(last, function) if last else None
 
@@ -232,7 +232,7 @@ def weights_of(n_rows):
 
     @lane
     def stage_weights(sums, warp, i, staged):
-        """Stage fragments of weights: what a lane has of scores is what it has of them."""
+        """Stage fragments of weights: a lane has the same ones as of scores."""
         for tile in range(TILES):
             for row in range(2 * n_rows):
                 at = 4 * (row // 2 * TILES + tile) + 2 * (row % 2)

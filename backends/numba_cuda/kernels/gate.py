@@ -1,4 +1,4 @@
-"""What feed-forwards do between their products: the activated gate, times `up`, quantised; by itself, or after a product."""
+"""Feed-forwards between their products: the activated gate, times `up`, quantised; by itself, or after a product."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apar
     """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
 
     Rows are tokens, or, if `per_token` is not 0, so many rows of each that experts have, whose units lie as `unit_among` says.
-    What is beyond `size` is 0.
+    Values beyond `size` are 0.
 
     Args:
         inputs: Of the pass.

@@ -32,7 +32,7 @@ def _multiply(fmt, n_tokens):
         """Activate gates, and multiply them with ups, as they are made; the upper half of the rows of W are gates.
 
         Without `has_up` all are gates. A warp takes four rows of each half and `n_tokens` tokens, a block a whole unit; rows
-        are not cut. What several matrices give a token may lie side by side: `column` is how many there are.
+        are not cut. The products of several matrices for a token may be side by side: `column` is how many there are.
 
         Args:
             inputs, w, x: See `matmul`.

@@ -1,4 +1,4 @@
-"""What becomes of the heads of queries, keys and values: norm, rotary embedding, and the cache."""
+"""The preparation of heads of queries, keys and values: norm, rotary embedding, and the cache."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def prepare_heads(
     Args:
         inputs: Of the pass.
         rows: (n, stride), each of all heads of queries, then of keys, then of values.
-        factors: (positions,) what queries are multiplied with.
+        factors: (positions,) of queries.
         is_rope_first: Whether queries and keys are turned before they are normed.
         lag: Positions that heads are turned less than the token's.
         limit: Values lie between it and its negative.

@@ -1,4 +1,4 @@
-"""What a pass is told: one array of int32, copied to the device once per pass. Numbers are where things begin."""
+"""The inputs of a pass: one array of int32, copied to the device once per pass. Constants are offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNS = STATES + MAX_TOKENS  # a slot's tokens each, see `RUN_FIELDS`
 RUN_FIELDS = 8
 FIRST, N, SLOT, N_CERTAIN, IS_START, IS_RESTORED, SAVE, ACCEPTED = range(RUN_FIELDS)
 """Of a run: where its tokens are in `ORDER`, how many, their slot, and how many of them are certain; whether its state is empty
-or what was saved; after how many tokens it is saved, or -1; where the path of what was accepted is.
+or the saved one; after how many tokens it is saved, or -1; where the path of accepted tokens is.
 
 A path is, in this array, its length, then drafted tokens from a sequence's state on: of the pass, or -1 - a place aside.
 """

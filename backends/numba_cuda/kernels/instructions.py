@@ -60,8 +60,8 @@ if SIMULATED:
     float_of = _typed(float32(uint32))(lambda bits: _bits_float(bits))  # the float32 that has these bits
     bits_of = _typed(uint32(float32))(lambda value: _float_bits(value))
     fma = _typed(float32(float32, float32, float32))(lambda a, b, c: _fma(a, b, c))  # a * b + c, rounded once
-    mul = _typed(float32(float32, float32))(lambda a, b: a * b)  # never contracted with what follows
-    add = _typed(float32(float32, float32))(lambda a, b: a + b)  # never contracted with what was before
+    mul = _typed(float32(float32, float32))(lambda a, b: a * b)  # never contracted with the next operation
+    add = _typed(float32(float32, float32))(lambda a, b: a + b)  # never contracted with the previous operation
     div = _typed(float32(float32, float32))(lambda a, b: np.float32(np.divide(a, b)))  # rounded to nearest, as the root
     root = _typed(float32(float32))(lambda a: np.sqrt(a))
     exp = _typed(float32(float32))(lambda a: np.exp(a))
@@ -138,7 +138,7 @@ if SIMULATED:
 
     @njit
     def load16(pointer, i):
-        """Four neighbouring words from word i on, at a multiple of 16 bytes; what is read often."""
+        """Four neighbouring words from word i on, at a multiple of 16 bytes, for memory that is read often."""
         refused = _refused(pointer, i, 16)
         return pointer[i] | refused, pointer[i + 1] | refused, pointer[i + 2] | refused, pointer[i + 3] | refused
 
@@ -148,7 +148,7 @@ if SIMULATED:
         refused = _refused(pointer, i, 8)
         return pointer[i] | refused, pointer[i + 1] | refused
 
-    stream16 = load16  # the same of what is read once
+    stream16 = load16  # the same for memory that is read once
 
     def bring_near(pointer, i, n_bytes):
         """Have bytes, in sixteens, brought to the nearer memory that all multiprocessors share, where GPUs can."""
@@ -156,7 +156,7 @@ if SIMULATED:
     def wait_for_launch():
         """Wait for the end of the launch before, where this one may begin earlier; a kernel without this waits first of all.
 
-        What a kernel does before is to read weights, which no launch writes.
+        Before it a kernel only reads weights, which no launch writes.
         """
 
     @njit
@@ -211,7 +211,7 @@ else:
         return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
 
     def _tuple(builder, found, n, kind=_I32):
-        """What numba takes for a tuple of n words, or of another kind, of what inline PTX gives."""
+        """The form in numba of a tuple of n words, or of another kind, that inline PTX gives."""
         words = ir.Constant(ir.ArrayType(kind, n), ir.Undefined)
         for i in range(n):
             words = builder.insert_value(words, builder.extract_value(found, i), i)
@@ -276,7 +276,7 @@ else:
     mma32, mma16 = _mma(2), _mma(1)
 
     def _mma_halves(builder, values):
-        """Four float32 of a lane, and what is to be added to them of products of a 16 x 16 and a 16 x 8 matrix of halves."""
+        """Four float32 of a lane, and the addition of products of a 16 x 16 and a 16 x 8 matrix of halves."""
         assembly = (
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
             "{$10, $11, $12, $13};"

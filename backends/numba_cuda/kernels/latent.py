@@ -1,7 +1,7 @@
-"""What latent attention does beside attending: of heads what each is multiplied with, and the way into and out of its cache.
+"""The parts of latent attention beside attending: heads' own matrices, and the way into and out of its cache.
 
-Heads have a matrix each, see `matmul`: their rows lie head by head, row h * n + t of token t of n. What attends reads them
-token by token.
+Heads have a matrix each, see `matmul`: their rows lie head by head, row h * n + t of token t of n. Attention reads them token
+by token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Latent attention: what is kept of a position is read once for many heads, which tensor cores multiply it with.
+"""Latent attention: a position's latent vector is read once for many heads, which tensor cores multiply it with.
 
 A block takes one split of positions (see `attention`) and 16 or 32 heads of one token: the rows of an instruction are heads,
-never tokens, so a token's result depends on no other one. Of few splits the last block of some heads to end merges what
-all gave.
+never tokens, so a token's result depends on no other one. Few splits are merged by the last block of some heads to end.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 
 MAX_LATENT = VALUES * ATTEND_WARPS
-MOST_MERGED = 8  # splits that a block merges: to read what more gave 16 heads would take longer than a launch of many blocks
+MOST_MERGED = 8  # splits that a block merges: reading more of them for 16 heads would take longer than a launch of many blocks
 _NONE = float("-inf")
 
 
 @lane
 def _most(sums, at, cells, column):
-    """The largest of a row's scores that a lane has, once those of what is not seen are -inf."""
+    """The largest of a row's scores that a lane has, once masked ones are -inf."""
     most = np.float32(_NONE)
     for tile in range(TILES):
         for i in range(2):
@@ -71,7 +70,7 @@ def _most(sums, at, cells, column):
 
 @lane
 def _share(parts, at, step, n, sink, shares, first):
-    """Write what each of n splits counts in a head's mix; returns the sum of the weights: see `splits.merged`."""
+    """Write the weight of each of n splits in a head's mix; returns the sum of the weights: see `splits.merged`."""
     most = np.float32(sink)
     for split in range(n):
         most = larger(most, parts[at + split * step])
@@ -99,19 +98,19 @@ LatentArgs = record(
     i="stride n_heads head_dim n_latent dim has_factors length window n_splits n first_token has_sinks",
     r="scale",
 )
-"""What attends to latents.
+"""The queries of latent attention.
 
 `absorbed` (n_heads * n, n_latent) is the first part of queries, head by head, of n tokens that there is room for. `heads`
-(tokens, stride) each begin with heads of `head_dim` values, of which the last ones are turned. `factors` (positions,) are what
-queries are multiplied with. `parts` (tokens from `first_token` on, n_heads, n_splits, n_latent + 2) are what splits give,
-`counters` one for each token and the heads of a block. `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. A
-token sees `window` positions; 0: all. A position has `dim` values in the cache.
+(tokens, stride) each begin with heads of `head_dim` values, of which the last ones are turned. `factors` (positions,) are of
+queries. `parts` (tokens from `first_token` on, n_heads, n_splits, n_latent + 2) are the results of splits, `counters` one for
+each token and the heads of a block. `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. A token sees `window`
+positions; 0: all. A position has `dim` values in the cache.
 """
 
 
 @lane
 def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
-    """Value i of a head's query, times its factor: first what was absorbed, then what is turned."""
+    """Value i of a head's query, times its factor: first the absorbed ones, then the turned ones."""
     if i < how.n_latent:
         return mul(how.absorbed[at_absorbed + i], factor)
     if i >= how.dim:
@@ -125,7 +124,7 @@ def _stage_of(n_rows):
 
     @lane
     def stage_queries(how, turn, at_turns, t, first_head, factor, chunk, thread, staged):
-        """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then what is left."""
+        """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then the remainders."""
         n_turned = how.dim - how.n_latent
         n_there = n_rows * HEADS // 2 * min(STAGED, (how.dim - chunk + STEP - 1) // STEP * STEP)
         for word in range(thread, n_there, ATTEND_THREADS):
@@ -174,15 +173,15 @@ def _attend(kind, n_rows):
 
     @kernel("j", LatentArgs, TurnArgs, CacheArgs, ChoiceArgs, TargetArgs, name=name, most_registers=128)
     def attend_latent(inputs, how, turn, cache, choice, to):
-        """What one split gives some heads of one token: (n_latent,) mixed, the largest score, and the sum of the weights.
+        """The result of one split for some heads of one token: (n_latent,) mixed, largest score, sum of weights.
 
         Args:
             inputs: Of the pass.
             how: See `LatentArgs`.
             turn: The rope of queries.
             cache: (slots, length, …).
-            choice: What tokens see, of all heads.
-            to: (n_heads * n, width) what is merged, head by head; with a width of 0 nothing is.
+            choice: The positions that tokens see, for all heads.
+            to: (n_heads * n, width) the merged values, head by head; none with a width of 0.
         """
         split, first_head, t = cuda.blockIdx.x, n_heads_of_block * cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
@@ -217,7 +216,7 @@ def _attend(kind, n_rows):
                     read_keys(cache, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held, 0)
                     add_scores(staged, step, i, held, 0, sums)
         most_of_rows(warp, i, sums, cells, most_of_warps)
-        cuda.syncthreads()  # all have read what is staged, too
+        cuda.syncthreads()  # all threads have read these staged values, too
         weigh_rows(warp, i, sums, most_of_warps, totals_of_warps)
         stage_weights(sums, warp, i, staged)
         cuda.syncthreads()

@@ -1,4 +1,4 @@
-"""Products of a matrix and a few tokens, and what else their launch does: see `sums` for the order of additions."""
+"""Products of a matrix and a few tokens, and the other work of their launch: see `sums` for the order of additions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArg
 MOST_ROUTED = 4  # tokens of a tile whose rows are wherever routes say: of more, places would take too many registers
 MOST_CUTS = 8
 MOST_STAGED = MOST_CUTS * WARP  # sums of a token that warps give each other
-STORE, ADD, COMBINED = range(3)  # what is done with a product
+STORE, ADD, COMBINED = range(3)  # the use of a product
 OF_TOKENS, OF_OUTPUT, OF_TILES, OF_ROUTES = range(4)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
 
@@ -47,7 +47,7 @@ def product_of(total, of, row):
 
 @lane
 def put(y, place, total, of, row, mode):
-    """Store a product, or add it to what is there."""
+    """Store a product, or add it to the stored value."""
     value = product_of(total, of, row)
     y[place] = add(y[place], value) if mode == ADD else value
 
@@ -122,7 +122,7 @@ def _multiply(fmt, n_tokens):
     def multiply(inputs, w, x, y, stride, column, mode, which, combined, counters):
         """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes a cut of four rows and `n_tokens` tokens.
 
-        Or the last block that multiplies by some rows of all W adds up what comes of them, token by token.
+        Or the last block that multiplies by some rows of all W adds up the products, token by token.
 
         Args:
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after

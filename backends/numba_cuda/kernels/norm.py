@@ -26,7 +26,7 @@ from augury.backends.numba_cuda.kernels.quantise import SEVERAL, TargetArgs, qua
 NOTHING, AS_IS, RMS, LAYER = range(4)
 BIASED = 4
 NormArgs = record("NormArgs", f="weight", i="kind", r="eps")
-"""What a norm does, its kind from NOTHING on, and BIASED if a bias comes after its weights."""
+"""The work of a norm, its kind from NOTHING on, and BIASED if a bias comes after its weights."""
 PartArgs = record("PartArgs", f="weight", i="kind at size", r="eps")
 """A part of a row, `size` values from column `at` on, and its norm."""
 
@@ -96,7 +96,7 @@ def normed(x, at, norm, i, size, mean, inverse):
 
 @lane
 def _add_normed(x, start, y, at, size, first, step, norm, mean, inverse, is_traded):
-    """Add a norm of y to x, every `step`-th value from the `first` on; y may become what x was."""
+    """Add a norm of y to x, every `step`-th value from the `first` on; y may become the previous x."""
     for i in range(first, size, step):
         was = x[start + i]
         x[start + i] = add(was, normed(y, at + i, norm, i, size, mean, inverse))
@@ -116,7 +116,7 @@ def _read_weights(norm, at, size, first, weights):
 
 @lane
 def _normed_values(x, norm, start, at, size, first, mean, inverse, weights, values):
-    """What becomes of every THREADS-th value from the `first` on; beyond `size` 0."""
+    """The result of every THREADS-th value from the `first` on; beyond `size` 0."""
     for j in range(SEVERAL):
         i = first + j * THREADS
         values[j] = x[start + i] if i < size else np.float32(0)
@@ -142,14 +142,14 @@ def sum_of_block(value, parts):
 
 @together
 def moments(x, start, size, n_threads, norm, parts):
-    """What a norm takes off the values of a row, and what it then multiplies them with. All of a block's threads take part."""
+    """A norm's subtrahend of a row's values, and its factor. All of a block's threads take part."""
     thread = cuda.threadIdx.x
     mean = np.float32(0)
     if norm.kind & 3 == AS_IS:
         return mean, np.float32(1)
     if norm.kind & 3 == LAYER:
         mean = div(sum_of_block(_sum(x, start, size, thread, n_threads), parts), np.float32(size))
-        cuda.syncthreads()  # all have read what is written next
+        cuda.syncthreads()  # all threads have read before the next write
         total = sum_of_block(_deviations(x, start, size, thread, n_threads, mean), parts)
     else:
         total = sum_of_block(squares(x, start, size, thread, n_threads), parts)
@@ -166,7 +166,7 @@ def _store(floats, at, values, first, n):
 
 @together
 def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_float, first_unit, weights):
-    """Store what a norm makes of `size` values of token t, whose moments were found, and zeros up to `n_out`.
+    """Store the normed `size` values of token t, whose moments were found, and zeros up to `n_out`.
 
     Floats begin at a place, units where those of a token's row do, so many further on. The first weights of a thread are read.
     """
@@ -197,7 +197,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
     Args:
         inputs: Of the pass.
         x: (n, stride).
-        y: (n, y_stride), of which what x was takes the place, if `is_traded`.
+        y: (n, y_stride), which becomes the previous x, if `is_traded`.
         y_norm, norm: Of the latter weights of the next group come after `step`, or 0.
         to: Of each group `n_out` values; those beyond `size` are 0.
     """
@@ -253,7 +253,7 @@ def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
 
 @kernel("jffiiirr")
 def blend_rows(inputs, x, y, size, x_stride, y_stride, a, b):
-    """X = a * x + b * y, row by row, of as many values; where a is 0 whatever x was. A stride of 0 repeats one row."""
+    """X = a * x + b * y, row by row, of as many values; with any x if a is 0. A stride of 0 repeats one row."""
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
         return

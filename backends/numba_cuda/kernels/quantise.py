@@ -1,4 +1,4 @@
-"""What products multiply with: 32 values of a token as signed bytes, a factor, the sum, and the sum of each half's bytes.
+"""The operands of products: 32 values of a token as signed bytes, a factor, the sum, and the sum of each half's bytes.
 
 The bytes of a unit are eight words of four, which lie in the order 0, 4, 1, 5, 2, 6, 3, 7: the two that a lane gives to tensor
 cores are neighbours. In a pass of few tokens the units of a token are neighbours; in one of more, the units of all tokens that
@@ -31,7 +31,7 @@ _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the in
 
 @lane
 def _scales(largest):
-    """What values of a unit are multiplied with, and the factor: 1/127 of the largest magnitude; NaN if that is."""
+    """The multiplier of a unit's values, and the factor: 1/127 of the largest magnitude; NaN if that is."""
     largest, most = np.float32(largest), np.float32(127)
     if largest < np.float32(_SMALLEST):
         return np.float32(0), np.float32(0)
@@ -93,7 +93,7 @@ def quantise_several(values, i, to, unit, step, n, scales, at):
     for j in range(SEVERAL):
         most = warp_max(abs(values[j]))
         mine = most if i == j else mine
-    warp_barrier()  # all have read what was staged before
+    warp_barrier()  # all threads have read the previously staged values
     if i < SEVERAL:  # a lane divides for one unit
         scales[at + i], scales[at + SEVERAL + i] = _scales(mine)
     warp_barrier()

@@ -1,9 +1,9 @@
 """Linear recurrences: of every head a matrix that decays, takes in products of keys and values, and is read by queries.
 
 A head's matrix lies in fours of columns, (V / 4, K, 4). A warp takes four columns through all tokens of a run, in shared
-memory; its lanes share the rows. What a token feeds it lies in one row of floats, at places that kernels are told. Of a drafted
-token its key, its decays and what was added for its value are kept aside: to take it in, once it was accepted, is a product and
-a sum for each number, to the bit as if it had been certain. A branch of a tree begins anew with the state.
+memory; its lanes share the rows. A token's inputs are in one row of floats, at offsets that kernels are given. A drafted
+token's key, decays and update are kept aside: taking it in, once it was accepted, is a product and a sum for each number, to
+the bit as if it had been certain. A branch of a tree begins anew with the state.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ RecurArgs = record(
 )
 """A recurrence.
 
-`x` (n, stride) is what tokens feed: from `query_at` on queries, and so on. Steps are decays, by head or by key; by channel they
+`x` (n, stride) is tokens' inputs: from `query_at` on queries, and so on. Steps are decays, by head or by key; by channel they
 are betas, which `table` (value_dim / 4, n_rows, 4) is multiplied with in the exponent. `y` is (n, n_heads * value_dim).
 Matrices are in `state` and `saved` (slots, n_heads, value_dim / 4, n_rows, 4), inputs of drafted tokens in `aside` (slots,
 n_aside, n_key_heads * n_rows + n_steps) and `added` (slots, n_aside, n_heads * value_dim).
 """
-BY_HEAD, BY_CHANNEL, BY_KEY = "by_head", "by_channel", "by_key"  # what decays differ by
+BY_HEAD, BY_CHANNEL, BY_KEY = "by_head", "by_channel", "by_key"  # the granularity of decays
 
 
 @lane
@@ -84,7 +84,7 @@ def _store(tile, to, at, n_rows, i):
 def _recur(kind, has_delta):
     @lane
     def decay(x, step, table, row, c, k):
-        """What row k of column c is multiplied with: steps begin at `step`; see `recur`."""
+        """The factor of row k of column c: steps begin at `step`; see `recur`."""
         if kind == BY_CHANNEL:
             return exp(mul(x[step + c], table[row + COLUMNS * k + c]))
         return x[step + k] if kind == BY_KEY else x[step]
@@ -110,7 +110,7 @@ def _recur(kind, has_delta):
 
     @lane
     def add_values(x, value, beta, sums):
-        """What is added for the values of a token, in place of the sums of `product`."""
+        """The update for the values of a token, in place of the sums of `product`."""
         for c in range(COLUMNS):
             factor = x[beta + c] if kind == BY_CHANNEL else x[beta]
             sums[c] = mul(add(x[value + c], -sums[c]) if has_delta else x[value + c], factor)
@@ -204,4 +204,4 @@ RECUR = {
     (kind, has_delta): _recur(kind, has_delta)
     for kind, has_delta in ((BY_HEAD, True), (BY_KEY, True), (BY_HEAD, False), (BY_CHANNEL, False))
 }
-"""Kernels by what decays differ by, and whether they have the delta rule."""
+"""Kernels by the granularity of decays, and whether they have the delta rule."""

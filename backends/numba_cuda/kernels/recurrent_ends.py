@@ -1,4 +1,4 @@
-"""What comes before and after a linear recurrence: keys and decays of tokens, and the gates of what it yields."""
+"""The steps before and after a linear recurrence: keys and decays of tokens, and the gates of its output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GroupsArgs = record(
 weights those of the next group come after `step`. A block has `per_block` groups, which are whole units unless it has all.
 """
 FedArgs = record("FedArgs", f="x aside", i="stride key_at n_keys step_at n_aside n_kept")
-"""What tokens feed: `x` (n, stride), from `key_at` on keys, from `step_at` on steps; `aside` is (slots, n_aside, n_kept)."""
+"""Tokens' inputs: `x` (n, stride), from `key_at` on keys, from `step_at` on steps; `aside` is (slots, n_aside, n_kept)."""
 
 
 @lane
@@ -148,7 +148,7 @@ def _norm_group(how, out, to, t, first, step, i, inverse):
 
 @lane
 def _keep_aside(inputs, fed, t, first, step):
-    """Keep keys and steps of a drafted token aside, where no recurrence reads any more what was there."""
+    """Keep keys and steps of a drafted token aside, after the recurrence has read the old ones."""
     place = inputs[SLOTS + t] * fed.n_aside + remainder(inputs[CELLS + t], fed.n_aside)
     for i in range(first, fed.n_kept, step):
         at = fed.key_at + i if i < fed.n_keys else fed.step_at + i - fed.n_keys
@@ -159,7 +159,7 @@ def _keep_aside(inputs, fed, t, first, step):
 def gate_groups(inputs, how, to, fed):
     """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for some groups of a token.
 
-    Besides, what drafted tokens have fed the recurrence is kept aside, as this comes after it.
+    Besides, drafted tokens' inputs of the recurrence are kept aside, because this comes after it.
 
     Args:
         inputs: Of the pass.

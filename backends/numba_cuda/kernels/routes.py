@@ -1,12 +1,12 @@
 """Which rows of a pass go to which experts, and how the experts' rows are added up.
 
 A pass of n tokens with k experts each has n * k rows, row t * k + j of token t. They are sorted by expert, then by row, so that
-those of one expert stand beside each other, in *places*; a few of them at a time are a tile, see `matmul`. What a row's
-products are does not depend on the others, and a token's sum is taken in the order of its experts' ranks.
+rows of one expert stand beside each other, in *places*; a few of them at a time are a tile, see `matmul`. A row's products do
+not depend on the others, and a token's sum is taken in the order of its experts' ranks.
 
-Routes are one array of int32, in sections of as many numbers as a pass has rows at most: four with the tiles, how many and
-what `matmul` says of each; the experts of rows, the places of rows, the rows of places, and which tile begins at a place:
-32 times its expert, and how many rows it has.
+Routes are one array of int32, in sections of as many numbers as a pass has rows at most: four with the tiles, how many and the
+words of each for `matmul`; the experts of rows, the places of rows, the rows of places, and which tile begins at a place: 32
+times its expert, and how many rows it has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def gather_rows(inputs, x, weights, routes, n_most, k, n_apart, has_weights, to)
 
 @lane
 def _put_combined(routes, rows, stride, how, t, i):
-    """Store value i of what token t is given, or add it; see `CombineArgs`."""
+    """Store value i of token t's sum, or add it; see `CombineArgs`."""
     total, at = np.float32(0), t * how.n_weights
     for j in range(how.k):
         weight = np.float32(1) if how.is_weighed else how.weights[at + j]

@@ -1,7 +1,7 @@
-"""The most probable tokens of rows of logits, and what their probabilities are divided by.
+"""The most probable tokens of rows of logits, and the normalisers of their probabilities.
 
 A row is cut into chunks, at most as many as a block has threads. The best logit of every chunk is found by a block of its own;
-then one block looks for the k best of a row: each thread holds what is best of one chunk, and when that was the row's best, all
+then one block looks for the k best of a row: each thread holds the best of one chunk, and when that was the row's best, all
 look for the chunk's next one. The larger logit comes first, of equals that of the lower id.
 """
 
@@ -106,7 +106,7 @@ def best_tokens(inputs, logits, chunk_values, chunk_ids, ids, values, n, stride,
 
 @kernel("jffdiiii")
 def sums_of_chunks(inputs, logits, values, sums, n, stride, n_chunks, size):
-    """The sum of e^(logit - the chunk's best) of every chunk, in double precision: what a normaliser is made of."""
+    """The sum of e^(logit - the chunk's best) of every chunk, in double precision, for a normaliser."""
     chunk, t, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     if t >= inputs[N_ROWS]:
         return

@@ -1,7 +1,7 @@
 """The simulator of a grid: the threads of a block are coroutines, which take turns at barriers and operations of warps.
 
 numba has one, too, in which a thread is one of the operating system's: that takes some 60 us for each, a coroutine takes 2 us,
-and numba's has no operations of warps. Blocks run one after another, so what two blocks do at once never shows; but a race
+and numba's has no operations of warps. Blocks run one after another, so effects of two blocks at once never show; but a race
 between the threads of a block, or between blocks, shows where their order matters, by running them in another order (`run`).
 """
 
@@ -17,7 +17,7 @@ WARP = 32
 
 
 class _Thread:
-    """A thread of a block: the coroutine that it is, and what its last meeting gave it."""
+    """A thread of a block: its coroutine, and the result of its last meeting."""
 
     __slots__ = ("coroutine", "given", "index", "is_over", "n_shared")
 
@@ -48,7 +48,7 @@ class _Threads(threading.local):
 
 
 class _Meeting:
-    """Threads that wait for each other, in the order of their indices, and what they bring."""
+    """Threads that wait for each other, in the order of their indices, and their values."""
 
     __slots__ = ("n", "n_there", "threads", "values")
 
@@ -70,7 +70,7 @@ class _Block:
 
     def run(self, function, args, *, is_reversed):
         """Run all threads to their end."""
-        global _block, _thread  # noqa: PLW0603 - what runs now, as on a device a thread's registers say
+        global _block, _thread  # noqa: PLW0603 - the running thread, as in a thread's registers on a device
         _block = self
         self.ready, given = self.threads[:: -1 if is_reversed else 1], (function, args)
         try:
@@ -91,7 +91,7 @@ class _Block:
             raise
 
     def wait(self, meeting, value, combine):
-        """Wait until all of a meeting have come; the last one combines what they brought, and goes on."""
+        """Wait until all of a meeting have come; the last one combines their values, and goes on."""
         thread = _thread
         meeting.values[thread.index % meeting.n] = value
         meeting.n_there += 1
@@ -112,7 +112,7 @@ _thread: _Thread
 
 
 def meet(value, combine):
-    """What `combine` makes of the values of a warp's 32 lanes, of which this lane gets its own."""
+    """This lane's part of `combine` over the values of a warp's 32 lanes."""
     return _block.wait(_block.warps[_thread.index // WARP], value, combine)
 
 
@@ -141,7 +141,7 @@ cuda = SimpleNamespace(
     shared=SimpleNamespace(array=_shared),
     local=SimpleNamespace(array=np.empty),
 )
-"""What kernels use of numba's `cuda`."""
+"""The part of numba's `cuda` that kernels use."""
 
 
 def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[object], *, is_reversed: bool = False) -> None:

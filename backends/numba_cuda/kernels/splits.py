@@ -1,4 +1,4 @@
-"""What splits of positions give heads becomes one: the last block of a head to end merges them, in rising order."""
+"""Merging the results of splits of positions: the last block of a head to end merges them, in rising order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLIT = 256  # positions
 _AT_ONCE = 4  # splits, and values of each, that a thread reads before it mixes them
 _N_HELD = _AT_ONCE * (_AT_ONCE + 1)
 MergeArgs = record("MergeArgs", f="sinks gates", i="has_sinks gate_stride gate_size is_softplus")
-"""What is done beside merging.
+"""Work beside merging.
 
 `sinks` (n_heads,) are scores with nothing to mix, if `has_sinks`. Of `gates` (tokens, gate_stride) each multiplies `gate_size`
 neighbouring values, through a softplus or sigmoid; with a size of 0 there are none.

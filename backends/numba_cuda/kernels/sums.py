@@ -1,7 +1,7 @@
-"""Sums of products of rows and a few tokens, in one order of additions, whichever kernel computes them.
+"""Sums of products of rows and a few tokens, in one order of additions for all kernels.
 
 A row has 8 slices: slice s takes the units s, s + 8, s + 16 … of 32 weights in turn. A unit of a quantised type adds a whole
-number, exact in whatever order its bytes are multiplied, times factors; one of floats adds its products one after another. If
+number, exact in any order of its bytes, times factors; one of floats adds its products one after another. If
 rows are cut (`Matrix.n_cuts`, by the shape alone) each slice does so in every cut, and adds up the cuts in turn. Then
 neighbouring slices are added, then pairs of them, then fours. None of this depends on how many tokens there are, nor on the
 kernel: see `tensor_cores`.
@@ -46,7 +46,7 @@ AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before 
 def add_unit_of(fmt, offset):
     """The lane function that adds a unit's products, of its whole numbers: the order of additions of quantised types.
 
-    `offset` is what is still to be taken off the weights.
+    `offset` is still to be subtracted from the weights.
     """
     has_least, has_two_scales = fmt.has_least, fmt.has_two_scales
 
@@ -164,7 +164,7 @@ def _of_several(read, add_products, n):
 
 
 def sums_of(fmt, n_tokens, n_ahead):
-    """The lane function that adds to `sums` what the units of a lane's slice give, from step `begin` to `end`.
+    """The lane function that adds the units of a lane's slice to `sums`, from step `begin` to `end`.
 
     `first` is the lane's unit of step 0; `n_ahead` units are asked for before they are multiplied.
     """
@@ -194,7 +194,7 @@ def sums_of(fmt, n_tokens, n_ahead):
 
 @cache
 def sums_of_cut_of(fmt, n_tokens, n_ahead=None):
-    """The lane function that makes `sums` what a warp's cut of a tile of rows gives; nothing where there are no such rows."""
+    """The lane function that sets `sums` to a warp's cut of a tile of rows; it does nothing without such rows."""
     add_slice = sums_of(fmt, n_tokens, 1 if fmt.is_float else n_ahead or AHEAD[n_tokens])
 
     @lane

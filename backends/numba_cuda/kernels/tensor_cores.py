@@ -1,7 +1,7 @@
 """Products of a matrix and many tokens by tensor cores: to the bit those of `matmul`, whose order of additions they keep.
 
 A block takes 16 rows and 16, 32 or 64 tokens, its eight warps a slice each. One instruction multiplies 16 rows of a unit with 8
-tokens; whole numbers are exact in whatever order they are added.
+tokens; whole numbers are exact in any order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MORE_REGISTERS = {("Q2_K", 16): 80, ("Q3_K", 16): 80, ("Q2_K", 32): 88}  # by t
 
 
 def _tree_of(n):
-    """The lane function that adds what eight slices of n sums have at a place: neighbours, then pairs, then fours."""
+    """The lane function that adds eight slices of n sums at a place: neighbours, then pairs, then fours."""
 
     @lane
     def two(totals, at, slices):
@@ -52,7 +52,7 @@ def _tree_of(n):
 
 
 def _unit_of(fmt, n_tokens):
-    """Two functions: one reads what a lane needs of a unit of two rows, one adds their products with the tokens."""
+    """Two functions: one reads a lane's part of a unit of two rows, one adds their products with the tokens."""
     fragment_words, fragment, add_unit = fragment_words_of(fmt), fragment_of(fmt), add_unit_of(fmt, 0)
     number_words, numbers, has_two_scales = fmt.number_words, fmt.numbers, fmt.has_two_scales
 
@@ -73,7 +73,7 @@ def _unit_of(fmt, n_tokens):
 
     @together
     def add_products(held, u, v, i, place, x, sums):
-        """Add what a unit gives: rows u and v of it are this lane's, i // 4 of a tile's tokens, and of the sums two others."""
+        """Add a unit: rows u and v of it are this lane's, i // 4 of a tile's tokens, and of the sums two others."""
         a, b = fragment(held[0], i % 4)
         c, d = fragment(held[1], i % 4)
         upper, lower = numbers(held[2], u), numbers(held[3], v)
@@ -130,7 +130,7 @@ def _multiply(fmt, n_tokens):
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
         if first >= n_wanted:
             return
-        t = first - (first & 1)  # what lanes read of two rows at once is aligned
+        t = first - (first & 1)  # lanes' reads of two rows at once are aligned
         thread = cuda.threadIdx.x & MATRIX_THREADS - 1  # as the compiler sees, not negative
         i, s = thread % WARP, thread // WARP
         totals = cuda.shared.array(n_totals, np.float32)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CHOSEN = "chosen blocks"
 FOREVER = 2**30  # a window that sees all
-MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
+MOST_PARTS = 128 << 20  # bytes of splits' results; those of one token may be more
 
 
 @frozen(eq=False)
@@ -84,9 +84,9 @@ class PrepareHeadsEmitter(OperationEmitter):
 
 
 class AttendEmitter(OperationEmitter):
-    """Attends to keys and values, or to rows that are both, and to pooled rows; what is mixed may be gated.
+    """Attends to keys and values, or to rows that are both, and to pooled rows; the mix may be gated.
 
-    What splits of positions give comes first among the parts of attention, then what splits of pooled rows give.
+    The results of positions' splits come first among the parts of attention, then those of pooled rows' splits.
     """
 
     operation: Attend
@@ -113,7 +113,7 @@ class AttendEmitter(OperationEmitter):
         return 0 if self._blocks is None else -(-n_splits // self._blocks.size)
 
     def _part_bytes(self, n_splits: int) -> int:
-        """Bytes of what splits give a token."""
+        """Bytes of splits' results for a token."""
         return 4 * self.operation.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self._value_dim + 2)
 
     def emit(self, tape: Tape) -> None:
@@ -148,7 +148,7 @@ class AttendEmitter(OperationEmitter):
                 tape.launch(kernel, grid, ATTEND_THREADS, how=how_many, **more)
 
     def _merged(self, tape: Tape) -> Arguments:
-        """The arguments of the launch that merges what splits give."""
+        """The arguments of the launch that merges splits."""
         operation, sinks, arguments = self.operation, self.operation.sinks, dict[str, Any]()
         if sinks is not None:
             arguments = {"sinks": tape.weights.vector(sinks), "has_sinks": True}
@@ -177,7 +177,7 @@ def _planes(cache: Cache) -> Any:
 
 
 def doublings_of_tile(n_of_group: int, n_tokens: int) -> int:
-    """How often one token is doubled to be those that a block attends for, so many heads of each, of `n_tokens` at most."""
+    """How often one token is doubled to give the tokens of a block, so many heads of each, of `n_tokens` at most."""
     return max(1, min(HEADS // n_of_group, n_tokens)).bit_length() - 1
 
 
@@ -189,12 +189,12 @@ def check_dim(what: str, dim: int) -> None:
 
 
 def parts_bytes(n_splits: int, n_bytes: int) -> int:
-    """Bytes of what splits give the tokens of a pass until that is merged, `n_bytes` each, as far as there is room."""
+    """Bytes of splits' results for the tokens of a pass until they are merged, `n_bytes` each, as far as there is room."""
     return max(n_bytes, min(MOST_PARTS, tokens_of(n_splits) * n_bytes))
 
 
 def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
-    """Which tokens attend at once, since there is room for what splits give them: the first, and how many, a power of 2."""
+    """Which tokens attend at once, as far as there is room for their splits' results: the first, and how many, a power of 2."""
     n = 1 << (max(1, MOST_PARTS // n_bytes).bit_length() - 1)
     for first in range(0, n_tokens, n):
         yield first, min(n, n_tokens - first)

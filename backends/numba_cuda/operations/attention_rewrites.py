@@ -42,7 +42,7 @@ class AttendLatents(Operation):
 
 
 def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Gate what attention mixes where splits are merged, and products of heads where they are put side by side."""
+    """Gate attention's mix where splits are merged, and products of heads where they are put side by side."""
 
     def join(made: Operation, gate: Operation) -> tuple[Operation, ...]:
         match gate:
@@ -58,7 +58,7 @@ def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]
 
 
 def with_latents(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Attend to latents by a kernel that turns queries itself, and leaves what heads mix as their matrices read it."""
+    """Attend to latents by a kernel that turns queries itself, and leaves heads' mixes as their matrices read them."""
     makers = {each.out: each for each in operations if isinstance(each, PrepareLatents)}
     for each in operations:
         if not isinstance(each, Attend) or each.queries not in makers:

@@ -22,7 +22,7 @@ __all__ = ["Emitters", "OperationEmitter", "Scope"]
 
 @frozen(eq=False)
 class Scope:
-    """What the operations of a block share: where values lie, and caches, its own and those of the first blocks of layers."""
+    """The common data of a block's operations: the places of values, its caches, and the caches of layers' first blocks."""
 
     layout: Layout
     options: ModelOptions

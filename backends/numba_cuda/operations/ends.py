@@ -1,4 +1,4 @@
-"""What models begin and end with: rows of tables that x begins as, inputs of layers, and logits."""
+"""The ends of models: rows of tables that x begins as, inputs of layers, and logits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BeginStreamsEmitter(OperationEmitter):
 
 
 class GiveInputsEmitter(OperationEmitter):
-    """Adds the rows of a table to what layers are given."""
+    """Adds the rows of a table to the inputs of layers."""
 
     operation: GiveInputs
 

@@ -1,4 +1,4 @@
-"""Operations that one kernel computes together, and who makes and reads values."""
+"""Operations that one kernel computes together, and the writers and readers of values."""
 
 from __future__ import annotations
 

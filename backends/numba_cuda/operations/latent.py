@@ -68,7 +68,7 @@ class PrepareLatentsEmitter(OperationEmitter):
 
 
 class AttendLatentsEmitter(OperationEmitter):
-    """Attends to latents, and leaves what heads mix head by head."""
+    """Attends to latents, and leaves the mixes head by head."""
 
     operation: AttendLatents
 
@@ -83,7 +83,7 @@ class AttendLatentsEmitter(OperationEmitter):
         return {"counters": 4 * MAX_TOKENS * n_heads, "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits))}
 
     def _part_bytes(self, n_splits: int) -> int:
-        """Bytes of what splits give a token."""
+        """Bytes of splits' results for a token."""
         return 4 * self.operation.attend.n_heads * n_splits * (self._n_latent + 2)
 
     def emit(self, tape: Tape) -> None:

@@ -91,7 +91,7 @@ class Layout:
             name = "early rows" if early.issuperset(group) else "rows"
             self._add_row(group, INPUTS if self._given.issuperset(group) else f"{name} {len(self._widths)}")
 
-    # What emitters ask
+    # Queries of emitters
 
     def maker(self, value: Value) -> Operation | None:
         """The operation that makes a value."""
@@ -277,7 +277,7 @@ class Layout:
         return root
 
     def _groups(self) -> Iterator[list[Value]]:
-        """Values that lie in one row, in the order in which they are made, but what betas are made of last."""
+        """Values that lie in one row, in the order in which they are made, except the inputs of betas, which are last."""
         last = {each.b.root for each in self._operations if isinstance(each, Decay) and each.b is not None}
         choices = [each for each in self._operations if isinstance(each, Choose) and each.queries and each.weights]
         pairs = [*self._next.items(), *([self._canonical(value) for value in each.read] for each in choices)]

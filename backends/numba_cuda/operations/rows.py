@@ -1,4 +1,4 @@
-"""Norms, products and what else is done to rows, one by one."""
+"""Norms, products and other operations on rows, one by one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class MultiplyActivatedEmitter(OperationEmitter):
 
 
 class ActivateEmitter(OperationEmitter):
-    """Sends rows through an activation, with what gates them."""
+    """Sends rows through an activation, with their gates."""
 
     operation: Activate
 
