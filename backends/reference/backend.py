@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reference(Backend):
     """Plain numpy: the meaning of every block in a form to read, and the oracle for other backends.
 
-    Slow: some tokens per second with 135 million weights, which take four bytes each whatever the file's type. BLAS chooses
+    Slow: some tokens per second with 135 million weights, which take four bytes each for any type of the file. BLAS chooses
     its own number of threads; `ModelOptions.threads` has no effect, and no thread count changes a result.
     """
 

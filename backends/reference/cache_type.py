@@ -1,6 +1,6 @@
 """Keys and values in each cache type: values → arrays → the values that are read back.
 
-Every function works on the last axis alone, (..., D). Encoding takes float64; what it gives is kept as it is.
+Every function works on the last axis alone, (..., D). Encoding takes float64; its result is stored as it is.
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ TYPES: dict[str, tuple[Callable[[np.ndarray], Arrays], Callable[..., np.ndarray]
     "q8_0": (_to_q8_0, _from_q8_0),
     "q4_0": (_to_q4_0, _from_q4_0),
 }
-"""Cache type → what encodes and what decodes it."""
+"""Cache type → its encoder and its decoder."""

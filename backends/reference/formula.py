@@ -1,7 +1,7 @@
-"""What the parts of a layer compute, in float64: for one token, or for rows of several, each as if it were alone.
+"""The formulas of a layer's parts, in float64: for one token, or for rows of several, each as if it were alone.
 
-A token's result cannot depend on what else is in a pass: numpy and BLAS may round sums differently for arrays of other shapes,
-and here what is summed has the same shape however tokens are batched.
+A token's result cannot depend on the rest of its pass: numpy and BLAS may round sums differently for arrays of other shapes,
+and here the summed arrays have the same shape in every batch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def attend(
         keys: (G, T, D), of the positions that the token sees, its own the last.
         values: (G, T, D_v).
         sinks: (H,) scores that take part of the softmax with nothing to mix.
-        chosen: (G, T) bool, what takes part; None: all.
+        chosen: (G, T) bool, the positions that take part; None: all.
 
     Returns:
         (H, D_v). Query head h reads KV head h // (H / G).
@@ -156,7 +156,7 @@ def gated(
 ) -> np.ndarray:
     """The hidden values (..., F) of a feed-forward with a gate: activation(gate) * up.
 
-    What the gate is activated to is at most `limit`, and `up` between it and its negative.
+    The activated gate is at most `limit`, and `up` between it and its negative.
 
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
@@ -177,7 +177,7 @@ def choose_experts(
         router: Says how.
         logits: (n_experts,).
         bias: (n_experts,), added to scores; 0 where there is none.
-        given: (k,) what is chosen, whatever the scores.
+        given: (k,) the choice, instead of one by scores.
 
     Source: Fedus et al. 2022, "Switch Transformers"; for groups and the bias DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.
     """

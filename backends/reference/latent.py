@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def latent_attention(
     block: LatentAttention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
-    """What latent attention adds to x (n, E)."""
+    """Latent attention's addition to x (n, E)."""
     normed, n_latent, n_plain = each_normed(x, block.norm, weights), block.latent_dim, block.keys.n_in
     asking = normed if block.q_down is None else each_normed(weights.product(block.q_down, normed), block.q_norm, weights)
     queries = weights.product(block.q, asking).reshape(len(x), block.n_heads, -1)

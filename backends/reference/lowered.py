@@ -73,7 +73,7 @@ class Run:
     chosen: list[Choice]  # by the last layer that chooses; it is put in its place
     choices: dict[Value, Choice] = field(factory=dict)
     routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
-    given: list[np.ndarray] = field(factory=list)  # inputs of all layers side by side; what streams become; logits
+    given: list[np.ndarray] = field(factory=list)  # inputs of all layers side by side; the new streams; logits
 
     def choice(self, value: Value) -> Choice:
         """The chosen positions, of this block or of the last layer that chose."""

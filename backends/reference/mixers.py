@@ -20,7 +20,7 @@ from augury.blocks import (
 )
 
 MIXERS: dict[type, Any] = {Attention: attention, LatentAttention: latent_attention, **recurrent.MIXERS}
-"""What a mixer that keeps something adds to x, by its type."""
+"""The addition to x of mixers with caches or states, by type."""
 KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *STATELESS, *MIXERS})
 """Blocks that have a function, which computes all that they may have; of others the operations are computed."""
 

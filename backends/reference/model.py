@@ -113,11 +113,11 @@ class ReferenceModel(Model):
         Args:
             i: The layer.
             weights: Of the plan.
-            batch: What the pass computes.
+            batch: The pass.
             tree: Of the batch, where it has one.
             before: The streams before.
-            embedded: What the embedding made of the tokens, (n, E).
-            inputs: What it made for layers, (n, layers, P).
+            embedded: The embeddings of the tokens, (n, E).
+            inputs: Its inputs for layers, (n, layers, P).
         """
         layer, streams = self._layers[i], before
         for block in layer.blocks:
@@ -140,7 +140,7 @@ class ReferenceModel(Model):
         return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
 
     def _embed(self, block: Embedding, weights: Weights, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
-        """What an embedding makes of tokens: x (n, E), and inputs of layers (n, layers, P)."""
+        """An embedding of tokens: x (n, E), and inputs of layers (n, layers, P)."""
         if has_function(block):
             x = embed(block, weights, batch)
             return x, layer_inputs(block, weights, batch, x)
@@ -149,7 +149,7 @@ class ReferenceModel(Model):
         return x, np.hstack([np.empty((len(x), 0)), *made]).reshape(len(x), -1, size)
 
     def _end(self, block: Block, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> list[np.ndarray]:
-        """What a block gives that a model begins or ends with, computed by its operations."""
+        """The result of a model's first or last block, computed by its operations."""
         lowered = self._caches.get((0, block)) or LoweredBlock(block, self.options, weights, x.shape[1])
         run = self._run(lowered, weights, batch, tree, x, x, x, np.empty((len(x), 0)))
         lowered_block(run)
@@ -172,7 +172,7 @@ class ReferenceModel(Model):
         return Run(weights, block, batch, tree, inputs, np.zeros_like(x), rows, sources, self._chosen)
 
     def _cache_for(self, block: Block) -> Any:
-        """What a block keeps of its slots, empty."""
+        """The caches and states of a block, empty."""
         if not has_function(block):
             return LoweredBlock(block, self.options, self._open(), self._plan.n_seen(block))
         return LayerStates(block, self.options, self._open()) if block.states() else LayerCache(block, self.options)

@@ -248,7 +248,7 @@ def _by_row(run: Run, each: Operation) -> None:
 
 
 def _known(operand: Any, weights: Weights) -> Any:
-    """What a function of one row is given of an operand that is the same for all rows; values as they are."""
+    """The argument of a function of one row for an operand that is the same for all rows; values as they are."""
     match operand:
         case Vector():
             return weights.vector(operand.weight).reshape(-1)

@@ -31,7 +31,7 @@ Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class _State:
-    """One state of all slots, and what takes a token into it.
+    """One state of all slots, and the function that takes a token into it.
 
     Attributes:
         values: (S, *shape), of each slot after its certain tokens.
@@ -48,7 +48,7 @@ class _State:
         return self.values.nbytes + self._saved.nbytes + self._aside.nbytes
 
     def begin(self, batch: Batch) -> None:
-        """Restore, take in what was accepted, empty the slots that start, and save states as they are before any token."""
+        """Restore, take in accepted tokens, empty the slots that start, and save states as they are before any token."""
         for slot in batch.restores.tolist() if batch.restores is not None else ():
             self.values[slot] = self._saved[slot]
         for slot, cell, _ in batch.accepted.tolist() if batch.accepted is not None else ():
@@ -85,7 +85,7 @@ class _State:
 
 
 class LayerStates:
-    """What a block keeps of its slots' sequences: a state after the other."""
+    """A block's states of its slots' sequences: one after the other."""
 
     purpose = "states"
 
@@ -93,7 +93,7 @@ class LayerStates:
         self.start(block.states(), _advances(block, weights), options)
 
     def start(self, states: Sequence[SequenceState], advances: Sequence[Advance], options: ModelOptions) -> None:
-        """Allocate states, each with what takes a token into it.
+        """Allocate states, each with the function that takes a token into it.
 
         Raises:
             CapacityError: There is no memory for them.
@@ -105,7 +105,7 @@ class LayerStates:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of states, of their copies, and of what is kept aside."""
+        """Bytes of states, of their copies, and of inputs kept aside."""
         return sum(state.n_bytes for state in self.states)
 
     def begin(self, batch: Batch) -> None:
@@ -121,7 +121,7 @@ class LayerStates:
 def short_convolution(
     block: ShortConvolution, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
-    """What a gated short convolution adds to x (n, E): o(c * conv(b * v))."""
+    """A gated short convolution's addition to x (n, E): o(c * conv(b * v))."""
     b, c, v = np.split(weights.product(block.inputs, each_normed(x, block.norm, weights)), 3, axis=1)
     return weights.product(block.o, c * convolved(block.conv, weights, states.states[0], batch, tree, b * v))
 
@@ -145,7 +145,7 @@ def shift(window: np.ndarray, row: np.ndarray) -> np.ndarray:
 def gated_delta_net(
     block: GatedDeltaNet, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
-    """What a gated delta net adds to x (n, E): o(norm(y) * silu(gate))."""
+    """A gated delta net's addition to x (n, E): o(norm(y) * silu(gate))."""
     normed, heads = each_normed(x, block.norm, weights), block.recurrence
     n, n_keys = len(x), heads.n_key_heads * heads.key_dim
     inputs = weights.product(block.inputs, normed)
@@ -163,7 +163,7 @@ def gated_delta_net(
 def kimi_delta_attention(
     block: KimiDeltaAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
-    """What Kimi delta attention adds to x (n, E): o(norm(y) * sigmoid(gate))."""
+    """Kimi delta attention's addition to x (n, E): o(norm(y) * sigmoid(gate))."""
     normed, heads, n = each_normed(x, block.norm, weights), block.recurrence, len(x)
     convolutions = zip((block.q, block.k, block.v), (block.q_conv, block.k_conv, block.v_conv), states.states[:3], strict=True)
     queries, keys, values = (
@@ -184,7 +184,7 @@ def kimi_delta_attention(
 
 
 def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
-    """What a Mamba-2 block adds to x (n, E): o(out_norm((y + d * value) * silu(gate)))."""
+    """A Mamba-2 block's addition to x (n, E): o(out_norm((y + d * value) * silu(gate)))."""
     heads, n = block.recurrence, len(x)
     n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
     inputs = weights.product(block.inputs, each_normed(x, block.norm, weights))
@@ -201,7 +201,7 @@ def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, t
 
 
 def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
-    """What a Mamba block adds to x (n, E): o((y + d * v) * silu(gate))."""
+    """A Mamba block's addition to x (n, E): o((y + d * v) * silu(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
     values = weights.product(block.value, normed)
     values = silu(convolved(block.conv, weights, states.states[0], batch, tree, values))
@@ -221,7 +221,7 @@ def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tre
 def lightning_attention(
     block: LightningAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
-    """What lightning attention adds to x (n, E): o(out_norm(y) * sigmoid(gate))."""
+    """Lightning attention's addition to x (n, E): o(out_norm(y) * sigmoid(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
     queries, keys, values = (silu(weights.product(linear, normed)) for linear in (block.q, block.k, block.v))
     fed = np.hstack([keys, values, np.tile(block.decays, (n, 1)), np.ones((n, heads.n_heads))])
@@ -232,7 +232,7 @@ def lightning_attention(
 def recurred(
     heads: LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
 ) -> np.ndarray:
-    """What the heads yield (n, H, V) as queries (n, G, K) read them after each token, of which they are fed `fed`."""
+    """The heads' output (n, H, V) for queries (n, G, K) after each token, with the inputs `fed`."""
     y = np.empty((len(fed), heads.n_heads, heads.value_dim))
     for token, (_, after) in enumerate(state.follow(batch, tree, fed)):
         y[token] = _read(after, _of_heads(heads, queries[token]))
@@ -292,11 +292,11 @@ MIXERS: dict[type, Any] = {
     Mamba2: mamba2,
     LightningAttention: lightning_attention,
 }
-"""What a block of this kind adds to x, by its type."""
+"""The addition to x of recurrent blocks, by type."""
 
 
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
-    """What takes a token into each of a block's states: (state, what it is fed) → state."""
+    """The functions that take a token into each of a block's states: (state, input) → state."""
     if isinstance(block, ShortConvolution):
         return (shift,) * len(block.states())
     heads = block.recurrence

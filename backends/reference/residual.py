@@ -12,7 +12,7 @@ from augury.blocks import Connection, Linear, Norm, Vector
 
 
 def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -> np.ndarray:
-    """What a block sees, (n, E)."""
+    """The input of a block, (n, E)."""
     return streams[:, -1] if connection is None else connection.read(partial(_given, weights), streams)
 
 

@@ -30,7 +30,7 @@ class Weights:
 
     @classmethod
     def load(cls, file: ModelFile, plan: ModelPlan, progress: Progress) -> Weights:
-        """Dequantise what `plan` names, each tensor once.
+        """Dequantise the tensors of `plan`, each once.
 
         Raises:
             ModelFileError: A tensor is missing or has another shape.
@@ -121,7 +121,7 @@ def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarr
 
 
 def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:
-    """The rows (n_out, …) of what is stored (n_stored, …)."""
+    """The rows (n_out, …) of a stored tensor (n_stored, …)."""
     if rows is None:
         return stored
     return rows.of(stored).reshape(-1, *stored.shape[1:])
