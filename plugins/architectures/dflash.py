@@ -30,7 +30,6 @@ from augury.blocks import (
     ModelPlan,
     Norm,
     Output,
-    Vector,
 )
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
@@ -115,8 +114,7 @@ def _convolved(decoder: Decoder, at: str, inner: Attention | FeedForward) -> Att
     n_taps, group = keys.count("conv_kernel_size", most=_MOST_TAPS), keys.count("conv_group_size")
     if n_embd % group:
         keys.fail("conv_group_size", group, f"a divisor of {n_embd}")
-    base = Vector(f"{at}_base", 2 * n_taps * n_embd, (2, n_taps, n_embd))
-    decoder.check(base)
+    base = decoder.vector(f"{at}_base", 2 * n_taps * n_embd, (2, n_taps, n_embd))
     return Convolved(inner, decoder.linear(f"{at}_proj", n_embd, 2 * n_taps * (n_embd // group)), base, n_taps)
 
 
@@ -129,9 +127,7 @@ def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
         v, v_norm = decoder.linear(f"{at}.attn_v", n_embd, n_kv_heads * decoder.value_dim), None
     elif decoder.value_dim != head_dim:
         keys.fail("attention.value_length", decoder.value_dim, f"{head_dim}, since keys are values")
-    sinks = Vector(f"{at}.attn_sinks.weight", n_heads) if f"{at}.attn_sinks.weight" in tensors else None
-    if sinks is not None:
-        decoder.check(sinks)
+    sinks = decoder.optional_vector(f"{at}.attn_sinks.weight", n_heads)
     mixed = n_heads * decoder.value_dim
     return Attention(
         norm=decoder.norm(f"{at}.attn_norm"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Linear, Matrices, MixtureOfExperts, Norm, Router, Vector
+from augury.blocks import Activation, FeedForward, Gating, Linear, Matrices, MixtureOfExperts, Norm, Router
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def mixture(
         logits=attrs.evolve(logits, scale=1.0 / math.sqrt(n_embd)) if has_router_norm else logits,
         n_used=n_used,
         gating=_gating(decoder, fallback) if gating is None else gating,
-        bias=_vector(decoder, f"{at}.exp_probs_b.bias", n_experts) or _vector(decoder, f"{at}.exp_probs_b", n_experts),
+        bias=decoder.optional_vector(f"{at}.exp_probs_b.bias", n_experts)
+        or decoder.optional_vector(f"{at}.exp_probs_b", n_experts),
         is_normalised=keys.flag("expert_weights_norm", default=False) if is_normalised is None else is_normalised,
         scale=factor * ((keys.number("expert_weights_scale", 0.0) or 1.0) if has_weights_scale else 1.0),
         norm=router_norm,
@@ -138,7 +139,7 @@ def mixture(
         **expert_matrices(decoder, layer, n_experts, n_embd=n_latent, has_gate=has_gate, has_scales=has_scales),
         activation=activation,
         shared=shared,
-        shared_gate=None if shared is None else _vector(decoder, f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
+        shared_gate=None if shared is None else decoder.optional_vector(f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
         post_norm=decoder.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
     )
     return attrs.evolve(block, **others)
@@ -182,13 +183,6 @@ def expert_matrices(
         gate = experts("gate_up", n_embd, n_ff, n_stored=2 * n_ff)
         return {"gate": gate, "up": experts("gate_up", n_embd, n_ff, first=n_ff, n_stored=2 * n_ff), "down": down}
     return {"gate": experts("gate", n_embd, n_ff) if has_gate else None, "up": experts("up", n_embd, n_ff), "down": down}
-
-
-def _vector(decoder: Decoder, name: str, size: int) -> Vector | None:
-    if name not in decoder.file.tensors:
-        return None
-    decoder.file.tensor(name, (size,))
-    return Vector(name, size)
 
 
 def _gating(decoder: Decoder, fallback: Gating) -> Gating:

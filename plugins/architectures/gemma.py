@@ -161,13 +161,11 @@ class Gemma4(Gemma):
         decoder.file.tensor(table, (decoder.n_vocab, n))
         inputs = LayerInputs(
             table=Linear(table, n, decoder.n_vocab),
-            projection=decoder.linear(
+            projection=decoder.matrix(
                 "per_layer_model_proj",
                 decoder.n_embd,
                 n,
                 factor=1.0 / math.sqrt(decoder.n_embd),
-                has_scale=False,
-                has_bias=False,
             ),
             norm=decoder.norm("per_layer_proj_norm", size),
             table_scale=math.sqrt(size),
@@ -221,8 +219,8 @@ class Gemma4(Gemma):
             dense = decoder.feed_forward(layer, Activation.GELU_HALF, has_post_norm=True, has_biases=False, has_scales=False)
             layers.append(Layer(attention, dense, scale=float(decoder.values(f"blk.{layer}.layer_output_scale.weight", 1)[0])))
         table = Linear(embedding.weight, embedding.n_embd, embedding.n_vocab)
-        before = decoder.linear("nextn.pre_projection", 2 * embedding.n_embd, n_embd, has_bias=False, has_scale=False)
-        after = decoder.linear("nextn.post_projection", n_embd, embedding.n_embd, has_bias=False, has_scale=False)
+        before = decoder.matrix("nextn.pre_projection", 2 * embedding.n_embd, n_embd)
+        after = decoder.matrix("nextn.post_projection", n_embd, embedding.n_embd)
         return (
             NextnLayer(
                 Embedding(None, embedding.n_vocab, n_embd),
@@ -236,10 +234,9 @@ class Gemma4(Gemma):
     def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> LayerInput:
         """The block of a layer's inputs."""
         at = f"blk.{layer}"
-        marks: dict[str, Any] = {"has_scale": False, "has_bias": False}
         return LayerInput(
-            gate=decoder.linear(f"{at}.inp_gate", decoder.n_embd, size, **marks),
-            o=decoder.linear(f"{at}.proj", size, decoder.n_embd, **marks),
+            gate=decoder.matrix(f"{at}.inp_gate", decoder.n_embd, size),
+            o=decoder.matrix(f"{at}.proj", size, decoder.n_embd),
             activation=Activation.GELU_HALF,
             post_norm=decoder.norm(f"{at}.post_norm"),
             index=layer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from augury.blocks import Activation, Layer, Linear, NormKind, Output, Rope, Vector
+from augury.blocks import Activation, Layer, Linear, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer, slopes
@@ -147,11 +147,7 @@ class Mpt(Bloom):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        name = f"blk.{layer}.ffn.act.scales"
-        divisors = None
-        if name in decoder.file.tensors:
-            divisors = Vector(name, decoder.n_ff[layer])
-            decoder.file.tensor(name, (divisors.size,))
+        divisors = decoder.optional_vector(f"blk.{layer}.ffn.act.scales", decoder.n_ff[layer])
         feed_forward = decoder.feed_forward(layer, **cls.feeding, divisors=divisors)
         return Layer(decoder.attention(layer, rope, **cls.mixing_of(decoder, layer)), feed_forward)
 

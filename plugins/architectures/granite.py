@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.blocks import Gating, Layer, Output, Rope, Vector
+from augury.blocks import Gating, Layer, Output, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.state_space import mamba2
@@ -91,8 +91,7 @@ class GraniteSwa(GraniteMoe):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
-        decoder.check(sinks)
+        sinks = decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
         window = decoder.windows(None, is_required=True)[layer]
         return {**super().mixing_of(decoder, layer), "window": window, "sinks": sinks}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Layer, ModelPlan, SecondStream, Vector
+from augury.blocks import Layer, ModelPlan, SecondStream
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -37,8 +37,7 @@ class HrmText(Architecture):
             attention = decoder.attention(layer, rope, norm=norm, gate=gate)
             stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False)))
         low, high = stored[:n_stack], stored[n_stack:]
-        first = Vector("hrm.z_l_init", decoder.n_embd)
-        decoder.check(first)
+        first = decoder.vector("hrm.z_l_init", decoder.n_embd)
         layers: list[Layer] = []
         for _ in range(n_high):
             for cycle in range(n_low + 1):

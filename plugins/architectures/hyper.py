@@ -32,7 +32,6 @@ from augury.plugins.architectures.transformer import Transformer
 from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import HyperConnection, StreamMean
 
-_PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 _LEAST_EPS = 1e-12  # of norms whose epsilon a file does not state: llama.cpp takes 0
 _EPS_OF_LENGTHS = 1e-6  # of queries and keys of delta attention; files do not state it
 
@@ -48,18 +47,15 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
     """
     n = decoder.keys.count("hyper_connection.count")
     n_coefficients = sum((n, n, n * n)[:n_parts])
-    made = HyperConnection(
+    return HyperConnection(
         norm=Norm(None, n * decoder.n_embd, decoder.eps),
-        coefficients=decoder.linear(f"{name}_fn", n * decoder.n_embd, n_coefficients, has_scale=False, has_bias=False),
-        scales=Vector(f"{name}_scale.weight", n_parts),
-        base=Vector(f"{name}_base.weight", n_coefficients),
+        coefficients=decoder.matrix(f"{name}_fn", n * decoder.n_embd, n_coefficients),
+        scales=decoder.vector(f"{name}_scale.weight", n_parts),
+        base=decoder.vector(f"{name}_base.weight", n_coefficients),
         n_streams=n,
         eps=decoder.keys.number("hyper_connection.epsilon"),
         **others,
     )
-    for part in (made.scales, made.base):
-        decoder.check(part)
-    return made
 
 
 def plain_output(decoder: Decoder) -> Output:
@@ -94,9 +90,8 @@ class HunyuanV4(HyperConnected):
         assert rope is not None
         keys, at = decoder.keys, f"blk.{layer}"
         attention = latent_attention(decoder, layer, rope)
-        sinks = Vector(f"{at}.attn_sinks.weight", decoder.n_heads[layer])
-        decoder.check(sinks)
-        gate = decoder.linear(f"{at}.attn_gate", decoder.n_embd, attention.o.n_in, **_PLAIN)
+        sinks = decoder.vector(f"{at}.attn_sinks.weight", decoder.n_heads[layer])
+        gate = decoder.matrix(f"{at}.attn_gate", decoder.n_embd, attention.o.n_in)
         choice: Mapping[str, Any] = {}
         if keys.count("attention.indexer.top_k", 0, least=0):
             size = keys.count("attention.indexer.key_length")
@@ -106,7 +101,7 @@ class HunyuanV4(HyperConnected):
                 choice = {"indexer": indexer(decoder, layer, turned, eps=decoder.eps)}
         post = {"post_scale": keys.number("hyper_connection.magnitude"), "post_eps": keys.number("hyper_connection.epsilon")}
         mixer, feed_forward = (connection(decoder, f"{at}.hc_{part}", 2, **post) for part in ("attn", "ffn"))
-        o = decoder.linear(f"{at}.attn_output", attention.o.n_in, decoder.n_embd, **_PLAIN)
+        o = decoder.matrix(f"{at}.attn_output", attention.o.n_in, decoder.n_embd)
         attention = attrs.evolve(attention, o=o, sinks=sinks, gate=gate, **choice)
         return Layer(attention, cls.feed_forward(decoder, layer)).connected(mixer, feed_forward)
 
@@ -172,20 +167,19 @@ class Glm5Next(KimiK3):
         eps = keys.number("attention.layer_norm_epsilon", 0.0) or _LEAST_EPS
         pooling = Pooling(
             size,
-            values=decoder.linear(f"{at}.attn_k", n_embd, width, **_PLAIN),
+            values=decoder.matrix(f"{at}.attn_k", n_embd, width),
             value_norm=Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", NormKind.LAYER),
-            weights=decoder.linear(f"{at}_compressor_gate", n_embd, width, **_PLAIN),
+            weights=decoder.matrix(f"{at}_compressor_gate", n_embd, width),
             places=Vector(f"{at}_compressor_ape.weight", size * width, (size, width)),
         )
         for part in pooling.tensors():
-            for name, shape in part.shapes.items():
-                decoder.file.tensor(name, shape)
+            decoder.check(part)
         return PoolIndexer(
-            q=decoder.linear(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width, **_PLAIN),
+            q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width),
             keys=pooling,
             rope=None,
             n_chosen=n_chosen // size,
-            weights=decoder.linear(f"{at}.proj", n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads), **_PLAIN),
+            weights=decoder.matrix(f"{at}.proj", n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads)),
         )
 
     @classmethod

@@ -24,11 +24,9 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
 from augury.plugins.architectures.latent import latent_attention
-from augury.plugins.architectures.state_space import vector
 from augury.plugins.residual_streams import AttentionResidual
 
 _MOST_DECAY = 1e6
-_MARKS: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 
 
 class KimiLinear(Architecture):
@@ -74,7 +72,7 @@ class KimiLinear(Architecture):
         """The delta attention of a layer; all have the heads of the first layer."""
         at, n_heads, size = f"blk.{layer}", decoder.n_heads[0], decoder.keys.count("kda.head_dim")
         n, n_embd, n_taps = n_heads * size, decoder.n_embd, decoder.keys.count("ssm.conv_kernel", least=2)
-        q, k, v = decoder.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (n, n, n), **_MARKS)
+        q, k, v = decoder.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (n, n, n), has_scale=False, has_bias=False)
         convolutions: dict[str, Any] = {
             f"{part}_conv": Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps)) for part in "qkv"
         }
@@ -85,11 +83,11 @@ class KimiLinear(Architecture):
         for part, names in (("decay", cls.decay_names), ("gate", cls.gate_names)):
             sizes = (n_embd, size, n) if len(names) > 1 else (n_embd, n)
             *down, ends[part] = (
-                decoder.linear(f"{at}.{name}", n_in, n_out, **_MARKS)
+                decoder.matrix(f"{at}.{name}", n_in, n_out)
                 for name, n_in, n_out in zip(names, sizes[:-1], sizes[1:], strict=True)
             )
             downs |= {f"{part}_down": linear for linear in down}
-        dt = vector(decoder, f"{at}.ssm_dt.bias", n)
+        dt = decoder.vector(f"{at}.ssm_dt.bias", n)
         is_padded = decoder.file.tensor(f"{at}.ssm_a").shape[-1:] == (1,)
         return KimiDeltaAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
@@ -98,13 +96,13 @@ class KimiLinear(Architecture):
             v=v,
             **convolutions,
             decay=attrs.evolve(ends["decay"], bias=dt.weight),
-            a=vector(decoder, f"{at}.ssm_a", n_heads, (n_heads, 1) if is_padded else (n_heads,)),
-            beta=decoder.linear(f"{at}.ssm_beta", n_embd, n_heads, **_MARKS),
+            a=decoder.vector(f"{at}.ssm_a", n_heads, (n_heads, 1) if is_padded else (n_heads,)),
+            beta=decoder.matrix(f"{at}.ssm_beta", n_embd, n_heads),
             gate=ends["gate"],
             recurrence=LinearRecurrence(n_heads, n_heads, size, size, has_delta=True, is_by_key=True),
             eps=decoder.eps,
             out_norm=attrs.evolve(decoder.norm(f"{at}.ssm_norm", size), bias=None),
-            o=decoder.linear(f"{at}.attn_output", n, n_embd, **_MARKS),
+            o=decoder.matrix(f"{at}.attn_output", n, n_embd),
             **downs,
             **others,
         )
@@ -124,7 +122,7 @@ class BailingMoe3(KimiLinear):
         has_axes = bool(sections[0] and sections[1])
         rope = decoder.rope(sections="blocks") if has_axes else decoder.rope(is_interleaved=True)
         attention = latent_attention(decoder, layer, rope)
-        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], **_MARKS)
+        gate = decoder.matrix(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
         return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
 
     @classmethod
@@ -169,7 +167,7 @@ class KimiK3(KimiLinear):
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
         attention, name = super().attention(decoder, layer), f"blk.{layer}.attn_gate"
         has_gate = f"{name}.weight" in decoder.file.tensors
-        gate = decoder.linear(name, decoder.n_embd, attention.o.n_in, **_MARKS) if has_gate else None
+        gate = decoder.matrix(name, decoder.n_embd, attention.o.n_in) if has_gate else None
         return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
 
     @classmethod
@@ -192,8 +190,8 @@ class KimiK3(KimiLinear):
         latent: dict[str, Any] = {}
         if n_latent := keys.count("expert_latent_length", 0, least=0):
             norm = f"{at}.ffn_routed_norm"
-            latent["latent_down"] = decoder.linear(f"{at}.ffn_routed_down", n_embd, n_latent, **_MARKS)
-            latent["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
+            latent["latent_down"] = decoder.matrix(f"{at}.ffn_routed_down", n_embd, n_latent)
+            latent["latent_up"] = decoder.matrix(f"{at}.ffn_routed_up", n_latent, n_embd)
             latent["sum_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
         block = mixture(
             decoder,

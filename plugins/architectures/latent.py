@@ -116,20 +116,19 @@ def latent_attention(
         from_latent = Matrices(name, n_heads, n_latent, value_dim, first=n_plain, **common)
     for part in (to_latent, from_latent):
         decoder.file.tensor(part.weight, part.shapes[part.weight])
-    plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
     is_low = f"{at}.attn_q_a.weight" in tensors
     n_low = keys.count("attention.q_lora_rank") if is_low else decoder.n_embd
     return LatentAttention(
         norm=decoder.norm(f"{at}.attn_norm"),
-        q=decoder.linear(f"{at}.attn_q_b" if is_low else f"{at}.attn_q", n_low, n_heads * key_dim, **plain),
-        kv=decoder.linear(f"{at}.attn_kv_a_mqa", decoder.n_embd, n_latent + n_turned, **plain),
+        q=decoder.matrix(f"{at}.attn_q_b" if is_low else f"{at}.attn_q", n_low, n_heads * key_dim),
+        kv=decoder.matrix(f"{at}.attn_kv_a_mqa", decoder.n_embd, n_latent + n_turned),
         kv_norm=decoder.norm(f"{at}.attn_kv_a_norm", n_latent),
         keys=to_latent,
         values=from_latent,
         o=decoder.linear(f"{at}.attn_output", n_heads * value_dim, decoder.n_embd, has_bias=False, factor=factor),
         scale=1.0 / math.sqrt(key_dim),
         rope=rope,
-        q_down=decoder.linear(f"{at}.attn_q_a", decoder.n_embd, n_low, **plain) if is_low else None,
+        q_down=decoder.matrix(f"{at}.attn_q_a", decoder.n_embd, n_low) if is_low else None,
         q_norm=decoder.norm(f"{at}.attn_q_a_norm", n_low) if is_low else None,
     )
 

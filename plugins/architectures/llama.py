@@ -211,7 +211,7 @@ class Deci(Architecture):
         if decoder.n_kv_heads[layer]:
             mixer = decoder.attention(layer, rope)
         elif decoder.n_heads[layer]:
-            o = decoder.linear(f"blk.{layer}.attn_output", decoder.n_embd, decoder.n_embd, has_scale=False, has_bias=False)
+            o = decoder.matrix(f"blk.{layer}.attn_output", decoder.n_embd, decoder.n_embd)
             return Layer(Projection(decoder.norm(f"blk.{layer}.attn_norm"), o), decoder.feed_forward(layer, has_scales=False))
         return Layer(mixer, decoder.feed_forward(layer, has_scales=False))
 

@@ -121,7 +121,7 @@ class NemotronH(Architecture):
         for part, (n_in, n_out) in sizes.items():
             name = f"{at}.ffn_latent_{part}"
             if n_latent != decoder.n_embd or f"{name}.weight" in decoder.file.tensors:
-                latent[f"latent_{part}"] = decoder.linear(name, n_in, n_out, has_scale=False, has_bias=False)
+                latent[f"latent_{part}"] = decoder.matrix(name, n_in, n_out)
         return mixture(
             decoder,
             layer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -55,10 +54,8 @@ def _lightning_attention(decoder: Decoder, layer: int, factor: float) -> Lightni
     """Queries, keys and values are rows of one matrix, in turns by head; heads forget faster in the first layers."""
     n_heads, size, at = decoder.n_heads[layer], decoder.head_dim, f"blk.{layer}"
     n = n_heads * size
-    marks: dict[str, Any] = {"has_bias": False, "has_scale": False}
     q, k, v = (
-        decoder.linear(f"{at}.attn_qkv", decoder.n_embd, n, rows=Rows(i * size, size, 3 * size, 3 * n), **marks)
-        for i in range(3)
+        decoder.matrix(f"{at}.attn_qkv", decoder.n_embd, n, rows=Rows(i * size, size, 3 * size, 3 * n)) for i in range(3)
     )
     start = 2.0 ** -(2.0 ** -(math.log2(n_heads) - 3))
     slope = 1.0 - layer / max(decoder.n_layers - 1, 1) + 1e-5
@@ -67,9 +64,9 @@ def _lightning_attention(decoder: Decoder, layer: int, factor: float) -> Lightni
         q=q,
         k=k,
         v=v,
-        gate=decoder.linear(f"{at}.attn_gate", decoder.n_embd, n, **marks),
+        gate=decoder.matrix(f"{at}.attn_gate", decoder.n_embd, n),
         decays=tuple(math.exp(-slope * start ** (head + 1)) for head in range(n_heads)),
         recurrence=LinearRecurrence(n_heads, n_heads, size, size, has_delta=False),
         out_norm=decoder.norm(f"{at}.attn_norm_2", n),
-        o=decoder.linear(f"{at}.attn_output", n, decoder.n_embd, factor=factor, **marks),
+        o=decoder.matrix(f"{at}.attn_output", n, decoder.n_embd, factor=factor),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output, Rope, Vector
+from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limit, mixture
 from augury.plugins.architectures.rope import base_of, local_base, local_size, plain
@@ -34,7 +34,8 @@ class GptOss(Transformer):
         window = decoder.windows(_ALTERNATING, is_required=True)[layer]
         if window is not None:
             rope = decoder.rope(base=local_base(decoder))
-        attention = decoder.attention(layer, rope, window=window, sinks=_sinks(decoder, layer))
+        sinks = decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
+        attention = decoder.attention(layer, rope, window=window, sinks=sinks)
         return Layer(attention, cls.feed_forward(decoder, layer))
 
 
@@ -193,8 +194,7 @@ class Mimo2(Transformer):
         if window is not None:
             rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         factor = decoder.keys.number("attention.value_scale", 0.0) or 1.0
-        has_sinks = f"blk.{layer}.attn_sinks.weight" in decoder.file.tensors
-        sinks = _sinks(decoder, layer) if has_sinks else None
+        sinks = decoder.optional_vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
         attention = decoder.attention(layer, rope, window=window, sinks=sinks, factor=factor, has_scales=False)
         plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in "qkv"}
         attention = attrs.evolve(attention, **plain)
@@ -246,9 +246,3 @@ class Dbrx(Transformer):
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
         return {"clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
-
-
-def _sinks(decoder: Decoder, layer: int) -> Vector:
-    sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
-    decoder.file.tensor(sinks.weight, (sinks.size,))
-    return sinks

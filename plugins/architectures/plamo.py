@@ -11,7 +11,7 @@ from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import base_of
-from augury.plugins.architectures.state_space import convolution, vector
+from augury.plugins.architectures.state_space import convolution
 from augury.plugins.architectures.transformer import Transformer
 
 _LEAST_RANK = 64  # of the low-rank steps in PLaMo 2
@@ -76,8 +76,8 @@ def _mamba(decoder: Decoder, layer: int, post_norm: Norm) -> Mamba:
         key=key,
         query=query,
         dt=decoder.linear(f"{at}.ssm_dt", rank, n_heads, has_scale=False),
-        a=vector(decoder, f"{at}.ssm_a", n_heads),
-        d=vector(decoder, f"{at}.ssm_d", n_heads),
+        a=decoder.vector(f"{at}.ssm_a", n_heads),
+        d=decoder.vector(f"{at}.ssm_d", n_heads),
         recurrence=LinearRecurrence(n_heads, 1, n_state, size, has_delta=False),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd, has_scale=False),
         t_norm=decoder.norm(f"{at}.ssm_dt_norm", rank, suffix=""),

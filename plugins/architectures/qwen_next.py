@@ -24,7 +24,7 @@ from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
-from augury.plugins.architectures.state_space import convolution, vector
+from augury.plugins.architectures.state_space import convolution
 
 _PERIOD = 4  # one layer in four attends, where the file does not say otherwise
 
@@ -91,8 +91,8 @@ class Qwen35(Architecture):
             gate=decoder.linear(f"{at}.attn_gate", n_embd, n_values, **cls.marks),
             alpha=alpha,
             beta=beta,
-            dt=vector(decoder, f"{at}.ssm_dt.bias", n_heads),
-            a=vector(decoder, f"{at}.ssm_a", n_heads),
+            dt=decoder.vector(f"{at}.ssm_dt.bias", n_heads),
+            a=decoder.vector(f"{at}.ssm_a", n_heads),
             recurrence=heads,
             eps=decoder.eps,
             out_norm=Norm(f"{at}.ssm_norm.weight", size, decoder.eps),

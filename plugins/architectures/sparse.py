@@ -88,18 +88,16 @@ class BlockIndexer(PositionIndexer):
 def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:
     """The indexer of a layer, whose queries have the same input as attention's."""
     keys, at = decoder.keys, f"blk.{layer}.indexer"
-    plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
     n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
     if size < decoder.n_rot:
         keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
     norm = Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", NormKind.LAYER)
-    for name, shape in norm.shapes.items():
-        decoder.file.tensor(name, shape)
+    decoder.check(norm)
     return Indexer(
-        q=decoder.linear(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size, **plain),
-        k=decoder.linear(f"{at}.attn_k", decoder.n_embd, size, **plain),
+        q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size),
+        k=decoder.matrix(f"{at}.attn_k", decoder.n_embd, size),
         k_norm=norm,
-        weights=decoder.linear(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(size * n_heads), **plain),
+        weights=decoder.matrix(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(size * n_heads)),
         rope=rope,
         n_chosen=keys.count("attention.indexer.top_k"),
     )
@@ -170,7 +168,7 @@ class Dots3Note(DeepSeek2):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         assert rope is not None
         norm = decoder.norm(f"blk.{layer}.attn_k_norm", decoder.n_rot)
-        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False, has_bias=False)
+        gate = decoder.matrix(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
         window = decoder.windows(None, is_required=True)[layer]
         if window is not None:
             local = decoder.rope(is_interleaved=True, base=local_base(decoder))
@@ -204,8 +202,8 @@ class MinimaxM3(Transformer):
         if size < decoder.n_rot:
             keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
         own = BlockIndexer(
-            q=decoder.linear(f"{at}.q_proj", decoder.n_embd, n_heads * size, has_scale=False, has_bias=False),
-            k=decoder.linear(f"{at}.k_proj", decoder.n_embd, size, has_scale=False, has_bias=False),
+            q=decoder.matrix(f"{at}.q_proj", decoder.n_embd, n_heads * size),
+            k=decoder.matrix(f"{at}.k_proj", decoder.n_embd, size),
             q_norm=decoder.norm(f"{at}.q_norm", size),
             k_norm=decoder.norm(f"{at}.k_norm", size),
             rope=decoder.rope(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import Convolution, LinearRecurrence, Mamba, Mamba2, Norm, Rows, Vector
+from augury.blocks import Convolution, LinearRecurrence, Mamba, Mamba2, Norm, Rows
 
 if TYPE_CHECKING:
     from augury.plugins.architectures.decoder import Decoder
@@ -30,9 +30,9 @@ def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> Mamba2:
         norm=decoder.norm(f"{at}.attn_norm"),
         inputs=decoder.linear(f"{at}.ssm_in", n_embd, n_inner + n_conv + n_heads),
         conv=convolution(decoder, layer, n_conv),
-        dt=vector(decoder, f"{at}.ssm_dt.bias", n_heads),
-        a=vector(decoder, f"{at}.ssm_a", n_heads, (n_heads, 1)),
-        d=vector(decoder, f"{at}.ssm_d", n_heads, (n_heads, 1)),
+        dt=decoder.vector(f"{at}.ssm_dt.bias", n_heads),
+        a=decoder.vector(f"{at}.ssm_a", n_heads, (n_heads, 1)),
+        d=decoder.vector(f"{at}.ssm_d", n_heads, (n_heads, 1)),
         recurrence=LinearRecurrence(n_heads, n_groups, n_state, n_inner // n_heads, has_delta=False),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd, factor=factor),
         out_norm=out_norm,
@@ -66,8 +66,8 @@ def mamba(decoder: Decoder, layer: int) -> Mamba:
         key=key,
         query=query,
         dt=decoder.linear(f"{at}.ssm_dt", rank, n_inner, has_scale=False),
-        a=vector(decoder, f"{at}.ssm_a", n_inner * n_state, (n_inner, n_state)),
-        d=vector(decoder, f"{at}.ssm_d", n_inner),
+        a=decoder.vector(f"{at}.ssm_a", n_inner * n_state, (n_inner, n_state)),
+        d=decoder.vector(f"{at}.ssm_d", n_inner),
         recurrence=LinearRecurrence(1, 1, n_state, n_inner, has_delta=False, is_by_channel=True),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd),
         t_norm=norms[0],
@@ -83,10 +83,3 @@ def convolution(decoder: Decoder, layer: int, n_channels: int, *, has_bias: bool
     conv = Convolution(name, n_channels, size, bias if has_bias and bias in decoder.file.tensors else None)
     decoder.check(conv)
     return conv
-
-
-def vector(decoder: Decoder, name: str, size: int, stored: tuple[int, ...] | None = None) -> Vector:
-    """A small tensor, stored as (size,) unless it is said otherwise."""
-    part = Vector(name, size, stored)
-    decoder.check(part)
-    return part

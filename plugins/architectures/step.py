@@ -37,7 +37,7 @@ class Step35(Architecture):
                     others[part] = attrs.evolve(decoder.norm(f"{at}.attn_{part}", decoder.head_dim), bias=None)
             if f"{at}.attn_gate.weight" in tensors:
                 n_heads = decoder.n_heads[layer]
-                others["gate"] = decoder.linear(f"{at}.attn_gate", decoder.n_embd, n_heads, has_scale=False, has_bias=False)
+                others["gate"] = decoder.matrix(f"{at}.attn_gate", decoder.n_embd, n_heads)
             rope = wide_rope if windows[layer] is None else local_rope
             attention = decoder.attention(layer, rope, window=windows[layer], has_output_bias=False, **others)
             return Layer(attention, limited_feed_forward(decoder, layer, fallback=Gating.SIGMOID, has_weights_scale=True))

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.blocks import Convolution, Linear, Norm, NormKind, Rows, Vector
+from augury.blocks import Linear, Norm, NormKind, Part, Rows, Vector
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures.keys import Keys
@@ -115,11 +115,25 @@ class Tensors:
             rows=rows,
         )
 
+    def matrix(self, name: str, n_in: int, n_out: int, **others: Any) -> Linear:
+        """The product with `name`.weight alone, where the family takes note of neither a bias nor a scale."""
+        return self.linear(name, n_in, n_out, has_scale=False, has_bias=False, **others)
+
     def scale(self, name: str) -> float:
         """The value of `name`.scale; 1 if there is no such tensor."""
         return float(self.values(f"{name}.scale", 1)[0]) if f"{self.prefix}{name}.scale" in self.file.tensors else 1.0
 
-    def check(self, part: Convolution | Vector) -> None:
+    def vector(self, name: str, size: int, stored: tuple[int, ...] | None = None) -> Vector:
+        """A small tensor, stored as (size,) unless it is said otherwise."""
+        part = Vector(f"{self.prefix}{name}", size, stored)
+        self.check(part)
+        return part
+
+    def optional_vector(self, name: str, size: int) -> Vector | None:
+        """A small tensor, where the file has it."""
+        return self.vector(name, size) if f"{self.prefix}{name}" in self.file.tensors else None
+
+    def check(self, part: Part) -> None:
         """See that the file has a part's tensors, in its shapes."""
         for name, shape in part.shapes.items():
             self.file.tensor(name, shape)

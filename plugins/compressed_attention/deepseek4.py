@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -17,7 +15,6 @@ from augury.blocks import (
     MixtureOfExperts,
     Norm,
     Rope,
-    Vector,
 )
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -29,7 +26,6 @@ from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
 from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.plugins.pooling import PoolIndexer, Pooling
 
-_PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 _OVERLAPPING = 4  # positions of the smaller blocks, which overlap
 _RATIOS = (0, _OVERLAPPING, 128)
 
@@ -76,26 +72,25 @@ class DeepSeek4(HyperConnected):
         rope = decoder.rope(is_interleaved=True, base=base, is_scaled=ratio > 0)
         rope = attrs.evolve(rope, magnitude=1.0, offset=size - n_rot)
         groups = Matrices(f"{at}.attn_output_a.weight", n_groups, n_heads // n_groups * size, n_out)
-        sinks = Vector(f"{at}.attn_sinks.weight", n_heads)
-        decoder.check(sinks)
+        sinks = decoder.vector(f"{at}.attn_sinks.weight", n_heads)
         stored = decoder.file.tensor(groups.weight).shape
         if stored == (n_groups * n_out, groups.n_in):
             groups = attrs.evolve(groups, is_flat=True)
         decoder.file.tensor(groups.weight, groups.shapes[groups.weight])
         return CompressedAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
-            q_down=decoder.linear(f"{at}.attn_q_a", n_embd, n_low, **_PLAIN),
+            q_down=decoder.matrix(f"{at}.attn_q_a", n_embd, n_low),
             q_norm=decoder.norm(f"{at}.attn_q_a_norm", n_low),
-            q=decoder.linear(f"{at}.attn_q_b", n_low, n_heads * size, **_PLAIN),
+            q=decoder.matrix(f"{at}.attn_q_b", n_low, n_heads * size),
             head_norm=Norm(None, size, decoder.eps),
-            kv=decoder.linear(f"{at}.attn_kv", n_embd, size, **_PLAIN),
+            kv=decoder.matrix(f"{at}.attn_kv", n_embd, size),
             kv_norm=decoder.norm(f"{at}.attn_kv_a_norm", size),
             rope=rope,
             sinks=sinks,
             window=keys.count("attention.sliding_window", most=MAX_POSITIONS),
             scale=1.0 / math.sqrt(size),
             groups=groups,
-            o=decoder.linear(f"{at}.attn_output_b", n_groups * n_out, n_embd, **_PLAIN),
+            o=decoder.matrix(f"{at}.attn_output_b", n_groups * n_out, n_embd),
             pooling=cls.pooling(decoder, f"{at}.attn", ratio, size, rope) if ratio else None,
             indexer=cls.indexer(decoder, layer, ratio, rope) if ratio == _OVERLAPPING else None,
         )
@@ -104,18 +99,15 @@ class DeepSeek4(HyperConnected):
     def pooling(cls, decoder: Decoder, at: str, ratio: int, size: int, rope: Rope) -> Pooling:
         """The pooling of so many positions to rows of a size."""
         n = size * (2 if ratio == _OVERLAPPING else 1)
-        pooling = Pooling(
+        return Pooling(
             ratio,
-            decoder.linear(f"{at}_compressor_kv", decoder.n_embd, n, **_PLAIN),
-            weights=decoder.linear(f"{at}_compressor_gate", decoder.n_embd, n, **_PLAIN),
-            places=Vector(f"{at}_compressor_ape.weight", ratio * n, (ratio, n)),
+            decoder.matrix(f"{at}_compressor_kv", decoder.n_embd, n),
+            weights=decoder.matrix(f"{at}_compressor_gate", decoder.n_embd, n),
+            places=decoder.vector(f"{at}_compressor_ape.weight", ratio * n, (ratio, n)),
             norm=decoder.norm(f"{at}_compressor_norm", size),
             rope=attrs.evolve(rope, offset=size - decoder.n_rot),
             overlaps=ratio == _OVERLAPPING,
         )
-        assert pooling.places is not None
-        decoder.check(pooling.places)
-        return pooling
 
     @classmethod
     def indexer(cls, decoder: Decoder, layer: int, ratio: int, rope: Rope) -> PoolIndexer:
@@ -125,11 +117,11 @@ class DeepSeek4(HyperConnected):
         if width < decoder.n_rot:
             keys.fail("attention.indexer.key_length", width, f"at least the {decoder.n_rot} values that rope turns")
         return PoolIndexer(
-            q=decoder.linear(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width, **_PLAIN),
+            q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width),
             keys=cls.pooling(decoder, at, ratio, width, rope),
             rope=attrs.evolve(rope, offset=width - decoder.n_rot),
             n_chosen=keys.count("attention.indexer.top_k"),
-            weights=decoder.linear(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads), **_PLAIN),
+            weights=decoder.matrix(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads)),
         )
 
     @classmethod

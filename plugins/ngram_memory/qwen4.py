@@ -81,11 +81,11 @@ class Qwen4(Qwen35):
         """The hyper-connection of some tensors."""
         n = decoder.keys.count("hyper_connection.count", least=2)
         n_all, n_low = n * decoder.n_embd, decoder.keys.count("hyper_connection.low_rank")
-        inject = decoder.linear(f"{name}_inject", n_all, n, has_scale=False, has_bias=False, factor=1.0 / n) if writes else None
+        inject = decoder.matrix(f"{name}_inject", n_all, n, factor=1.0 / n) if writes else None
         return GatedHyperConnection(
             norm=_norm_of_streams(decoder, f"{name}_norm"),
-            down=decoder.linear(f"{name}_down", n_all, n_low, has_scale=False, has_bias=False, factor=1.0 / n),
-            up=decoder.linear(f"{name}_up", n_low, n_all, has_scale=False, has_bias=False),
+            down=decoder.matrix(f"{name}_down", n_all, n_low, factor=1.0 / n),
+            up=decoder.matrix(f"{name}_up", n_low, n_all),
             inject=inject,
         )
 
@@ -106,9 +106,9 @@ class Qwen4(Qwen35):
         n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
         if width < decoder.n_rot:
             keys.fail("attention.indexer.key_length", width, f"at least the {decoder.n_rot} values that rope turns")
-        key = decoder.linear(f"{at}.k_proj", n_embd, width, has_scale=False, has_bias=False)
+        key = decoder.matrix(f"{at}.k_proj", n_embd, width)
         indexer = PoolIndexer(
-            q=decoder.linear(f"{at}.q_proj", n_embd, n_heads * width, has_scale=False, has_bias=False),
+            q=decoder.matrix(f"{at}.q_proj", n_embd, n_heads * width),
             keys=Pooling(size, key, norm=decoder.norm(f"{at}.k_norm", width), rope=rope),
             rope=rope,
             n_chosen=n_chosen // size,
@@ -142,8 +142,8 @@ class Qwen4(Qwen35):
         )
         return NgramMemory(
             table=Linear(name, width, n_rows),
-            key=decoder.linear(f"{at}.ple_key", n_heads * width, n_all, has_scale=False, has_bias=False),
-            value=decoder.linear(f"{at}.ple_value", n_heads * width, n_embd, has_scale=False, has_bias=False),
+            key=decoder.matrix(f"{at}.ple_key", n_heads * width, n_all),
+            value=decoder.matrix(f"{at}.ple_value", n_heads * width, n_embd),
             key_norm=key_norm,
             query_norm=query_norm,
             conv_norm=conv_norm,
