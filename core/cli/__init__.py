@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from augury.cli.sampling_flags import add_sampling_flags, request_params
     from augury.cli.table import align_rows, fold
     from augury.cli.text_file import check_writable, read_text
+    from augury.loader import plan_of
 
 __all__ = [
     "FOREIGN_FLAGS_IN_SERVE",
@@ -58,6 +59,7 @@ __all__ = [
     "override_words",
     "overrides_of",
     "placement_words",
+    "plan_of",
     "print_json",
     "print_lines",
     "prompts_of_lines",
@@ -69,7 +71,8 @@ __all__ = [
     "warn_of_synthetic",
 ]
 
-_MODULES = {
+_MODULES = {  # from here
+    ".loader": ("plan_of",),
     "drafter_flags": ("drafter_of_model", "drafter_options", "names_in_use", "takes_draft_model", "warn_of_synthetic"),
     "foreign_flags": ("FOREIGN_FLAGS_IN_SERVE",),
     "log_output": ("configure_logging",),
@@ -92,4 +95,4 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'augury.cli' has no attribute {name!r}")
-    return getattr(import_module(f"augury.cli.{_HOMES[name]}"), name)
+    return getattr(import_module(f".{_HOMES[name]}", "augury.cli"), name)

@@ -21,6 +21,7 @@ from augury.cli import (
     count,
     load_engine,
     overrides_of,
+    plan_of,
     print_lines,
     request_params,
     say,
@@ -28,7 +29,6 @@ from augury.cli import (
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
-from augury.loader import plan_of
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, pieces_of, read_prompts, read_texts
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
