@@ -21,11 +21,12 @@ from typing import BinaryIO, Self
 
 from augury.log import get_logger
 
-__all__ = ["AtomicFile", "is_being_written", "no_room", "sweep", "write_atomically"]
+__all__ = ["AtomicFile", "is_being_written", "no_room", "not_stored", "sweep", "write_atomically"]
 
 _SUFFIX = ".part"
 _ABANDONED_S = 24 * 3600.0  # the age at which a part is left over where the file system has no locks to tell by
 _MODE = 0o666  # less the umask
+_ELSEWHERE = "name another cache folder in XDG_CACHE_HOME"
 
 
 class AtomicFile:
@@ -177,7 +178,14 @@ def no_room(folder: Path, n_bytes: int | None) -> str:
     there = next(path for path in (folder, *folder.parents) if path.exists())  # it could not be made, perhaps
     free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
     found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"
-    return f"the disk has no room in {folder}: {found}; make room, or name another cache folder in XDG_CACHE_HOME"
+    return f"the disk has no room in {folder}: {found}; make room, or {_ELSEWHERE}"
+
+
+def not_stored(folder: Path, error: OSError, n_bytes: int | None) -> str:
+    """The message for a folder of the cache that cannot be written, or has no room for these bytes."""
+    if error.errno == errno.ENOSPC:
+        return no_room(folder, n_bytes)
+    return f"cannot be stored in {folder}: {error.strerror or error}; {_ELSEWHERE}"
 
 
 def _part_of(path: Path) -> Path:

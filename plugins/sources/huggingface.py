@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from augury.errors import ModelFileError
-from augury.files.atomic_file import AtomicFile, no_room
+from augury.files.atomic_file import AtomicFile, not_stored
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
 
@@ -74,8 +74,8 @@ class HuggingFaceSource(Source):
         except TimeoutError as error:
             raise ModelFileError(f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection") from error
         except Exception as error:  # the HTTP library that it uses, and with it the errors, differ between its versions
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise ModelFileError(f"{reference}: {no_room(folder, n_bytes)}") from error
+            if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename is not None):  # not the network
+                raise ModelFileError(f"{reference}: {not_stored(folder, error, n_bytes)}") from error
             said = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise ModelFileError(f"{reference}: cannot be downloaded: {said[0]}; check the name and the connection") from error
         return first

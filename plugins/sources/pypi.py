@@ -22,7 +22,7 @@ from typing import BinaryIO
 from attrs import frozen
 
 from augury.errors import ModelFileError
-from augury.files.atomic_file import AtomicFile, no_room
+from augury.files.atomic_file import AtomicFile, not_stored
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
 from augury.options import nearest
@@ -106,9 +106,7 @@ class PypiSource(Source):
                         )
                     out.publish(is_durable=True)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise ModelFileError(f"{requirement}: {no_room(folder, n_bytes and _TIMES * n_bytes)}") from error
-            raise ModelFileError(f"{requirement}: cannot be stored in {folder}: {error.strerror or error}") from error
+            raise ModelFileError(f"{requirement}: {not_stored(folder, error, n_bytes and _TIMES * n_bytes)}") from error
         return target
 
 

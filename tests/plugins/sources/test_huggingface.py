@@ -172,6 +172,13 @@ def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(hub, tmp_path, monk
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.usefixtures("hub")
+def test_a_folder_that_cannot_be_written_is_no_fault_of_the_connection(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ModelFileError, match=r"cannot be stored in .*: Not a directory; name another cache folder"):
+        HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path / "file", Progress())
+
+
 @pytest.mark.parametrize("reference", ["hf:", "hf:owner", "hf:../..:Q4_0", "hf:a/b/c", "hf:owner/tiny:", "hf:a/b:c/d"])
 def test_what_names_no_repository_is_an_error(reference, tmp_path):
     with pytest.raises(ModelFileError, match="expected hf:OWNER/REPOSITORY"):

