@@ -17,7 +17,7 @@ from augury.plugins.server.server import Server, Serving
 
 router = api_router()
 
-_LONGEST = 255  # bytes of a file's name, in every common file system
+_LONGEST = 255 - len("..part")  # bytes of a file's name, in every common file system, with what it has while it is written
 
 
 class SlotFile(Fields):
@@ -59,15 +59,15 @@ def _act(id_slot: int, action: str, folder: Path, server: Server, body: SlotFile
     name = None if body is None else body.filename
     if name is None:
         raise RequestError(400, "filename is missing, expected the name of a file in the server's folder", param="filename")
-    path = _path(folder, name)
+    path, failed = _path(folder, name), 500 if action == "save" else 400  # the disk's fault, or the file's
     start = perf_counter()
     try:
         saved = (server.engine.save_slot if action == "save" else server.engine.load_slot)(id_slot, path)
         n_bytes = path.stat().st_size
     except ModelFileError as error:
-        raise RequestError(400, str(error).replace(str(path), name)) from error
+        raise RequestError(failed, str(error).replace(str(path), name)) from error
     except OSError as error:
-        raise RequestError(400, f"{name}: {error.strerror}") from error
+        raise RequestError(failed, f"{name}: {error.strerror}") from error
     ms = (perf_counter() - start) * 1e3
     n_held = len(saved.tokens) - 1  # the last one was sampled, and not computed
     facts = {"id_slot": id_slot, "filename": name}

@@ -2,8 +2,13 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
+
+from augury.errors import ModelFileError
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.llama_cpp import slots
 
 TEXT = "Whoever saves a slot finds its text again, and reads no more of it than what is new."
 
@@ -38,7 +43,7 @@ def test_a_saved_slot_is_restored_to_another_and_an_erased_one_is_empty(client, 
 @pytest.mark.sample(15)
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/x", "a/b", "a\\b", "..", ".", ".hidden", "", "a\x00b", "a\nb", "x" * 256, "c:x", "link", "pipe", "folder"],
+    ["../x", "/etc/x", "a/b", "a\\b", "..", ".", ".hidden", "", "a\x00b", "a\nb", "x" * 250, "c:x", "link", "pipe", "folder"],
 )
 @pytest.mark.parametrize("action", ["save", "restore"])
 def test_no_file_outside_the_folder_is_touched(client, slot_folder, tmp_path, name, action):
@@ -83,6 +88,21 @@ def test_what_cannot_be_done_with_a_slot_is_told(client, slot, action, name, tol
     answer = act(client, slot, action, name)
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+def test_a_name_may_be_as_long_as_a_file_system_takes(client):
+    complete(client, id_slot=1)
+    assert act(client, 1, "save", "x" * 249).status_code == 200
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_client(tmp_path):
+    def save_slot(_slot, path):
+        raise ModelFileError(f"{path}: a slot could not be saved: No space left on device")
+
+    server = SimpleNamespace(engine=SimpleNamespace(save_slot=save_slot), options=SimpleNamespace(slot_save_path=tmp_path))
+    with pytest.raises(RequestError) as caught:
+        slots.act(0, "save", server, slots.SlotFile(filename="talk"))
+    assert (caught.value.status_code, caught.value.detail) == (500, "talk: a slot could not be saved: No space left on device")
 
 
 def test_a_slot_tells_what_it_does_and_who_drafts_in_it(client):
