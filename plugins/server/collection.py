@@ -22,10 +22,10 @@ class Collection:
 
     def __init__(self, folder: Path) -> None:
         """Keep requests in a folder that exists."""
-        self._folder, self._path = folder, folder / "requests.jsonl"
+        self._folder, self._path, self._is_refused = folder, folder / "requests.jsonl", False
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Keep a request; called on any thread. Where the disk refuses, a warning says so, and the request is not kept."""
+        """Keep a request; called on any thread. Where the disk refuses it is not kept, and the first time a warning says so."""
         line = (json.dumps({"tokens": tokens}, separators=(",", ":")) + "\n").encode()
         try:
             lock = os.open(self._folder, os.O_RDONLY)
@@ -34,8 +34,11 @@ class Collection:
                 self._append(line)
             finally:
                 os.close(lock)
+            self._is_refused = False
         except OSError as error:
-            get_logger("augury.server").warning("a request could not be kept", folder=str(self._folder), error=str(error))
+            if not self._is_refused:
+                get_logger("augury.server").warning("requests cannot be kept", folder=str(self._folder), error=str(error))
+            self._is_refused = True
 
     def _append(self, line: bytes) -> None:
         n = self._path.stat().st_size if self._path.exists() else 0
