@@ -15,7 +15,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import pluggy
-from attrs import frozen
+from attrs import frozen, has
 
 from augury import hookspecs, log
 from augury.constraint import Constraint
@@ -270,6 +270,9 @@ def _check(kind: str, cls: Any, distribution: str) -> None:
         raise PluginError(f"{message}; upgrade {older}")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see {where}")
+    if not has(cls.options_class):
+        expected = "expected a class with attrs' @frozen, whose fields are made by augury.option"
+        raise PluginError(f"the options of {cls.name} are {cls.options_class!r}, {expected}")
     options_of(cls.options_class)  # of which the command line makes flags for all commands
 
 

@@ -1,5 +1,6 @@
 import importlib
 import types
+from dataclasses import dataclass
 
 import pytest
 from attrs import frozen
@@ -104,6 +105,16 @@ class Odd(Lucky):
     options_class = OddOptions
 
 
+@dataclass
+class PlainOptions:
+    n: int = 3
+
+
+class Plain(Lucky):
+    name = "plain"
+    options_class = PlainOptions
+
+
 class Nameless(Unfinished):
     name = None
 
@@ -113,6 +124,7 @@ class Nameless(Unfinished):
     [
         (lambda: [Unfinished], "unfinished lacks draft, see augury.drafter.Drafter"),
         (lambda: [Odd], "an option is annotated with 'bytes'"),
+        (lambda: [Plain], "PlainOptions'>, expected a class with attrs' @frozen, whose fields are made by augury.option"),
         (lambda: [Nameless], "drafter Nameless states no name"),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
