@@ -247,7 +247,7 @@ def _checksum(entry: bytes, cubin: bytes) -> bytes:
 
 @cache
 def _key() -> str:
-    """What machine code depends on: the sources of all kernels, and how they are compiled."""
+    """The key of machine code: the sources of all kernels, and how they are compiled."""
     folder = Path(__file__).parent
     paths = [Path(__file__), folder.parent / "numba_cpu/kernels/compiler.py", *sorted((folder / "kernels").glob("*.py"))]
     return xxh3_128_hexdigest(b"\0".join(path.read_bytes() for path in paths))

@@ -1,4 +1,4 @@
-"""What every block computes: one function each, over all tokens of a pass.
+"""The computation of every block: one function each, over all tokens of a pass.
 
 A function works on all rows, but computes each as if it were alone (`formula`), so rows do not depend on each other to the bit.
 """
@@ -46,7 +46,7 @@ def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
 
 
 def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-    """What residual streams begin as in a layer that predicts further tokens.
+    """The initial residual streams of a layer that predicts further tokens.
 
     Args:
         block: The layer's.
@@ -64,7 +64,7 @@ def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hid
 
 
 def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
-    """What an embedding makes for layers besides x (n, E): (n, layers, P)."""
+    """An embedding's inputs for layers, beside x (n, E): (n, layers, P)."""
     inputs = block.layer_inputs
     if inputs is None:
         return np.empty((len(embedded), 0))
@@ -74,7 +74,7 @@ def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.
 
 
 def layer_input(block: LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """What x (n, E) and the values made for its layer, of (n, layers, P), add to x."""
+    """The addition to x (n, E) of x and the values for its layer, of (n, layers, P)."""
     gates = activate(weights.product(block.gate, x), block.activation)
     return each_normed(weights.product(block.o, gates * inputs[:, block.index]), block.post_norm, weights)
 
@@ -90,8 +90,8 @@ def attention(
 ) -> np.ndarray:
     """The addition of attention to x (n, E), with the embedding's rows (n, E): post_norm(o(softmax(scale * q k^T) v)).
 
-    Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
-    lies on its path.
+    Keys and values of all tokens are stored first; then each token reads its slot up to its own position, in a tree along its
+    path.
     """
     normed, positions = each_normed(x, block.norm, weights), batch.positions
     ends = positions if block.is_causal else np.array([positions[batch.slots == slot].max() for slot in batch.slots])
@@ -134,12 +134,12 @@ def _keys_and_values(block: Attention, weights: Weights, x: np.ndarray, position
 
 
 def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """What a projection adds to x (n, E): o(norm(x))."""
+    """A projection's addition to x (n, E): o(norm(x))."""
     return weights.product(block.o, each_normed(x, block.norm, weights))
 
 
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """What a feed-forward adds to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
+    """A feed-forward's addition to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
     ups = weights.product(block.up, normed)
     if block.gate is None:
@@ -152,7 +152,7 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
 
 
 def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """What a mixture of experts adds to x (n, E), which was `before` at the beginning of its layer."""
+    """A mixture of experts' addition to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
     judged = before if block.router.is_early else normed
     judged = judged if block.router.norm is None else each_normed(x, block.router.norm, weights)
@@ -202,7 +202,7 @@ def sum_of_experts(
 
 
 def _limited(block: FeedForward | MixtureOfExperts | Experts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """What is hidden (..., F), with what its block limits."""
+    """The hidden values (..., F), with their block's limits."""
     limit = math.inf if block.limit is None else block.limit
     if not block.limits_activated:
         gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
@@ -233,10 +233,10 @@ def _clamped(x: np.ndarray, limit: float | None) -> np.ndarray:
 
 
 def sharpness(temperature: Temperature, position: int) -> float:
-    """What a query is multiplied by; see `Temperature`."""
+    """The factor of a query; see `Temperature`."""
     periods = (position + temperature.offset) // temperature.period
     return 1.0 + temperature.scale * math.log1p(periods)
 
 
 STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
-"""What a block that keeps nothing adds to x, by its type."""
+"""The addition to x of blocks without caches and states, by type."""

@@ -43,9 +43,9 @@ def _row_bytes(size: int, name: str) -> int:
 
 
 class LayerCache:
-    """What a layer keeps of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
+    """A layer's cache of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
 
-    What is stored is rounded to the cache's types, and read back rounded by every token, the one that stored it included.
+    Values are rounded to the cache's types, and read back rounded by every token, the one that stored them included.
     """
 
     purpose = "KV cache"
@@ -81,7 +81,7 @@ class LayerCache:
         return self._parts[part].read(slot, cells)
 
     def begin(self, batch: Batch) -> None:
-        """Copy what accepted cells hold to their positions, one after the other."""
+        """Copy accepted cells to their positions, one after the other."""
         for slot, source, target in batch.accepted.tolist() if batch.accepted is not None else ():
             for part in self._parts:
                 part.move(slot, source, target)

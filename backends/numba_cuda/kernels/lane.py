@@ -1,6 +1,6 @@
 """How lanes are compiled for the simulator: as the kernels and helpers of numba-cpu, but in less time.
 
-Lanes run for microseconds there, and to compile them was most of what a test of a kernel took.
+Lanes run for microseconds there, and compiling them would be most of a kernel test's time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCom
 
 
 class Compiler(KernelCompiler):
-    """Numba's pipeline for what Python calls."""
+    """Numba's pipeline for functions that Python calls."""
 
     optimisation = 1
 
