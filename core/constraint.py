@@ -35,7 +35,7 @@ class Constraint(Plugin, ABC):
     other request; its exception there goes to the caller. All other calls come from the engine's thread, one at a time.
 
     An instance follows the output token by token and never goes back: a drafted token is accepted only when the target has
-    chosen it. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins what must follow;
+    chosen it. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins the required text;
     the request ends with it. If a method raises something else, returns something else than it should, or takes longer than
     `spec_timeout` twice, the request ends with a `PluginError` that names the method; other requests go on.
 

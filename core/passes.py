@@ -51,7 +51,7 @@ class Pass(ABC):
             k: How many tokens are wanted; of a smaller vocabulary it gives all.
 
         Returns:
-            ids (m, k) int32 and logits (m, k) float32, best first, equals by rising id. Of a row with a NaN the ids are -1 and
+            ids (m, k) int32 and logits (m, k) float32, best first, equals by rising id. A row with a NaN has ids -1 and
             the logits NaN.
         """
 
@@ -259,7 +259,7 @@ class Context(ABC):
             rows: How many of the last tokens, those of the draft included, have logits; or which of `tokens` alone.
             draft: Tokens after them that may be undone.
             n_more: How many further passes there are, each over the best token after the one before; the same number of all
-                shares, which then have one row and no draft. Of the tokens that are chosen, the slot takes all but the last.
+                shares, which then have one row and no draft. The slot takes all chosen tokens but the last.
                 Tokens that are to stay join the `tokens` of the feed that is committed.
 
         Raises:
@@ -333,8 +333,8 @@ class Target(ABC):
             feeds: The shares, one for each slot.
             layer: Which of these layers.
             vocabulary: See `Batch.vocabulary`.
-            n_more: How many further passes through the layer there are, each over the best token after the one before, and what
-                was given on with it; of shares that all have one row.
+            n_more: How many further passes through the layer there are, each over the best token of the one before, with the
+                features handed on; of shares that all have one row.
 
         Returns:
             Rows in the order of the feeds, those of the first pass first; if there are any, the feature `nextn_given` of the

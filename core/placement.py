@@ -47,7 +47,7 @@ def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, 
     Args:
         registry: Of backends, for devices and a CPU that `named` does not compute on.
         named: The backend where nothing is said.
-        file: Of the weights.
+        file: The file with the weights.
         plan: To be computed.
         options: How it is loaded.
 

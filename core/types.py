@@ -178,7 +178,7 @@ class Draft:
         return max(depths)
 
     def trunk(self) -> tuple[Draft, np.ndarray]:
-        """Of a tree its first path, as a chain, and the places (m,) of these tokens in the tree, rising."""
+        """The first path of a tree, as a chain, and the places (m,) of these tokens in the tree, rising."""
         path: list[int] = []
         for i, parent in enumerate(self.above.tolist()):
             if parent == (path[-1] if path else -1):
@@ -375,7 +375,7 @@ class Result:
 
     @property
     def id(self) -> str:
-        """Of the request."""
+        """The id of the request."""
         return self.stats.id
 
 

@@ -20,7 +20,7 @@ class State:
         saved: Where they are as they were saved.
         aside: Where the inputs of drafted tokens are kept, to be taken in.
         added: Where the part is that is added to columns.
-        n_bytes: Of one slot.
+        n_bytes: The bytes of one slot.
         scratch_bytes: Bytes that each thread needs for itself while it brings the state up to date.
     """
 

@@ -195,7 +195,7 @@ class Weights:
 
 
 def panels_of(part: Matrices) -> tuple[int, int]:
-    """Of each of several matrices: its first panel, and how many panels there are from one to the next."""
+    """The first panel of each of several matrices, and how many panels there are from one to the next."""
     return (0, -(-part.n_out // PANEL_ROWS)) if _is_own(part) else (part.first // PANEL_ROWS, _n_stored(part) // PANEL_ROWS)
 
 

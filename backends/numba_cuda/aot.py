@@ -103,7 +103,7 @@ def linked(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
 def _overlapping(ptx: str) -> str:
     """A kernel that lets the next one come to its multiprocessors at once, and waits there for the end of the one before it.
 
-    It does so first of all, unless it places the wait itself. So what overlaps is the time to begin and to end, and to bring
+    It does so first of all, unless it places the wait itself. So only the time to begin and to end overlaps, and to bring
     weights nearer: nothing that another launch writes is read or written earlier.
     """
     from augury.backends.numba_cuda.kernels.instructions import LATER

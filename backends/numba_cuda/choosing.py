@@ -31,7 +31,7 @@ class Logits:
     """Rows of logits on a device, and the kernels that look through them.
 
     Attributes:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         at: (MAX_ROWS, n_vocab).
         chunks: The best of the chunks of each row: `n_bytes` of them.
     """
@@ -44,7 +44,7 @@ class Logits:
     n_bytes = 8 * MAX_ROWS * THREADS
 
     def n_chunks(self, n: int) -> int:
-        """Of the first n logits of a row."""
+        """The number of chunks of the first n logits of a row."""
         return -(-n // chunk_of(self.n_vocab))
 
     def best_of_chunks(self, n_rows: int, n: int) -> Launch:

@@ -152,7 +152,7 @@ class Lowering:
         """A program for passes of a size.
 
         Args:
-            size: Of the passes.
+            size: The size of the passes.
             parts: The parts that they go through.
             staged: The staging array that their inputs are written to.
             fetched: That to which best tokens and their logits are copied.
@@ -183,7 +183,7 @@ class Lowering:
         """A program for a pass over the best tokens after the rows of the last one, which are not asked for.
 
         Args:
-            size: Of the passes.
+            size: The size of the passes.
             parts: The parts that they go through.
             names: The tokens (n_named,) of logits; None: logits are those of all tokens.
             n_named: How many they are, or 0.

@@ -39,8 +39,8 @@ def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads
     Args:
         kind: Of the tensor; one of `FORMATS`.
         data: Its bytes.
-        n_rows: Of the matrix.
-        n_cols: Of a row; of types other than floats a multiple of 32.
+        n_rows: The number of rows of the matrix.
+        n_cols: The number of columns of a row; of types other than floats a multiple of 32.
         threads: That share the work.
 
     Raises:

@@ -86,7 +86,7 @@ class Tape:
 
     Attributes:
         steps: The written steps.
-        size: Of the program.
+        size: The size of the program.
         weights: The plan's.
         buffers: Memory by name.
         inputs: The inputs of a pass, see `kernels.inputs`.

@@ -69,7 +69,7 @@ class Matrix:
 
     @property
     def n_cuts(self) -> int:
-        """Of a row, so that there are warps enough. It fixes the order of additions, so nothing but the shape decides."""
+        """The cuts of a row, so that there are enough warps. They fix the order of additions, so only the shape decides."""
         if self.cuts is not None:
             return self.cuts
         n_cuts, n_warps = 1, self.n_tiles
@@ -197,7 +197,7 @@ class Weights:
         """A small tensor of some shape as float32, one number after the other.
 
         Args:
-            name: Of the tensor.
+            name: The name of the tensor.
             shape: In the file.
             n_times: Each number is there so often.
             columns: Of a matrix so many rows become columns, side by side.
@@ -219,7 +219,7 @@ class Weights:
         return self._hold(convs, make)
 
     def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
-        """Of each of some heads a norm's weights, and its bias if it has one: (heads, 1 or 2, size)."""
+        """A norm's weights for each of some heads, and its bias if it has one: (heads, 1 or 2, size)."""
 
         def make() -> np.ndarray:
             ones = [np.ones((1, norm.size), np.float32)] if norm.weight is None else []

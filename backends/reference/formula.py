@@ -56,7 +56,7 @@ def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.nda
 
     Args:
         heads: (..., heads, D).
-        positions: Of the tokens (...), from 0.
+        positions: The positions of the tokens (...), from 0.
         rope: Frequencies (D_rot / 2,), magnitude, how far ahead, and how pairs lie.
 
     Returns:

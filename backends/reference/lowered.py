@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
 
 Choice = list[tuple[np.ndarray, np.ndarray]]
-"""Of each token, which positions take part (lists, T), and the last positions of blocks whose pooled rows do."""
+"""For each token the positions that take part (lists, T), and the last positions of blocks whose pooled rows do."""
 
 
 class LoweredBlock(LayerStates):
     """A block's operations, with their caches and states of slots.
 
     Attributes:
-        cache: Of positions, as `Block.cached` says.
+        cache: The cache of positions, as `Block.cached` says.
         sources: Layers whose caches it reads or writes.
     """
 
@@ -85,7 +85,7 @@ class Run:
         return array if value.whole is None else array[:, value.first : value.first + value.width]
 
     def tokens(self) -> Iterator[tuple[int, int, int, np.ndarray]]:
-        """Of each token of the pass: slot, position, cell, and the cells (T,) of all positions up to its own."""
+        """For each token of the pass: slot, position, cell, and the cells (T,) of all positions up to its own."""
         batch, tree = self.batch, self.tree
         cells = batch.positions if tree is None else tree.cells
         for i, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):

@@ -114,7 +114,7 @@ class ReferenceModel(Model):
             i: The layer.
             weights: Of the plan.
             batch: The pass.
-            tree: Of the batch, where it has one.
+            tree: The tree of the batch, where it has one.
             before: The streams before.
             embedded: The embeddings of the tokens, (n, E).
             inputs: Its inputs for layers, (n, layers, P).

@@ -259,7 +259,7 @@ def advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarr
 
 
 def _of_heads(heads: LinearRecurrence, rows: np.ndarray) -> np.ndarray:
-    """Of queries or keys (G, K) that of each head, (H, K)."""
+    """The query or key of each head, (H, K), from groups' (G, K)."""
     n = heads.n_heads // heads.n_key_heads
     return np.tile(rows, (n, 1)) if heads.is_tiled else np.repeat(rows, n, axis=0)
 

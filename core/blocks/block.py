@@ -33,7 +33,7 @@ class Connection(HasKernels, HasParts, ABC):
         """The rows x (n, E) that the block sees of streams (n, S, E) float64.
 
         Args:
-            given: Of a vector its numbers (n,), of a matrix or norm a function of rows (n, …); of None: None.
+            given: A function: a vector → its numbers (n,), a matrix or norm → a function of rows (n, …), None → None.
             streams: As they were before the block.
         """
 

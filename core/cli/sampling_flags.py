@@ -45,7 +45,7 @@ def add_sampling_flags(
     """Add sampling, limits and stops, in llama.cpp's spelling.
 
     Args:
-        parser: Of the command.
+        parser: The parser of the command.
         registry: Whose constraints may have flags of their own.
         n_predict: The default of `-n`.
         has_short_stop: Whether `-r` is a stop, which it is not in llama-bench.

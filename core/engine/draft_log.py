@@ -54,7 +54,7 @@ def log_draft(
         draft: k tokens.
         accepted: The result of `Sequence.verify`.
         n_emitted: How many of its tokens were emitted; tokens after a stop are left out.
-        logits: Of the pass.
+        logits: The logits of the pass.
         first_row: The row after the history.
         drafters: (k,) the drafter of each token.
     """

@@ -317,7 +317,7 @@ class Engine(Evaluations):
         return results if several else results[0]
 
     def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
-        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`, but for `n`."""
+        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`, without `n`."""
         if "n" in params:
             raise OptionError("a stream is one answer; submit(n=...) gives several, each of which can be iterated")
         return iter(self.submit(prompt, messages=messages, **params))

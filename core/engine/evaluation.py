@@ -60,7 +60,7 @@ def evaluate(slots: Slots, context: EngineContext, tokens: np.ndarray, rows: np.
 def score(
     slots: Slots, context: EngineContext, texts: Items[np.ndarray], n_top: int, n_vocab: int, spell: Callable[[int], Any]
 ) -> Steps:
-    """How probable the tokens of texts are, as many texts at once as slots are free. Of each pass only that is kept.
+    """How probable the tokens of texts are, as many texts at once as slots are free. Only that is kept of each pass.
 
     Args:
         slots: Of the loop.

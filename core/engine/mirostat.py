@@ -49,7 +49,7 @@ class Mirostat:
         self._index, self._drawn_from = index, None
 
     def keep(self, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of these tokens those to draw from, and their logits.
+        """The tokens among these to draw from, and their logits.
 
         Args:
             ids: (m,) int32, the best token first, the others in any order.

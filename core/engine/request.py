@@ -175,7 +175,7 @@ def make_request(
             is made: req-1, req-2, ...).
         speculation: The engine's settings.
         n_vocab: V.
-        n_slots: Of the engine.
+        n_slots: The number of slots of the engine.
         registry: Of constraints.
         tokenizer: The model's, or None.
         text: The prompt as it was given, if that was a text.

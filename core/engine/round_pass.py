@@ -40,7 +40,7 @@ class RoundPass:
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters are fed
-    n_tokens: int  # new ones; what is replayed is not counted
+    n_tokens: int  # new ones; replayed ones are not counted
     n_prompt: int  # of those, tokens of prompts
     seconds: float
     late_s: float  # how much longer than that drafting ahead took

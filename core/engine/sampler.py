@@ -130,7 +130,7 @@ class Sampler:
             n_early: See `late`.
             processors: Steps over whole rows, float32, before anything else.
             constraint: Only tokens that it allows are drawn.
-            breakers: Of `dry`.
+            breakers: The breakers of `dry`.
             infill: The sampler of that name.
             keeps_drawn: Whether `drawn_from` is wanted.
 
@@ -176,7 +176,7 @@ class Sampler:
         """The token that follows `history`, or -1 where `distribution` has none.
 
         Args:
-            logits: Of a pass.
+            logits: The logits of a pass.
             row: Which of its rows.
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.
@@ -199,7 +199,7 @@ class Sampler:
         """The distribution of the token that follows `history`.
 
         Args:
-            logits: Of a pass.
+            logits: The logits of a pass.
             row: Which of its rows.
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.

@@ -109,7 +109,7 @@ class Sequence(DraftedSequence):
         session.is_synthetic = bool(self.speculation.synthetic)
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
-        """Of the sampler `dry`: made once for the breakers that most requests have."""
+        """The breakers of the sampler `dry`, made once for the ones that most requests have."""
         sampling, tokenizer = self.request.sampling, self.tokenizer
         if not sampling.dry_multiplier or tokenizer is None:
             return None
@@ -173,9 +173,9 @@ class Sequence(DraftedSequence):
 
         Args:
             draft: k proposed tokens, with k less than `n_left`.
-            logits: Of the pass.
+            logits: The logits of the pass.
             first_row: The row after the history; the next k are those after the draft's tokens.
-            argmax: Of all rows; may be empty unless `is_plain_argmax`.
+            argmax: The best tokens of all rows; may be empty unless `is_plain_argmax`.
         """
         tokens, is_plain, speculation = draft.tokens.tolist(), self.is_plain_argmax, self.speculation
         parents = None if draft.parents is None else draft.parents.tolist()
@@ -228,7 +228,7 @@ class Sequence(DraftedSequence):
 
         Args:
             accepted: The result of `verify`.
-            logits: Of the pass, for log-probabilities.
+            logits: The logits of the pass, for log-probabilities.
             first_row: The row after the history.
             drafters: (k,) the names of the drafters of the draft's tokens.
 

@@ -22,7 +22,7 @@ EPSILON = 1e-5  # of the norms of the models that `LlamaSizes` describes
 
 @frozen
 class LlamaSizes:
-    """Of a llama model that is to be written."""
+    """The sizes of a llama model that is to be written."""
 
     n_vocab: int
     n_embd: int

@@ -81,9 +81,9 @@ def overridden(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | 
     """Put values in place of a model file's own, or beside them where it has none.
 
     Args:
-        metadata: Of the file.
+        metadata: The metadata of the file.
         overrides: Key → value. Whole numbers are also taken where the file has other numbers.
-        path: Of the file, for messages.
+        path: The path of the file, for messages.
 
     Raises:
         OptionError: The file has something else in that place, or nothing that tells the type.

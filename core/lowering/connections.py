@@ -20,7 +20,7 @@ class ConnectionEmitter(ABC):
     """Writes the kernels of a connection on a tape of `numba-cpu` or `numba-cuda`, where streams are `tape.streams`.
 
     Attributes:
-        kernels: Of `numba-cpu`, the slowest to compile first.
+        kernels: The kernels of `numba-cpu`, the slowest to compile first.
         n_streams: S, of the embedding.
         size: E.
     """

@@ -102,7 +102,7 @@ def check_norms(operations: Sequence[Operation], streams: Container[Value]) -> N
     """Refuse to read a norm of x after the next: both lie in the same rows.
 
     Args:
-        operations: Of a block.
+        operations: The operations of a block.
         streams: x, also as it was before the layer.
 
     Raises:

@@ -64,7 +64,7 @@ def _able(choice: Choice) -> RequestDrafter | None:
 
 
 def settle_ahead(choices: Items[Choice], late: float) -> None:
-    """The pass is over, and hid the time of drafting ahead but for a share of it."""
+    """The pass is over, and hid the time of drafting ahead except for a share of it."""
     for choice in choices:
         if (ahead := choice.proposals.drafters.ahead) is not None:
             late_s = late * ahead.seconds

@@ -42,7 +42,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
 
     Args:
         slots: With their trees.
-        curve: Of the pass.
+        curve: The curve of the pass.
         replays_accepted: See `DraftPlanner`; no tree branches then.
     """
     reach, drawn = [slot.reach() for slot in slots], [slot.drawn for slot in slots]

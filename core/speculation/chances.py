@@ -108,7 +108,7 @@ class Chances:
         return Ground(name, self._prior[ground])
 
     def grounds(self, draft: Draft, run: int) -> list[int]:
-        """Of each token of a draft (k,), made after `run` right ones."""
+        """The ground of each token of a draft (k,), made after `run` right ones."""
         if draft.evidence is not None:
             return (draft.evidence + np.int32(_EVIDENCE)).tolist()
         if draft.confidence is not None:

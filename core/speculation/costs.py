@@ -112,7 +112,7 @@ class PassCosts:
         self._depth = None
 
     def _figures(self, n: int, depth: float) -> list[float]:
-        """Of passes of 0 to n - 1 tokens, without a call for each."""
+        """The times of passes of 0 to n - 1 tokens, without a call for each."""
         known, common = zip(self._factors[:n], self._flat, self._per_position, strict=False), self._common
         return [common * factor * (flat + slope * depth) for factor, flat, slope in known]
 
@@ -138,7 +138,7 @@ class DraftCost:
         return self.n_asks > _WARM_UP
 
     def seconds(self, k: int, n_missed: int) -> float:
-        """Of a draft of k tokens."""
+        """The time of a draft of k tokens."""
         return self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
 
     def hopeful_seconds(self, k: int, n_missed: int) -> float:
@@ -147,7 +147,7 @@ class DraftCost:
 
     @property
     def per_further_token(self) -> float:
-        """Of a token more in a draft."""
+        """The time of one more token in a draft."""
         return 0.0 if self.is_fixed else self.per_token
 
     def observe(self, k: int, n_missed: int, seconds: float) -> None:

@@ -60,7 +60,7 @@ class Drafting:
         Args:
             chains: Of each slot, its drafters by priority, the same kinds in all slots.
             planner: Made for their profiles; None to draft as far as is allowed.
-            n_vocab: Of the target.
+            n_vocab: The size of the vocabulary of the target.
             may_branch: Whether drafts may be trees; of a tree one path is taken otherwise.
             features: The hidden states that the target can give its drafters for each token.
 
@@ -169,7 +169,7 @@ class Drafting:
         return [choices.get(slot) or Choice(slot) for slot in slots]
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
-        """Of every chain the first draft that is not empty, whole."""
+        """The first draft of every chain that is not empty, whole."""
         choices: dict[SlotProposals, Choice] = {}
         members = [slot.drafters.members for slot in slots]
         for place in range(max(map(len, members), default=0)):

@@ -40,7 +40,7 @@ class DraftingCounter:
         counts["draft_s"] += seconds
 
     def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
-        """A drafter drafted so many tokens while a pass was computed, which hid it but for `late_s`."""
+        """A drafter drafted so many tokens while a pass was computed, which hid it except for `late_s`."""
         counts = self._counts[drafter]
         counts["ahead"] += n_tokens
         counts["draft_s"] += late_s

@@ -71,7 +71,7 @@ class DrafterProfile:
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterProfile:
-        """Of a drafter that was not used yet."""
+        """The profile of an unused drafter."""
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)

@@ -6,8 +6,8 @@ Equal prefixes merge::
     recycle  a d            │      │ └ d          b, c: suffix
              e                     e              d, e: recycle
 
-A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Of the nodes after
-one parent only one can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
+A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Only one of the nodes
+after one parent can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
 rest.
 """
 

@@ -79,9 +79,9 @@ class DraftPlanner:
     """Plans the rounds of one engine for all of its slots together.
 
     Attributes:
-        costs: Of passes.
-        profiles: Of the engine's drafters, by priority.
-        agreement: Of these drafters.
+        costs: The costs of passes.
+        profiles: The profiles of the engine's drafters, by priority.
+        agreement: The agreement of these drafters.
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
         token_s: Seconds of a slot's token without drafts, by the same: its share of a pass, which many slots make small.
         overhead_s: Seconds of a slot's round around drafters' own work, if one of them is asked.
@@ -91,8 +91,8 @@ class DraftPlanner:
         """Start to plan.
 
         Args:
-            costs: Of passes.
-            profiles: Of the engine's drafters, by priority.
+            costs: The costs of passes.
+            profiles: The profiles of the engine's drafters, by priority.
             replays_accepted: Whether the accepted tokens of a draft are computed again if the rest of it was rejected.
         """
         self.costs = costs

@@ -61,7 +61,7 @@ def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
 
 
 def _is_shared(n: int, by_drafter: Iterable[int]) -> bool:
-    """Whether n can be what drafters did together: each did a part of it, and several some of it."""
+    """Whether n can be drafters' work together: each did a part of it, and several some of it."""
     own = list(by_drafter)
     return max(own, default=0) <= n <= sum(own)
 

@@ -64,7 +64,7 @@ def write_tiny_model(
         seed: Of the layers. Models that differ in it alone are often, but not always of the same mind, as a draft model is
             of its target's.
         errors: Faults of the toy backend: see `ToyModel`.
-        weight_type: Of the matrices: F32, F16, Q8_0, or another that the package `gguf` can write.
+        weight_type: The weight type of the matrices: F32, F16, Q8_0, or another that the package `gguf` can write.
         architecture: The file's `general.architecture`.
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
         tensors: Others, or in place of those of their names; float32 is stored.
@@ -124,7 +124,7 @@ def write_tiny_block_head(
 
     Args:
         path: Where to.
-        embedding: Of the target, (V, E) float32; its last token is the mask.
+        embedding: The embedding of the target, (V, E) float32; its last token is the mask.
         output: Of the target, (V, E): the head is then one of DSpark, and predicts in each place the successor of the token
             before.
         head_dim: D, of which E is a multiple.

@@ -192,5 +192,5 @@ class _Key(ISeedSequence):
 
 
 def _normal(key: bytes, n: int) -> np.ndarray:
-    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type] # of what it takes, it is said to take some
+    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type] # its types list only some keys
     return np.random.Generator(philox).standard_normal(n)

@@ -25,7 +25,7 @@ class PlamoCodec(Codec):
         ModelFileError: scores or tokens for single bytes are missing.
     """
 
-    _UNKNOWN = -10_000_000  # what a character scores that is in no token, in ten thousandths
+    _UNKNOWN = -10_000_000  # the score of a character that is in no token, in ten thousandths
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         numbers = vocabulary.of_type(TokenType.BYTE)

@@ -16,7 +16,7 @@ from augury.text.vocabulary import SPACE, Codec, Vocabulary
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-_UNKNOWN = "\U0010ffff"  # SentencePiece insists on a piece for what it does not know; a noncharacter is in no one's text
+_UNKNOWN = "\U0010ffff"  # SentencePiece insists on a piece for unknown text; a noncharacter is in nobody's text
 
 # Of sentencepiece_model.proto: fields as tag bytes, values of enums.
 _PIECES, _TRAINER, _NORMALIZER = b"\x0a", b"\x12", b"\x1a"
@@ -43,7 +43,7 @@ class SentencePieceCodec(Codec):
         self._processor = _build(vocabulary)
 
     def encode(self, text: str) -> list[int]:
-        """Encode text; what is no token becomes its bytes, or the unknown token in vocabularies without bytes."""
+        """Encode text; parts without a token become bytes, or the unknown token in vocabularies without bytes."""
         ids: list[int] = self._processor.EncodeAsIds(text.replace(" ", SPACE))
         if ids and max(ids) == self._n_vocab:
             return [known for token in ids for known in ([token] if token < self._n_vocab else self._unk)]

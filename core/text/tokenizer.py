@@ -24,7 +24,7 @@ _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
 _LARGE = 1 << 18  # characters
 _SWALLOWS_WORDS = ("bert", "t5", "whitespace", "hybriddna")  # kinds of which a word may be one unknown token
 _WORD = 1024  # bytes that one is taken to have
-_ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens are written alike, whatever their type
+_ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens of all types are written alike
 _CODECS: dict[str, Callable[[Vocabulary], Codec]] = {  # by tokenizer.ggml.model
     "llama": SentencePieceCodec,
     "gpt2": BytePairCodec,

@@ -21,7 +21,7 @@ from augury.text.vocabulary import SPACE, Codec, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-UNKNOWN_PENALTY = 10.0  # of the library, and of llama.cpp: what an unknown character scores less than the worst token
+UNKNOWN_PENALTY = 10.0  # of the library, and of llama.cpp: the score of an unknown character below the worst token
 
 
 class UnigramCodec(Codec):

@@ -30,7 +30,7 @@ SPACE = "▁"
 
 
 class Codec(ABC):
-    """One kind of vocabulary: how text between special tokens is encoded, and what a normal token spells.
+    """One kind of vocabulary: how text between special tokens is encoded, and the spelling of a normal token.
 
     Attributes:
         adds_bos: Whether texts begin with the bos token where the file does not say.

@@ -153,7 +153,7 @@ class BlockRunner(HiddenRunner):
         """Rows of logits after the tokens before, (m,) best tokens, and their probabilities, if the head gives them.
 
         Args:
-            logits: Of the blocks.
+            logits: The logits of the blocks.
             rows: (m,) of them.
             best: Of all.
             hidden: (m, E), where a selector or confidence wants them.

@@ -13,7 +13,7 @@ class CachedText:
     A stretch that was missed for long may be left out: the text after it moves up into its positions.
 
     Attributes:
-        slot: Of the draft model.
+        slot: The slot of the draft model.
         tokens: (n_ctx,) int32; the slot holds the first `n`.
         n: See there.
         n_before: How many tokens come before the omitted ones.

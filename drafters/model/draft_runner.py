@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.drafters.model.draft_sampler import DraftSampler
 
 N_JUDGED = 10
-"""Of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
+"""The number of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass; the other slots wait for it
 _LEAST_SHARE = 1e-9  # of all tokens but the best
 _FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
@@ -47,7 +47,7 @@ class WrittenDraft:
     Attributes:
         tokens: In order.
         probabilities: The distribution of each draw, (V,) float32; empty unless a sampler was given.
-        confidence: How probable the best token in the place of each is, whichever was drawn; empty unless that was computed.
+        confidence: How probable the best token in the place of each is, drawn or not; empty unless that was computed.
         reach: How probable all of them are.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
         lattice_reach: Paths as probable as this go on after an alternative; None: nothing follows one.
@@ -77,8 +77,8 @@ class WrittenDraft:
 
         Args:
             request: The request for a draft.
-            logits: Of a pass.
-            row: Of the place.
+            logits: The logits of a pass.
+            row: The row of the place.
             best: Its best token; below 0 where it has none.
             n_vocab: A token from this on is never proposed.
             n_judged: A token's probability is that among so many of the best; None: among all.
@@ -168,7 +168,7 @@ class DraftRunner:
         self._warned: set[str] = set()
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
-        """Process a new request's prompt: `history` (h,) int32 but for its last token, which the first draft feeds.
+        """Process a new request's prompt: `history` (h,) int32 except for its last token, which the first draft feeds.
 
         Returns:
             The passes over it, which others may go between. A prompt that is left within them is caught up when it is drafted.

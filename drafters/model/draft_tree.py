@@ -30,7 +30,7 @@ class TreeShape:
         TreeShape(width=2, depth=5)
 
         Args:
-            text: Of the option.
+            text: The text of the option.
             n_ctx: Positions of a slot, which holds a tree's tokens while they are verified.
 
         Raises:

@@ -31,7 +31,7 @@ class DraftVocabulary:
         """Begin with the first tokens.
 
         Args:
-            n_vocab: Of the model.
+            n_vocab: The size of the vocabulary of the model.
             n_first: How many of them; 0: all, None: a quarter, if that saves anything worth having.
         """
         self._n_first = max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first

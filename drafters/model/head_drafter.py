@@ -27,7 +27,7 @@ class HeadDrafter(FeatureDrafter):
     """Lets a head write ahead; unless `runner_of` says otherwise, a head of one layer."""
 
     architecture: ClassVar[str]
-    """Of the files of heads."""
+    """The architectures of heads' files."""
     options_class = LoadOptions
     runner: HiddenRunner
 

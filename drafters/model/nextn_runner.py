@@ -8,7 +8,7 @@ predicts token p + 1. Its keys and values stay in the target's slots, so they ar
     is given        (the,0)(cat,h0)(sat,h1)(on,h2)          predicts the draft's first token, and makes h3'
     then                                   (a,h3')          predicts the second
 
-A single layer is applied again and again. Of several each drafts one token, after it has computed the draft before that.
+A single layer is applied again and again. Each of several drafts one token, after it has computed the draft before that.
 An assistant keeps no state, and attends to the target's positions before "on" with every token that it drafts.
 
 Source: llama.cpp's driver of MTP (`common/speculative.cpp`), whose order and positions these are.

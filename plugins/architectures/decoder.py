@@ -69,14 +69,14 @@ class Decoder(Tensors):
         """Read the sizes.
 
         Args:
-            file: Of the family.
+            file: A file of the family.
             norm: The kind of its norms.
             least: Of heads and of a feed-forward's values; 0 where the family leaves blocks out.
             least_eps: The epsilon if the file does not state one, or states 0; if this is 0, the file has to.
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.
             is_causal: Whether a file that says that tokens see later ones is refused.
-            architecture: Of another model in the file, whose keys and tensors begin with it.
+            architecture: The architecture of another model in the file, whose keys and tensors begin with it.
         """
         super().__init__(file, architecture)
         keys = self.keys
@@ -148,7 +148,7 @@ class Decoder(Tensors):
         return tuple(window if is_local else None for is_local in flags)
 
     def flags(self, key: str, period: int | None, *, is_first: bool = False, has_nextn: bool = False) -> list[bool]:
-        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n.
+        """Truth values by layer: as the file's array says, else true except for the last, or first, of every n.
 
         With `has_nextn` those of layers that predict further tokens follow, false where an array says nothing of them.
         """
@@ -238,8 +238,8 @@ class Decoder(Tensors):
         Args:
             layer: From 0.
             rope: Of its queries and keys, if any.
-            scale: Of q · k, by default 1 / sqrt(D).
-            norm: Of its input, or the name of its tensor.
+            scale: The scale of q · k, by default 1 / sqrt(D).
+            norm: The norm of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             has_output_bias: Whether the family takes note of a bias of o.
@@ -287,9 +287,9 @@ class Decoder(Tensors):
 
         Args:
             layer: From 0.
-            activation: Of its gate.
+            activation: The activation of its gate.
             gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
-            norm: Of its input, or the name of its tensor.
+            norm: The norm of its input, or the name of its tensor.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             has_scales: Whether the family takes note of scale tensors here; llama.cpp lets most families ignore them.
             has_biases: Whether it takes note of biases.
@@ -345,11 +345,11 @@ class Decoder(Tensors):
         """The last block; the embedding's weights serve where the file has none of its own.
 
         Args:
-            norm: Of its input, or the name of its tensor.
+            norm: The norm of its input, or the name of its tensor.
             is_tied: Whether the family has no weights of its own in any case.
             has_bias: Whether the family takes note of a bias.
-            scale: Of the logits.
-            softcap: Of the logits.
+            scale: The scale of the logits.
+            softcap: The soft cap of the logits.
         """
         name = "output" if "output.weight" in self.file.tensors and not is_tied else self.embedding
         weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)

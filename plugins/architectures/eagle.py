@@ -112,8 +112,8 @@ def output_of(decoder: Decoder, *, may_be_tied: bool = False, factor: float = 1.
     Args:
         decoder: Of the file.
         may_be_tied: Whether its own embedding serves as output rather than the target's.
-        factor: Of the logits.
-        softcap: Of the logits.
+        factor: The factor of the logits.
+        softcap: The soft cap of the logits.
     """
     file, name, n_out = decoder.file, "output", decoder.n_vocab
     tokens = None

@@ -92,12 +92,12 @@ def mixture(
         layer: From 0.
         gating: As the family has it; None: as `expert_gating_func` says.
         fallback: Its value without the key.
-        activation: Of the experts' gates.
+        activation: The activation of the experts' gates.
         is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
         has_weights_scale: Whether the family takes note of `expert_weights_scale`, where 0 stands for "not set".
         has_scales: Whether the family takes note of scale tensors of experts; llama.cpp lets some families ignore them.
         has_gate: Whether experts have gates.
-        norm: Of its input, or the name of its tensor.
+        norm: The norm of its input, or the name of its tensor.
         has_post_norm: Whether the block's output is normed before it is added to the residual stream.
         has_router_norm: Whether the router has a norm of its own, whose weights are called its scale.
         n_latent: The values that go into experts and come out, where these are not E.

@@ -16,7 +16,7 @@ from augury.plugins.architectures.transformer import Transformer
 
 
 class GraniteMoe(Transformer):
-    """Llama, with scales for the embedding, for what layers add, for scores and for logits, and with experts."""
+    """Llama, with scales of the embedding, of layers' outputs, of scores and of logits, and with experts."""
 
     name = "granitemoe"
     reading = {"may_have_experts": True}

@@ -42,7 +42,7 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
     Args:
         decoder: Of the file.
         name: The beginning of its tensors' names.
-        n_parts: Of its coefficients: 1 to read streams, 2 to write them as well, 3 to mix them as well.
+        n_parts: The number of parts of its coefficients: 1 to read streams, 2 to write them as well, 3 to mix them as well.
         **others: Other fields.
     """
     n = decoder.keys.count("hyper_connection.count")

@@ -41,7 +41,7 @@ class DeepSeek2(Transformer):
 
     @classmethod
     def multiplier(cls, decoder: Decoder) -> float:
-        """Of the logarithm of how much longer the context is; converters write a tenth of it."""
+        """The factor of the logarithm of how much longer the context is; converters write a tenth of it."""
         return decoder.keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
 
     @classmethod

@@ -121,7 +121,7 @@ class SeedOss(Transformer):
 
 
 class PanguEmbedded(Transformer):
-    """As Llama, but for the order of its rope."""
+    """As Llama, except for the order of its rope."""
 
     name = "pangu-embedded"
     feeding = {"has_scales": False}

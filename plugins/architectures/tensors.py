@@ -24,7 +24,7 @@ class Tensors:
         prefix: Of the names of its tensors.
         n_embd: E, values of a token's residual stream.
         norm_kind: The kind of its norms.
-        eps: Of its norms.
+        eps: The epsilon of its norms.
     """
 
     n_embd: int
@@ -47,9 +47,9 @@ class Tensors:
         """The norm with the weights `name`.weight, over E values unless `size` says otherwise, and a bias where there is one.
 
         Args:
-            name: Of its tensors.
+            name: The name of its tensors.
             size: How many values are normed together.
-            shape: Of the weights, where every head has its own.
+            shape: The shape of the weights, where every head has its own.
             suffix: Of the tensor with the weights.
         """
         size, name = self.n_embd if size is None else size, f"{self.prefix}{name}"
@@ -90,13 +90,13 @@ class Tensors:
         """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them.
 
         Args:
-            name: Of its tensors.
+            name: The name of its tensors.
             n_in: Values that go in.
             n_out: Values that come out.
             has_scale: Whether the family takes note of a scale tensor.
             scales_bias: Whether it covers the bias.
             has_bias: Whether the family takes note of a bias.
-            factor: Of all that comes out.
+            factor: The factor of the product.
             rows: Which rows of the tensor it is, if not all.
         """
         n_stored, scale = n_out if rows is None else rows.n_stored, self.scale(name) if has_scale else 1.0

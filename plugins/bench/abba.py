@@ -168,7 +168,7 @@ def compare_answers(
     Args:
         prompts: With ids and categories. Both programs get the same token ids and generate as many tokens.
         sides: Starts both programs, ours and theirs.
-        n_pairs: Of each category.
+        n_pairs: The number of pairs of each category.
         is_fresh: Start both anew for every pair, so that drafters forget a prompt before the next.
         probe: Called before each pair, for the nanoseconds of a round trip between cores.
 

@@ -32,7 +32,7 @@ def run_facts(config: Mapping[str, Any], prompts: Iterable[Prompt], max_tokens: 
     Args:
         config: Of an engine; of `PairedRuns.config`, where the model goes by its own name.
         prompts: The whole workload.
-        max_tokens: Of a run.
+        max_tokens: The most tokens of a run.
     """
     loaded = {key: config[key] for key in ("model", "backend", "isa", "threads")}
     speculative = config.get("speculative", {})

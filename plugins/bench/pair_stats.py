@@ -189,12 +189,12 @@ class DrafterResult:
 
     @property
     def stats(self) -> PairStats:
-        """Of all pairs."""
+        """The statistics of all pairs."""
         return PairStats.of(self.pairs)
 
     @property
     def by_category(self) -> dict[str, PairStats]:
-        """Of each category, in the order of the workload."""
+        """The statistics of each category, in the order of the workload."""
         categories = dict.fromkeys(pair.prompt.category for pair in self.pairs)
         return {name: PairStats.of(pair for pair in self.pairs if pair.prompt.category == name) for name in categories}
 

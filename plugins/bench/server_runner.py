@@ -123,7 +123,7 @@ class ServerProcess:
         raise AuguryError(f"{self._name} was not ready in {_READY_S:.0f} s{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The end of what the server wrote, for a message."""
+        """The end of the server's output, for a message."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
         last = [line.strip() for line in lines if line.strip()][-2:]
@@ -141,7 +141,7 @@ class ServerRunner(ServerProcess, Runner):
         """Nothing is started yet.
 
         Args:
-            options: What to start.
+            options: The server to start.
             tokens: (n_ctx,) ids that prompts are made of.
             n_vocab: Ids are below.
 

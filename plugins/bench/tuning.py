@@ -65,7 +65,7 @@ class Tuning:
 
         Args:
             measure: Runs a candidate and plain decoding, cold.
-            trials: Of the whole workload, in the order in which they are run.
+            trials: The trials of the whole workload, in the order in which they are run.
         """
         self.pairs: dict[Candidate, list[Pair]] = {}
         self._measure = measure
@@ -89,7 +89,7 @@ class Tuning:
         return self._cost(n_chains) + self._cost(n_lengths) - n_known
 
     def speedup(self, candidate: Candidate) -> float:
-        """Of the workload as a whole, where every prompt takes plain decoding equally long."""
+        """The speed-up of the whole workload, as if every prompt took plain decoding equally long."""
         medians = self._medians(candidate, lambda pair: pair.prompt.id)
         return statistics.harmonic_mean([*medians.values()]) if medians else 0.0
 

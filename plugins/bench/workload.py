@@ -79,7 +79,7 @@ def with_answers(messages: Sequence[Mapping[str, Any]], answer: Callable[[list[A
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': '1 heard'}]
 
     Args:
-        messages: Of the conversation.
+        messages: The messages of the conversation.
         answer: Gives the model's answer to messages.
     """
     filled: list[Any] = []

@@ -89,7 +89,7 @@ def _in_words(fault: re.Match[str]) -> str:
 
 
 def _entries(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Every key of a JSON value and what it holds, inner ones first, with where that is."""
+    """Every key of a JSON value with its value and its place, inner ones first."""
     for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
         yield from _entries(value, f"{path}/{key}")
         yield f"{path}/{key}", str(key), value
@@ -115,7 +115,7 @@ class Regex(Guided):
         return LLMatcher.grammar_from_regex(self.limited(self.options.pattern))
 
     def explained(self, error: str) -> str:
-        """Say what is wrong with the pattern, without the grammar around it."""
+        """Report the error of the pattern, without the grammar around it."""
         fault = _FAULT.fullmatch(error)
         return error if fault is None else _in_words(fault)
 

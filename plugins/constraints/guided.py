@@ -22,7 +22,7 @@ from augury.errors import OptionError, PluginError, UnsupportedError
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-# That texts are made of, but for control characters and planes of Unicode that few vocabularies spell
+# That texts are made of, except for control characters and planes of Unicode that few vocabularies spell
 _BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
 _DEAD_END = "no token of the vocabulary begins what the grammar wants next"
 

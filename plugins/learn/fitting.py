@@ -43,7 +43,7 @@ class Corpus:
         self.held_out = self._rows(range(n_held_out))
 
     def batch(self, rows: Sequence[Sequence[_Window]], *, is_learnt: bool = True) -> Batch:
-        """Up to `N_BATCH` rows; the others of the batch are empty. Of pieces held out the second half counts alone.
+        """Up to `N_BATCH` rows; the others of the batch are empty. Only the second half of held-out pieces counts.
 
         The engine goes on from there, too. The first half may be a prompt, which nobody drafts, and many begin alike.
         """
@@ -83,7 +83,7 @@ class Corpus:
         return [each / max(n, 1) for each in right]
 
     def _rows(self, numbers: Sequence[int]) -> list[list[_Window]]:
-        """Of pieces: windows of one share a token, which is the last of one and the first of the next."""
+        """The windows of pieces: those of one piece share a token, which is the last of one and the first of the next."""
         rows, n_free = list[list[_Window]](), 0
         for number in numbers:
             start, end = 0, len(self._pieces[number]) - 1

@@ -144,7 +144,7 @@ def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, s
     first, because its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
 
     Args:
-        sizes: Of the head.
+        sizes: The sizes of the head.
         target: Lends the norm of its output.
         spread: (3 E,) float32, the root mean square of each feature as the head reads it.
         seed: Of the random weights.
@@ -173,7 +173,7 @@ def write_head(
 
     Args:
         path: The file.
-        sizes: Of the head.
+        sizes: The sizes of the head.
         target: Whose tokenizer the file repeats, as llama.cpp expects it.
         tokens: (V_d,) int32 that it drafts.
         weights: Its tensors, without the output.

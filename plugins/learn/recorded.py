@@ -27,7 +27,7 @@ class Recorded:
 
     Attributes:
         folder: Which.
-        sizes: Of the head; they determine the recorded features.
+        sizes: The sizes of the head; they determine the recorded features.
     """
 
     def __init__(self, folder: Path, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Recorded:
 
         Args:
             folder: Beside the head.
-            sizes: Of the head.
+            sizes: The sizes of the head.
             setup: All that the training depends on, as JSON.
 
         Raises:

@@ -55,10 +55,10 @@ class Trainer:
         """Take over first weights.
 
         Args:
-            sizes: Of the head.
+            sizes: The sizes of the head.
             weights: All but the output's; not mutated.
             rows: (V_d, E) float32, the target's output of the tokens that are drafted.
-            softcap: Of the target's logits.
+            softcap: The soft cap of the target's logits.
             rate: Learning rate at its highest; it falls to a tenth of that.
             n_total: Steps in all.
         """
@@ -80,7 +80,7 @@ class Trainer:
 
     @property
     def weights(self) -> Weights:
-        """Of the present head."""
+        """The weights of the present head."""
         return {name: np.asarray(values) for name, values in self._state["weights"].items()}
 
     def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:

@@ -82,7 +82,7 @@ class _Copy:
 
 @define(eq=False)
 class _Slot:
-    """Of one slot: the copies along its text, rising, and the state that its passes are to save and restore."""
+    """One slot's state: the copies along its text, rising, and the state that its passes are to save and restore."""
 
     copies: list[_Copy] = Factory(list)
     tail: int = 0  # where in the text a copy is wanted at any distance; 0: nowhere

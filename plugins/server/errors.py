@@ -30,7 +30,7 @@ class RequestError(HTTPException):
     """A request that is not answered.
 
     Args:
-        status: Of HTTP.
+        status: The HTTP status.
         message: For people.
         param: The field that is wrong.
         code: For programs, such as `context_length_exceeded`.

@@ -68,7 +68,7 @@ class _Scales:
             exponents = b.fadd(self.exponents, b.uitofp(self._bytes(b, 0), F16X32))
             return [self.tiles.scale(b, constant(F16X32, 1.0), b.fsub(exponents, constant(F16X32, 128.0)))]
         if coding == "float8":
-            bits = b.shl(self._own_bytes(b, 0, half), constant(I16X32, 7))  # a float16, but for its exponent's bias
+            bits = b.shl(self._own_bytes(b, 0, half), constant(I16X32, 7))  # a float16, except for its exponent's bias
             return [self.tiles.scale(b, b.bitcast(bits, F16X32), b.fadd(self.exponents, constant(F16X32, 7.0)))]
         found = [self._scaled(b, _NUMBERS * place) for place in range(1 + self.fmt.has_minimum)]
         if coding == "f16":

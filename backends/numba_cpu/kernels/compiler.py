@@ -92,7 +92,7 @@ class KernelCompiler(CompilerBase):  # type: ignore[misc]
     """Numba's pipeline for a kernel.
 
     Attributes:
-        optimisation: LLVM's level. Of kernels that spell out their vectors and tiles, level 3 makes no faster code, and takes
+        optimisation: LLVM's level. Level 3 makes kernels that spell out their vectors and tiles no faster, and takes
             1.5 times as long.
     """
 

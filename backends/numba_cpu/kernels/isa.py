@@ -118,7 +118,7 @@ def choose_isa(n_bytes: int = 0) -> str:
     """Name the instruction set to compile for: `AUGURY_CPU_ISA`, or the best that the host has.
 
     Args:
-        n_bytes: Of the model file; see `LEAST_FOR_TILES`.
+        n_bytes: The bytes of the model file; see `LEAST_FOR_TILES`.
 
     Raises:
         OptionError: `AUGURY_CPU_ISA` is not an instruction set that this host can run.

@@ -1,6 +1,6 @@
 """The parts of latent attention beside attending: products of heads with a matrix each, and the way into its cache.
 
-Of every position a row is kept, cell by cell: the latent vector, padded to PART, and the values that rope turned, padded
+A row of every position is kept, cell by cell: the latent vector, padded to PART, and the values that rope turned, padded
 likewise, see `cache_type.py`. Queries are laid out the same way.
 """
 

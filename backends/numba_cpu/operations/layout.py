@@ -215,7 +215,7 @@ class Layout:
         """Give each value a place.
 
         Args:
-            operations: Of the block.
+            operations: The operations of the block.
             kept: x, whose norms the tape keeps, also as it was before the layer.
             n_early: Operations before the layer, whose values other blocks may not overwrite.
         """
@@ -255,7 +255,7 @@ class Layout:
         return up(value.width, PANEL_ROWS) if value in self.added else self._at[value.root][2]
 
     def column(self, value: Value) -> int:
-        """Of a value that a recurrence reads: its column in the row."""
+        """The column in the row of a value that a recurrence reads."""
         return self._at[value.root][1] + value.first
 
     def decayed(self, decays: Value) -> int:

@@ -255,7 +255,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         the tokens' own rows, which come before them.
 
         Args:
-            inputs: Of the pass.
+            inputs: The inputs of the pass.
             how: See `AttendArgs`.
             keys, values: Caches (slots, n_kv_heads, length, …).
             choice: The positions that tokens see; where these differ, a tile is one token.

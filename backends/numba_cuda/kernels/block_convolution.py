@@ -42,7 +42,7 @@ def convolve_block(inputs, x, weights, base, x_stride, weights_stride, size, gro
     Values beyond `size` are 0.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         x: (n, x_stride); before the first token that the pass has of a slot there are none.
         weights: (n, weights_stride), each beginning with (n_taps, size / group), each of `group` neighbouring values.
         base: (n_taps, size).

@@ -240,8 +240,8 @@ def _dot_q4_0(q, start, cache, cell, dim):
 DOT = {"f16": _dot_f16, "q8_0": _dot_q8_0, "q4_0": _dot_q4_0}
 """Lane functions (query, start, cache, cell, dim) → q k.
 
-Of four neighbours each has one sum, in rising order, which are then added in pairs. Of codes that is so of every 32; then these
-are added in rising order, times their scales.
+Each of four neighbours has one sum, in rising order, and these are then added in pairs. With codes this holds for every 32;
+then these are added in rising order, times their scales.
 """
 
 

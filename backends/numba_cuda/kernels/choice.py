@@ -111,7 +111,7 @@ def _choose(kind, dot):
         And for the one after. A thread scores one, where not all are chosen; the last block of threads to end chooses.
 
         Args:
-            inputs: Of the pass.
+            inputs: The inputs of the pass.
             rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on their weights, times `share`;
                 0: each has the weight `share`.
             keys: A cache (slots, length, …), by the cells of the last positions of blocks.
@@ -161,7 +161,7 @@ def _choose_blocks(kind):
         """Write 1 for each block of `size` positions that one KV head of one token attends to, else 0.
 
         Args:
-            inputs: Of the pass.
+            inputs: The inputs of the pass.
             q: (n, stride), each beginning with n_groups heads of `dim` values.
             keys: The indexer's cache (slots, length, …).
             scores, chosen: (n, n_groups, n_blocks), the first to work in.

@@ -168,7 +168,7 @@ def convolve(inputs, how, to, steps):
     Blocks beyond those of channels make decays and betas of heads.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         how: See `ConvolveArgs`.
         to: Rows of whole units, if products read y, too.
         steps: See `StepArgs`.

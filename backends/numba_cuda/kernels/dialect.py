@@ -63,8 +63,8 @@ class Kernel:
         function: Its source.
         kinds: A letter for each parameter: pointers to uint32 `w`, float32 `f`, float64 `d`, int32 `j`, int8 `b`, uint16 `h`;
             int32 `i`, float32 `r`. Or a `record` of such.
-        name: Of the function and its variant; unlike any other kernel's.
-        most_registers: Of a thread; None: as many as the compiler likes.
+        name: The name of the function and its variant; unlike any other kernel's.
+        most_registers: The limit of registers per thread; None: as many as the compiler likes.
     """
 
     function: object
@@ -137,7 +137,7 @@ if SIMULATED:
         return meet(value, lambda values: _tree(values, (1, 2)))
 
     def half_warp_sums(value):
-        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of, and that of all."""
+        """The sum of the ints of this lane's half of the warp, 16 lanes, and the sum of all."""
 
         def sums(values):
             halves = [int(sum(values[:16])), int(sum(values[16:]))]
@@ -238,7 +238,7 @@ else:
 
     @lane
     def half_warp_sums(value):
-        """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of, and that of all."""
+        """The sum of the ints of this lane's half of the warp, 16 lanes, and the sum of all."""
         for step in (1, 2, 4, 8):
             value = int32(value + cuda.shfl_xor_sync(_ALL, value, step))
         return value, int32(value + cuda.shfl_xor_sync(_ALL, value, 16))
@@ -262,7 +262,7 @@ else:
 
 @lane
 def better(value, index, other, other_index):
-    """Of two floats and their indices the larger one; of equals that of the lower index, and any that is NaN, with -1."""
+    """The larger of two floats with its index; among equals the one of the lower index, and any NaN, with -1."""
     value, other = np.float32(value), np.float32(other)
     index, other_index = np.int32(index), np.int32(other_index)
     if value != value or index == -1:  # noqa: PLR0124 - NaN

@@ -4,7 +4,7 @@ A matrix is one array of words. Its unit is 32 neighbouring weights of a row. Un
 tile along the rows, and in a tile the 4 rows of a unit, then those of the next (`unit_at`): whether a warp reads all units of 4
 rows, or one unit of 16 rows, its lanes read neighbouring words. Plane after plane holds 16 bytes of every unit's weights; then
 the other parts of a unit: high bits, two scales, a factor. Where GGUF has factors per 256 weights, that is per 8 units of a
-row, so are they here.
+row, they are the same here.
 
 A weight is `factor * scale * (integer - offset)`, less `least * scale` where a type has minima: products of integers are exact.
 """

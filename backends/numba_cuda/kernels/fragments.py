@@ -53,7 +53,7 @@ def two_halves(a, b):
 
 @lane
 def query_of(word, n_rows):
-    """Of which row a staged word of queries is, and the first of its two dimensions."""
+    """The row of a staged word of queries, and the first of its two dimensions."""
     place, part = word % WARP, word // WARP % 4
     row, step = word // (4 * WARP) % n_rows, word // (4 * WARP * n_rows)
     i = STEP * (step // 2) + 8 * (place % 4) + 4 * (step % 2) + 2 * (part // 2)

@@ -49,7 +49,7 @@ def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apar
     Values beyond `size` are 0.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         rows: (n, stride) of gates.
         ups: (n, up_stride).
         divisors: (size,).

@@ -98,7 +98,7 @@ def prepare_heads(
     """Clamp, norm and turn heads; store keys and values, the rest stays in its place. A warp takes one head of one token.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         rows: (n, stride), each of all heads of queries, then of keys, then of values.
         factors: (positions,) of queries.
         is_rope_first: Whether queries and keys are turned before they are normed.

@@ -23,7 +23,7 @@ STATES = ORDER + MAX_TOKENS  # -1: it is certain; 0: drafted, after the one befo
 RUNS = STATES + MAX_TOKENS  # a slot's tokens each, see `RUN_FIELDS`
 RUN_FIELDS = 8
 FIRST, N, SLOT, N_CERTAIN, IS_START, IS_RESTORED, SAVE, ACCEPTED = range(RUN_FIELDS)
-"""Of a run: where its tokens are in `ORDER`, how many, their slot, and how many of them are certain; whether its state is empty
+"""A run: where its tokens are in `ORDER`, how many, their slot, and how many of them are certain; whether its state is empty
 or the saved one; after how many tokens it is saved, or -1; where the path of accepted tokens is.
 
 A path is, in this array, its length, then drafted tokens from a sequence's state on: of the pass, or -1 - a place aside.
@@ -60,7 +60,7 @@ def follow(inputs, best, names, n_named, n_vocab):
     In place of one that the embedding does not know, and of none, it is 0.
 
     Args:
-        inputs: Of the last pass, then of the next one.
+        inputs: The inputs of the last pass, then of the next one.
         best: (rows,), the columns of the best logits; -1 for none.
         names: The token of each column, if `n_named`, which says how many there are, is not 0: columns are tokens then.
         n_vocab: Tokens that the embedding knows.

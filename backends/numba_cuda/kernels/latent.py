@@ -41,7 +41,7 @@ def prepare_latents(
     """Store latents, normed, and turned values; write the first `size` values of heads by themselves. A warp takes either.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         rows: (tokens, stride), each beginning with latents, then values to turn.
         heads: (tokens, stride), each beginning with heads of `head_dim` values.
         n: Tokens that there is room for.

@@ -176,7 +176,7 @@ def _attend(kind, n_rows):
         """The result of one split for some heads of one token: (n_latent,) mixed, largest score, sum of weights.
 
         Args:
-            inputs: Of the pass.
+            inputs: The inputs of the pass.
             how: See `LatentArgs`.
             turn: The rope of queries.
             cache: (slots, length, …).

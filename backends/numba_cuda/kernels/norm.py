@@ -195,7 +195,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
     the output row t of x is that of the t-th token that has logits.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         x: (n, stride).
         y: (n, y_stride), which becomes the previous x, if `is_traded`.
         y_norm, norm: Of the latter weights of the next group come after `step`, or 0.

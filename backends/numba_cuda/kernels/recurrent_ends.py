@@ -69,7 +69,7 @@ def decay(inputs, ends, dt, a, ends_stride, size, has_dt, betas_at, to, heads):
     Before that, heads of length 1: a warp for each.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         ends: (n, ends_stride), each t, and b from `betas_at` on, unless it is 0.
         dt: (size,) as is `a`.
         to: See `DecayArgs`.
@@ -162,7 +162,7 @@ def gate_groups(inputs, how, to, fed):
     Besides, drafted tokens' inputs of the recurrence are kept aside, because this comes after it.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         how: See `GroupsArgs`.
         to: Always as floats, of which units are made.
         fed: See `FedArgs`.

@@ -130,7 +130,7 @@ def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
     """Store n merged heads of token t in rows (tokens, width); a warp takes every so many units, as the block has warps.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         first_head: Its first value begins a unit.
         start: Where in `parts` its values begin, and `step` further on those of the next head.
         how: See `MergeArgs`.

@@ -35,7 +35,7 @@ MatrixArgs = record("MatrixArgs", w="words", f="bias", i="n_rows n_units n_steps
 """A matrix W, or several, one below the other, each in whole tiles.
 
 Rows of W have `n_units` units in `n_steps` tiles, and `n_cuts` cuts; all of them have `n` units, in whole tiles. A product is
-scale * W x + bias, if `has_bias`. Of several matrices there is a bias and a scale of each row, if these have scales.
+scale * W x + bias, if `has_bias`. Several matrices have a bias and a scale for each row, if these have scales.
 """
 SourceArgs = record("SourceArgs", w="values factors sums halves")
 """Units of all tokens, see `quantise`: bytes, factors, sums, and sums of halves' bytes; for weights that are floats, floats."""

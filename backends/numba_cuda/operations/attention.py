@@ -160,7 +160,7 @@ class AttendEmitter(OperationEmitter):
 
 
 def n_blocks(choice: Choice, n_ctx: int) -> int:
-    """Of how many blocks a list says whether they are chosen: the last need not be whole."""
+    """The number of blocks in a list of chosen ones: the last need not be whole."""
     return n_ctx // choice.size + 1
 
 

@@ -65,7 +65,7 @@ class Layout:
         """Lay out.
 
         Args:
-            operations: Of a block.
+            operations: The operations of a block.
             streams: x, also as it was before the layer, whose norms the tape keeps.
             n_early: Operations before the layer, whose values other blocks may not overwrite.
         """

@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "penalised": {"temperature": 0.7, "seed": 3, "repeat_penalty": 1.1, "frequency_penalty": 0.2, "repeat_last_n": 24},
 }
 Output = list[tuple[tuple[int, ...], list[float | None]]]
-"""Of each prompt tokens and their log-probabilities."""
+"""Tokens and their log-probabilities for each prompt."""
 
 
 class StrictEngine(Engine):

@@ -57,7 +57,7 @@ def counts(subject: Subject) -> None:
 
 
 def distribution(subject: Subject) -> None:
-    """Of many short answers each comes about as often as the target's own probabilities say."""
+    """Each of many short answers comes about as often as the target's own probabilities say."""
     with engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
         chances = _chances(engine)
         results = counted(subject.name, lambda: _many(engine), subject.report)

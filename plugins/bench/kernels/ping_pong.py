@@ -38,7 +38,7 @@ def ping_pong(address, side, first, last, patience):
     """Return the number `last - first` times: wait for 2 i + side, and store one more.
 
     Args:
-        address: Of an int64, 0 at first.
+        address: The address of an int64, 0 at first.
         side: 0 serves, 1 returns.
         first: i of the first time.
         last: One after that of the last.

@@ -60,7 +60,7 @@ def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos, length):
     """Find the rows of the table that the heads of each token look up.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         tokens: Their ids, (slots, length).
         numbers: Of 64 bits: multipliers (n,), then first rows and sizes of heads (n_heads,).
         rows: (n tokens, n_heads).
@@ -117,7 +117,7 @@ def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, 
     """A stream's input for a token, gate * value, and its norm; a block for each.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         keys, streams, given, out: (tokens, n * size), in rows as far apart as their strides say.
         values: (tokens, size), likewise.
         key_norm, query_norm, norm: For each stream, one after another: of keys, of streams, of inputs.
@@ -129,7 +129,7 @@ def give(inputs, keys, values, streams, given, out, n, size, strides, key_norm, 
     at = stream * size
     keys_at, streams_at, given_at = t * strides.keys + at, t * strides.streams + at, t * strides.given + at
     of_keys = moments(keys, keys_at, size, THREADS, key_norm, parts)
-    cuda.syncthreads()  # all have read what is written next
+    cuda.syncthreads()  # all threads have read before the next write
     of_streams = moments(streams, streams_at, size, THREADS, query_norm, parts)
     cuda.syncthreads()
     product = _product(keys, streams, keys_at, streams_at, key_norm, query_norm, stream, size, of_keys, of_streams, thread)

@@ -33,7 +33,7 @@ def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n
     """Keep a token's values and weights, with the bias of its place in a block; a thread for each number.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         values, weights: (n, stride) and (n, weight_stride).
         places: (size, n_values).
         kept: (slots, length, n_kept).
@@ -77,7 +77,7 @@ def pool(inputs, kept, out, n_kept, width, size, length, stride, overlaps, has_w
     """Pool the blocks that tokens end; of others 0. A thread takes a value.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         kept: See `keep_to_pool`.
         out: (n, stride), of `width` values.
     """

@@ -91,7 +91,7 @@ def read_streams(inputs, streams, seen, y, n, size, n_rounds, shared):
     """Seen = the weighted sum of a token's streams, or without coefficients their mean; y = 0. A block takes a token.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         streams: (tokens, n, size).
         seen, y: (tokens, size).
         n_rounds: How often rows and columns of weights for mixing are divided by their sums.
@@ -164,7 +164,7 @@ def write_streams(inputs, streams, weights, y, n, size, stride, post, comb):
     """Stream j = post[j] * y + the sum over i of comb[i, j] * stream i, or + stream j; a thread takes a value of y.
 
     Args:
-        inputs: Of the pass.
+        inputs: The inputs of the pass.
         streams: (tokens, n, size).
         weights: (tokens, stride), from column `post` on those for writing, `comb` columns later those for mixing; 0: none.
         y: (tokens, size).

@@ -67,7 +67,7 @@ def finish_reason(result: Result, *, has_calls: bool = False) -> str:
 
 
 def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Of one answer its timings; of several a list of them."""
+    """The timings of one answer, or a list for several."""
     found = [timings(result.stats) for result in results]
     return found[0] if len(found) == 1 else found
 

@@ -22,7 +22,7 @@ class ToolFormat:
     """How calls are written: `begin`, a call, `between`, the next one, ..., `end`. A call is one JSON object, or a name first.
 
     Attributes:
-        name: Of the family.
+        name: The name of the family.
         before_name, before_arguments, after_arguments: The parts of a call, beside its name and its arguments.
         begin, between, end: The text around calls.
         triggers: Texts or control tokens that begin calls, anywhere in an answer.

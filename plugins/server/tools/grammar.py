@@ -37,7 +37,7 @@ class AnswerGrammar:
         is_required: bool = True,
         schema: Mapping[str, Any] | None = None,
     ) -> str:
-        """Of an answer that calls functions, each with a `name` and perhaps `parameters`, a schema.
+        """The grammar of an answer that calls functions, each with a `name` and perhaps `parameters`, a schema.
 
         Args:
             described: The functions.
@@ -73,7 +73,7 @@ class AnswerGrammar:
         return "\n".join([f"start: {self._before()}(TEXT | {called})", *rules])
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Of an answer that is JSON of a schema. Raises what `calls` does."""
+        """The grammar of an answer that is JSON of a schema. Raises the errors of `calls`."""
         return "\n".join([f"start: {self._before()}{self._final()} {_json(schema)}", *self._reasoning()])
 
     def _final(self) -> str:

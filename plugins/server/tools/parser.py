@@ -221,7 +221,7 @@ class AnswerParser:
         return True
 
     def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
-        """Of the call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
+        """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
         arguments, at = None, at + 1
         while (key := _KEY.match(self._text, at)) is not None:
             known, _ = _decoded(key[1], 0)
@@ -306,7 +306,7 @@ class AnswerParser:
 
 
 def _decoded(text: str, at: int) -> tuple[str, int | None]:
-    """A JSON value, and where it ends; None where it does not. Of a text that holds JSON that."""
+    """A JSON value, and where it ends; None where it does not. For a text that holds JSON, the inner value."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
