@@ -60,6 +60,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._codec = codec
         self._types: list[int] = vocabulary.types.tolist()
+        self.special = frozenset(vocabulary.of_type(*_NOT_TEXT))  # control tokens and the unknown token
         self._pieces: dict[int, bytes] = {}  # by token, that were asked for: texts say the same words again
         self.kind = vocabulary.kind
         self.n_vocab = len(vocabulary.tokens)
@@ -206,7 +207,7 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """Whether a token is a control token or the unknown token: not part of the text."""
         self.text(token)
-        return self._types[token] in _NOT_TEXT
+        return token in self.special
 
     def is_normal(self, token: int) -> bool:
         """Whether a token spells ordinary text: neither special, nor user-defined, nor a byte, nor unused."""
@@ -232,13 +233,13 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skipped = tokenizer.special if skip_special else frozenset[int]()
         self._strips_space = tokenizer.add_space_prefix and not continues
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """The text that is complete with this token; may be empty."""
-        if self._skip_special and self._tokenizer.is_special(token):
+        if token in self._skipped:
             return ""
         piece = self._tokenizer.piece(token)
         if self._strips_space:
