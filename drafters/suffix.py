@@ -213,8 +213,8 @@ class Suffix(Drafter):
         return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
 
     def _learn(self, history: np.ndarray) -> None:
-        if len(history) > len(self._seen):
-            self._texts.extend(history[len(self._seen) :])
+        if len(history) > (n_seen := len(self._seen)):
+            self._texts.extend(history[n_seen:])
             self._seen = history
 
     def _way(self, ways: list[list[int]], n_max: int) -> tuple[list[int], list[float]]:

@@ -54,7 +54,7 @@ class SuffixArray:
         """Append (t,) int32 tokens to the current text."""
         first = self._n
         self._append(tokens)
-        if len(tokens) < _FEW:
+        if self._n - first < _FEW:
             for position, token in enumerate(tokens.tolist(), first):
                 insort(self._recent, self._key + position.to_bytes(4))
                 self._key = (token + 1).to_bytes(4) + self._key[:-4]
@@ -102,11 +102,12 @@ class SuffixArray:
             Lengths, in tokens, at most the depth, and positions of the token after; longest first, of equals latest first.
         """
         key, n_held = ending or self.ending
+        size, wanted = 4 * self._depth, int.from_bytes(key)
         found: list[tuple[int, int]] = []
         for entries in filter(None, (self._sorted, self._recent)):
             at = bisect_left(entries, key)
-            found += _agreeing(entries[at : at + _N_NEIGHBOURS], key, n_held)
-            found += _agreeing(entries[max(at - _N_NEIGHBOURS, 0) : at][::-1], key, n_held)
+            found += _agreeing(entries[at : at + _N_NEIGHBOURS], size, wanted, n_held)
+            found += _agreeing(entries[max(at - _N_NEIGHBOURS, 0) : at][::-1], size, wanted, n_held)
         found.sort(reverse=True)
         return [match for match in found if 2 * match[0] >= found[0][0]]
 
@@ -142,9 +143,8 @@ class SuffixArray:
         self._sorted.sort()
 
 
-def _agreeing(entries: Iterable[bytes], key: bytes, n_held: int) -> list[tuple[int, int]]:
-    """Lengths and positions of `entries`, which agree less and less with a context of so many tokens, while they do."""
-    size, wanted = len(key), int.from_bytes(key)
+def _agreeing(entries: Iterable[bytes], size: int, wanted: int, n_held: int) -> list[tuple[int, int]]:
+    """Lengths and positions of `entries`, which agree less and less with a context of `n_held` tokens, while they do."""
     found: list[tuple[int, int]] = []
     for entry in entries:
         length = min((8 * size - (int.from_bytes(entry[:size]) ^ wanted).bit_length()) // 32, n_held)
