@@ -293,12 +293,14 @@ def check_batch(
         CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
         OptionError: The same of a token, layer or feature, or certain and drafted tokens are out of order.
     """
-    if _is_outside(batch.positions, spec.n_ctx):
-        raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
-    if _is_outside(batch.slots, spec.n_slots):
-        raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
-    if _is_outside(batch.tokens, n_tokens):
-        raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_tokens - 1}")
+    # lists: of a round's few tokens NumPy's reductions take longer
+    positions, slots, tokens = batch.positions.tolist(), batch.slots.tolist(), batch.tokens.tolist()
+    if positions and not 0 <= min(positions) <= max(positions) < spec.n_ctx:
+        raise CapacityError(f"position {max(positions)} does not fit into a slot of {spec.n_ctx} positions")
+    if slots and not 0 <= min(slots) <= max(slots) < spec.n_slots:
+        raise CapacityError(f"slot {max(slots)} does not exist; there are {spec.n_slots}")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < n_tokens:
+        raise OptionError(f"tokens from {min(tokens)} to {max(tokens)}, expected ids from 0 to {n_tokens - 1}")
     if takes_hidden or batch.layers is not None or batch.hidden is not None or batch.features:
         _check_layers(batch, info, features, info.n_embd if n_hidden is None else n_hidden, takes_hidden=takes_hidden)
     if batch.accepted is not None and len(batch.accepted):
@@ -316,11 +318,6 @@ def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
     n = len(vocabulary)
     if not n or vocabulary[0] < 0 or vocabulary[-1] >= n_vocab or (vocabulary[1:] <= vocabulary[:-1]).any():
         raise OptionError(f"a vocabulary of {n} tokens, expected some, which rise from 0 to {n_vocab - 1}")
-
-
-def _is_outside(indices: np.ndarray, n: int) -> bool:
-    values = indices.tolist()  # of a round's few tokens a reduction takes longer
-    return bool(values) and not (min(values) >= 0 and max(values) < n)
 
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:

@@ -95,7 +95,7 @@ class ArrayPass(Pass):
     """Rows of logits (r, V) float32 in memory, read-only to callers."""
 
     def __init__(self, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
-        self._array = read_only(array)
+        self._array = array
         self._features = {name: read_only(values) for name, values in features.items()} if features else _NO_FEATURES
 
     def argmax(self) -> np.ndarray:
@@ -138,7 +138,7 @@ class ArrayPass(Pass):
         return float(largest + np.log(np.exp(logits - largest).sum()))
 
     def rows(self) -> np.ndarray:
-        return self._array
+        return read_only(self._array)
 
     def features(self, name: str) -> np.ndarray:
         return self._features[name] if name in self._features else super().features(name)

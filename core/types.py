@@ -45,14 +45,16 @@ def tokens_array(tokens: Any) -> np.ndarray:
         ValueError: It is something else, or has an int that is no int32.
     """
     ints: Any
-    if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32 and tokens.ndim == 1:
-        ints = tokens
-    else:
-        try:
-            ints = array("i", tokens.tolist() if isinstance(tokens, np.ndarray) else [*tokens])
-        except (TypeError, OverflowError):
-            given = np.array(tokens)
-            raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32") from None
+    try:
+        if not isinstance(tokens, np.ndarray):
+            ints = array("i", [*tokens])
+        elif tokens.dtype == _INT32 and tokens.ndim == 1:
+            ints = tokens
+        else:
+            ints = array("i", tokens.tolist())
+    except (TypeError, OverflowError):
+        given = np.array(tokens)
+        raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32") from None
     return np.frombuffer(ints.tobytes(), _INT32)  # the bytes of an object that nobody can change
 
 

@@ -201,9 +201,10 @@ class EngineContext(Context):
         tokens: list[np.ndarray] = []
         slots, positions, rows = list[int](), list[int](), list[int]()  # NumPy's calls for each feed would take far longer
         accepted: list[tuple[int, ...]] = []
-        is_chain = True
+        is_chain, n = True, 0
         for feed in feeds:
-            reservation, draft, first, m = feed.reservation, feed.draft, len(slots), feed.n_tokens
+            reservation, draft, first, m = feed.reservation, feed.draft, n, feed.n_tokens
+            n += m
             if reservation.restore:
                 n_restores, n_replayed = self.restored(feed.slot)
                 self._restored[feed.slot] = n_restores + 1, n_replayed + len(reservation.replay)
@@ -222,7 +223,8 @@ class EngineContext(Context):
                 rows += range(first + m - feed.rows, first + m)
             else:
                 rows += (feed.rows + (first + len(reservation.replay))).tolist()
-            accepted += [(feed.slot, *pair) for pair in reservation.accepted]
+            if reservation.accepted:
+                accepted += [(feed.slot, *pair) for pair in reservation.accepted]
         columns = (
             tokens[0] if len(tokens) == 1 else np.concatenate(tokens),
             np.array(slots, np.int32),

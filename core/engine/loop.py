@@ -93,13 +93,14 @@ class Loop:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
         self._admit()
-        decoding = [
-            sequence
-            for sequence in tuple(self._running)
-            if not (sequence.is_prefilling or (sequence.waits_for_drafters and self._waits(sequence)))
-        ]
+        plain, drafted, prefilling = list[Sequence](), list[Sequence](), list[Sequence]()
+        for sequence in tuple(self._running):
+            if sequence.is_prefilling:
+                prefilling.append(sequence)
+            elif not (sequence.waits_for_drafters and self._waits(sequence)):
+                (drafted if sequence.is_drafted else plain).append(sequence)
         start = perf_counter()
-        shares = self._shares(decoding)
+        shares = self._shares(plain, drafted, prefilling)
         draft_s = perf_counter() - start
         if not shares:  # nobody is there, or all wait for their drafters
             return
@@ -137,11 +138,7 @@ class Loop:
         )
         self._counter.passed(seen, done.n_prompt)
         self._publish()
-        for sequence in tuple(self._running):  # that are through, or whose context is full
-            if sequence.finish_reason is not None:
-                self._end(sequence)
-            elif sequence.is_full:
-                self._attempt([sequence], self._shift, sequence)
+        self._conclude()
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
 
@@ -278,25 +275,23 @@ class Loop:
         """Let a sequence's drafters go a step on with its prompt; returns whether it has to wait for more, or has failed."""
         return not self._attempt([sequence], self._drafting.prefill, sequence)
 
-    def _shares(self, decoding: Items[Sequence]) -> list[ScheduledInput]:
+    def _shares(self, plain: Items[Sequence], drafted: Items[Sequence], prefilling: Items[Sequence]) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
-        chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK) if len(decoding) < len(self._running) else []
-        plain = [sequence for sequence in decoding if not sequence.is_drafted]
+        chunks = self._chunks(prefilling, CHUNK_BESIDE if plain or drafted else CHUNK) if prefilling else []
         shares = [
             ScheduledInput(each, feed, 1)
             for each in plain
             if (feed := self._attempt([each], self._context.feed, each.slot, each.history[-1:], 1)) is not None
         ]
-        if len(plain) < len(decoding):
-            n_others = len(shares) + sum([share.n_prompt for share in chunks])
-            shares += self._drafted([sequence for sequence in decoding if sequence.is_drafted], n_others)
+        if drafted:
+            shares += self._drafted(drafted, len(shares) + sum([share.n_prompt for share in chunks]))
         return shares + chunks
 
-    def _drafted(self, decoding: Items[Sequence], n_others: int) -> list[ScheduledInput]:
+    def _drafted(self, sequences: Items[Sequence], n_others: int) -> list[ScheduledInput]:
         """The same of sequences that have drafters, beside `n_others` tokens of others."""
         limits = [
             (sequence, limit)
-            for sequence in decoding
+            for sequence in sequences
             if (limit := self._attempt([sequence], self._limit, sequence)) is not None
         ]
         choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
@@ -308,11 +303,11 @@ class Loop:
                 shares.append(ScheduledInput(sequence, feed, n_rows, choice, self._drafting.n_top(choice)))
         return shares
 
-    def _chunks(self, n_chunk: int) -> list[ScheduledInput]:
+    def _chunks(self, sequences: Items[Sequence], n_chunk: int) -> list[ScheduledInput]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
         shares = []
-        for sequence in tuple(self._running):
-            if sequence.is_prefilling and n_chunk:
+        for sequence in sequences:
+            if n_chunk:
                 left = sequence.prompt[sequence.n_kept :]
                 n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
                 if n is None:
@@ -367,6 +362,14 @@ class Loop:
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)
+
+    def _conclude(self) -> None:
+        """A round is over: end the sequences that are through, and cut the texts of those whose contexts are full."""
+        for sequence in tuple(self._running):
+            if sequence.finish_reason is not None:
+                self._end(sequence)
+            elif sequence.is_full:
+                self._attempt([sequence], self._shift, sequence)
 
     def _shift(self, sequence: Sequence) -> None:
         """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""

@@ -48,7 +48,7 @@ class RoundPass:
     @classmethod
     def compute(cls, context: EngineContext, drafting: Drafting, shares: Items[ScheduledInput], n_vocab: int) -> RoundPass:
         """Compute everyone's share; tokens from `n_vocab` on cannot be chosen."""
-        wanted = drafting.features([share.sequence for share in shares])
+        wanted = drafting.features([share.sequence for share in shares]) if drafting.wants_features else ()
         start = perf_counter()
         passed = context.forward([share.feed for share in shares], wanted)
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0

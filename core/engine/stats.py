@@ -57,7 +57,7 @@ class RequestCounter(DraftingCounter):
         self._request = request
         self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
         self._draft_lengths: list[int] = []
-        self._n_drafted = self._n_accepted = 0
+        self._n_rounds = self._n_drafted = self._n_accepted = 0  # of rounds after the prompt's
         self._accepted_by_position: list[int] = []
         self._slot: int | None = None
         self._last_drafter: str | None = None
@@ -112,6 +112,7 @@ class RequestCounter(DraftingCounter):
             n_emitted: Tokens emitted.
         """
         n_drafted, by_position = len(drafters), self._accepted_by_position
+        self._n_rounds += 1
         self._n_emitted += n_emitted
         self._draft_lengths.append(n_drafted)
         self._last_token_at = perf_counter()
@@ -125,7 +126,7 @@ class RequestCounter(DraftingCounter):
 
     def drafting(self) -> Drafted:
         """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
-        return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, len(self._draft_lengths)
+        return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, self._n_rounds
 
     def summary(self) -> Summary:
         """The summary so far."""
@@ -140,7 +141,7 @@ class RequestCounter(DraftingCounter):
             n_shifts=self._n_shifts,
             n_discarded=self._n_discarded,
             n_emitted=self._n_emitted,
-            n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
+            n_rounds=self._n_rounds + (self._n_emitted > 0),
             n_drafted=self._n_drafted,
             n_accepted=self._n_accepted,
             accepted_by_position=tuple(self._accepted_by_position),

@@ -43,6 +43,7 @@ class Drafting:
     Attributes:
         on_failure: Told of a drafter's name, the method that failed, the error, and the ids of the requests that it was called
             for, once in a request.
+        wants_features: Whether any drafter wants some of the target's.
         on_trials: Told of the `Trials` of every slot and round, of planned rounds where something was proposed; None: nobody.
     """
 
@@ -76,7 +77,7 @@ class Drafting:
                 known = ", ".join(features) or "none"
                 message = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
                 raise UnsupportedError(message)
-        self._wants_features = any(profile.features for profile in self._profiles)
+        self.wants_features = any(profile.features for profile in self._profiles)
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
@@ -130,8 +131,6 @@ class Drafting:
 
     def features(self, sequences: Items[DraftedSequence]) -> tuple[str, ...]:
         """The features that the drafters of some requests want."""
-        if not self._wants_features:
-            return ()
         members = (drafter for each in sequences for drafter in self._drafters[each.slot].members)
         return tuple(sorted({name for drafter in members for name in drafter.profile.features}))
 
@@ -222,7 +221,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(slots)
-        if not any(slot.tree.tokens for slot in slots):
+        if not [slot for slot in slots if slot.tree.tokens]:
             return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
@@ -275,8 +274,13 @@ class Drafting:
     def _ask(self, asks: Items[tuple[SlotProposals, RequestDrafter, Ask]]) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
         """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
         found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
-        for name in dict.fromkeys([drafter.profile.name for _, drafter, _ in asks]):
-            mine = [each for each in asks if each[1].profile.name == name]
+        by_name: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
+        for each in asks:
+            if (name := each[1].profile.name) in by_name:
+                by_name[name].append(each)
+            else:
+                by_name[name] = [each]
+        for name, mine in by_name.items():
             drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in mine])
             for (slot, drafter, _), draft in zip(mine, drafts, strict=True):
                 seconds, n = drafter.guard.seconds, len(draft.tokens)
@@ -308,10 +312,8 @@ class Drafting:
 
     def n_top(self, choice: Choice) -> int:
         """How many of the most probable tokens a slot's drafters want to have."""
-        n_top = 0
-        for drafter in choice.proposals.drafters.members if self._planner is None else choice.proposals.of:
-            n_top = max(n_top, drafter.profile.n_top)
-        return n_top
+        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
+        return max([drafter.profile.n_top for drafter in drafters], default=0)
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters the round's verdict."""

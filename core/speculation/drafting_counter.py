@@ -56,7 +56,7 @@ class DraftingCounter:
             counts["ahead_used"] += n_offered
         for name, n in zip(_BY_POSITION, (depth, n_accepted), strict=True):
             places = counts[name]
-            places.extend([0] * (depth - len(places)))
+            places += [0] * (depth - len(places))
             for position in range(n):
                 places[position] += 1
 

@@ -96,9 +96,10 @@ class JointTree(Generic[Proposer]):
         for i, token in enumerate(tokens):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
-            if (node := known.get((at, token))) is None:
-                node = known[at, token] = n
+            if (at, token) not in known:
+                known[at, token] = n
                 n += 1
+            node = known[at, token]
             if probabilities is not None and probabilities[i, token] > 0 and at not in self._has_drawn:
                 self.drawn[node] = probabilities[i]
                 self._has_drawn.add(at)

@@ -129,9 +129,10 @@ class DraftPlanner:
             slots: That decode, with the other drafters' proposals.
             n_others: Other tokens in the same pass.
         """
-        if not any(profile.is_costly for profile in self.profiles):
-            return []
-        costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
+        costly = [
+            [d for d in slot.drafters.every if d.profile.is_costly and not d.guard.is_left_out and d not in slot.of]
+            for slot in slots
+        ]
         if not any(costly):
             return []
         curve = self._curve(slots, n_others)
