@@ -108,7 +108,7 @@ class BlockEmitter:
         """Write its records as far as something is kept of tokens, because nobody reads the result."""
         self._emit(tape, self._emitters[: self._n_keeping])
 
-    def _emit(self, tape: Tape, emitters: Sequence[OperationEmitter]) -> None:
+    def _emit(self, tape: Tape, emitters: Sequence[OperationEmitter[Any]]) -> None:
         tape.kept[self._build.x] = tape.seen
         if (embedded := tape.space.embedded) is not None:
             tape.kept[self._build.embedded] = embedded
@@ -130,7 +130,7 @@ class BlockEmitter:
         for emitter in self._emitters:
             emitter.emit_states(tape)
 
-    def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter]:
+    def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter[Any]]:
         for operation, following in zip(operations, [*operations[1:], None], strict=False):
             if isinstance(operation, Normalize) and operation.x in kept:
                 # the product is written where the rest is read
@@ -154,7 +154,7 @@ class BlockEmitter:
                 )
 
 
-def _conflicts(emitter: OperationEmitter, written: set[Value], read: set[Value]) -> bool:
+def _conflicts(emitter: OperationEmitter[Any], written: set[Value], read: set[Value]) -> bool:
     """Whether an operation reads values that others write, or writes values that others read or write."""
     reads = {value.root for value in emitter.operation.read}
     writes = {value.root for value in emitter.written}

@@ -9,10 +9,9 @@ from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
 from augury.plugins.ngram_memory.kernels.numba_cpu import Norms, gate_streams, look_up
 
 
-class LookUpNgramsEmitter(OperationEmitter):
+class LookUpNgramsEmitter(OperationEmitter[LookUpNgrams]):
     """Looks up rows by the last tokens."""
 
-    operation: LookUpNgrams
     kernels = (look_up,)
 
     def place(self, placed: Placed) -> None:
@@ -37,10 +36,9 @@ class LookUpNgramsEmitter(OperationEmitter):
         )
 
 
-class GateStreamsEmitter(OperationEmitter):
+class GateStreamsEmitter(OperationEmitter[GateStreams]):
     """Gates values for each stream, and norms the results."""
 
-    operation: GateStreams
     kernels = (gate_streams,)
 
     def scratch_bytes(self) -> int:

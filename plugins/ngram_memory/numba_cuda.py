@@ -13,10 +13,8 @@ from augury.plugins.ngram_memory.kernels.numba_cuda import Strides, find_ngrams,
 _NUMBERS = "numbers of n-grams"
 
 
-class LookUpNgramsEmitter(OperationEmitter):
+class LookUpNgramsEmitter(OperationEmitter[LookUpNgrams]):
     """Looks up rows by the last tokens."""
-
-    operation: LookUpNgrams
 
     def buffers(self) -> Mapping[str, int]:
         return {_NUMBERS: 4 * MAX_TOKENS * len(self.operation.size)}
@@ -32,10 +30,8 @@ class LookUpNgramsEmitter(OperationEmitter):
         look_up(tape, operation.table, self.layout.rows(operation.out, tape), found, per_token=n_heads)
 
 
-class GateStreamsEmitter(OperationEmitter):
+class GateStreamsEmitter(OperationEmitter[GateStreams]):
     """Gates values for each stream, and norms the results."""
-
-    operation: GateStreams
 
     def emit(self, tape: Tape) -> None:
         operation, layout, size = self.operation, self.layout, self.operation.key_norm.size

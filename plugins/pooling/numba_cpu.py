@@ -10,10 +10,9 @@ from augury.plugins.pooling.kernels.numba_cpu import keep_to_pool, pool, scratch
 _PART = 16  # floats that are pooled at once
 
 
-class KeepToPoolEmitter(OperationEmitter):
+class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
     """Keeps values that are pooled later."""
 
-    operation: KeepToPool
     kernels = (keep_to_pool,)
 
     def place(self, placed: Placed) -> None:
@@ -38,10 +37,9 @@ class KeepToPoolEmitter(OperationEmitter):
         )
 
 
-class PoolEmitter(OperationEmitter):
+class PoolEmitter(OperationEmitter[Pool]):
     """Pools rows where a token ends a block."""
 
-    operation: Pool
     kernels = (pool,)
 
     def scratch_bytes(self) -> int:

@@ -7,10 +7,8 @@ from augury.plugins.pooling.blocks import KeepToPool, Pool
 from augury.plugins.pooling.kernels.numba_cuda import keep_to_pool, pool
 
 
-class KeepToPoolEmitter(OperationEmitter):
+class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
     """Keeps values that are pooled later."""
-
-    operation: KeepToPool
 
     def emit(self, tape: Tape) -> None:
         operation, layout, kept = self.operation, self.layout, self.operation.rows
@@ -25,10 +23,8 @@ class KeepToPoolEmitter(OperationEmitter):
         tape.launch(keep_to_pool, (-(-kept.width // THREADS), tape.size.n_tokens), THREADS, **arguments)
 
 
-class PoolEmitter(OperationEmitter):
+class PoolEmitter(OperationEmitter[Pool]):
     """Pools rows where a token ends a block."""
-
-    operation: Pool
 
     def emit(self, tape: Tape) -> None:
         operation, width = self.operation, self.operation.out.width

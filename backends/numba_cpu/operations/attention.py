@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 _NO_WINDOW = 1 << 40
 
 
-class PrepareHeadsEmitter(OperationEmitter):
+class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache."""
 
-    operation: PrepareHeads
-
     @property
-    def kernels(self) -> Sequence[Any]:
+    def kernels(self) -> Sequence[Any]:  # type: ignore[override]  # attention says later how keys lie
         return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
 
     def tables(self) -> Mapping[Hashable, int]:
@@ -67,10 +65,8 @@ class PrepareHeadsEmitter(OperationEmitter):
         return [place for place in self.operation.caches if place is not None]
 
 
-class AttendEmitter(OperationEmitter):
+class AttendEmitter(OperationEmitter[Attend]):
     """Attends to keys and values, or to rows that are both, in all cells that tokens see or in listed ones."""
-
-    operation: Attend
 
     def __init__(self, operation: Attend, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -94,10 +90,7 @@ class AttendEmitter(OperationEmitter):
         n_ctx = scope.options.n_ctx
         self._n_cells = n_ctx if operation.choice is None else n_listed(operation.choice, n_ctx)
         self._adjusts_scores = operation.softcap is not None or operation.slopes is not None
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (self._kernel, *[adjust_scores] * self._adjusts_scores)
+        self.kernels = (self._kernel, *[adjust_scores] * self._adjusts_scores)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         choice, n_ctx = self.operation.choice, self.scope.options.n_ctx

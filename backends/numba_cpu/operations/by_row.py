@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,20 +21,15 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.tape import Tape
 
 
-class ByRowEmitter(OperationEmitter):
+class ByRowEmitter(OperationEmitter[Operation]):
     """Calls a function for each row; see `Operation.kernels`."""
-
-    operation: Operation
 
     def __init__(self, operation: Operation, scope: Scope, function: Callable[..., None]) -> None:
         super().__init__(operation, scope)
         self._operands = (*operation.operands, *operation.made)
         kinds = tuple(_kind(operation, each) for each in self._operands)
         self._kernel = by_row_kernel(function, kinds, _name(function, kinds))
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (self._kernel,)
+        self.kernels = (self._kernel,)
 
     def place(self, placed: Placed) -> None:
         self._table = placed.arena.keep(table([_operand(each, placed) for each in self._operands]), "scratch")

@@ -6,7 +6,7 @@ Lists of cells lie in buffers that all layers share, so that layers after the on
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from augury.backends.numba_cpu.kernels import attention_layer, choice
 from augury.backends.numba_cpu.kernels.attention_layer import PART
@@ -23,7 +23,7 @@ from augury.errors import UnsupportedError
 from augury.lowering import Choice, Choose, ChooseByHead
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from augury.backends.numba_cpu.tape import Tape
 
@@ -51,16 +51,14 @@ def list_buffers(choice: Choice, n_ctx: int) -> Mapping[str, int]:
     return {_CHOSEN: 8 * n_cells, _RUNS: dtype(Segment).itemsize * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
 
 
-class ChooseEmitter(OperationEmitter):
+class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
     """Scores the blocks of positions that every token sees, and leaves the cells of the highest scores, or of all."""
-
-    operation: Choose | ChooseByHead
 
     def __init__(self, operation: Choose | ChooseByHead, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._keys = keys = None if operation.keys is None else scope.cache(operation.keys)
         self._n_local = operation.n_local if isinstance(operation, ChooseByHead) else 0
-        self._score = None
+        self._score, self.kernels = None, (choice.choose,)
         if keys is None:
             return
         if keys.size % PART:
@@ -77,10 +75,7 @@ class ChooseEmitter(OperationEmitter):
             self._score = choice.score_kernel(keys.kind, is_by_head=isinstance(operation, ChooseByHead))
         elif keys.kind != "f32":
             raise UnsupportedError(f"an indexer of blocks with keys of type {keys.kind}, expected f32; use backend reference")
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (*([] if self._score is None else [self._score]), choice.choose)
+        self.kernels = (self._score, choice.choose)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         lists = list_buffers(self.operation.out, self.scope.options.n_ctx)

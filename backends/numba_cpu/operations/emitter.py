@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from augury.lowering import Operation, Value
     from augury.types import ModelOptions
 
+_Emitted = TypeVar("_Emitted", bound="Operation")
 __all__ = ["Emitters", "OperationEmitter", "Placed", "Scope"]
 
 
@@ -67,23 +68,21 @@ class Scope:
         return (self.caches if source is None else self.sources[source])[place]
 
 
-class OperationEmitter(ABC):
+class OperationEmitter(ABC, Generic[_Emitted]):
     """Writes the records of one operation.
 
     Attributes:
+        kernels: Its kernels, the slowest to compile first.
         needs_no_barrier: Whether the next operation may begin while threads are at this one, as long as it reads nothing that
             this one writes, and writes nothing that this one reads.
     """
 
+    kernels: Sequence[Any] = ()
     needs_no_barrier: ClassVar[bool] = False
 
     def __init__(self, operation: Any, scope: Scope) -> None:
-        self.operation, self.scope = operation, scope
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        """Its kernels, the slowest to compile first."""
-        return ()
+        self.operation: _Emitted = operation
+        self.scope = scope
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - for operations whose threads have some each
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
@@ -105,7 +104,7 @@ class OperationEmitter(ABC):
     def emit(self, tape: Tape) -> None:
         """Write its records. May be called for any number of tapes."""
 
-    def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
+    def emit_states(self, tape: Tape) -> None:
         """Write only the records that bring its state up to date, for a pass over no tokens."""
 
     @property
@@ -114,5 +113,5 @@ class OperationEmitter(ABC):
         return tuple(self.operation.made)
 
 
-Emitters = dict[type["Operation"], type[OperationEmitter]]
+Emitters = dict[type["Operation"], type[OperationEmitter[Any]]]
 """Classes by the operations that they emit."""

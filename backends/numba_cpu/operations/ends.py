@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Scope
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize, ReadTokens
 
 
-class LookUpEmitter(OperationEmitter):
+class LookUpEmitter(OperationEmitter[LookUp]):
     """Looks up rows of a matrix; every thread for itself where its rows are its own."""
 
-    operation: LookUp
     kernels = (embed.look_up,)
 
     def emit(self, tape: Tape) -> None:
@@ -37,20 +35,18 @@ class LookUpEmitter(OperationEmitter):
         )
 
 
-class ReadTokensEmitter(OperationEmitter):
+class ReadTokensEmitter(OperationEmitter[ReadTokens]):
     """Writes the ids of tokens as floats."""
 
-    operation: ReadTokens
     kernels = (embed.read_tokens,)
 
     def emit(self, tape: Tape) -> None:
         tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
 
 
-class InPlaceEmitter(OperationEmitter):
+class InPlaceEmitter(OperationEmitter[Normalize | AddWeighed]):
     """Changes x where it lies, as it begins; see `Layout.begun`."""
 
-    operation: Normalize | AddWeighed
     kernels = (step.add_rows,)
 
     def emit(self, tape: Tape) -> None:
@@ -61,10 +57,9 @@ class InPlaceEmitter(OperationEmitter):
             tape.waits = True  # the next record may write these rows
 
 
-class GiveInputsEmitter(OperationEmitter):
+class GiveInputsEmitter(OperationEmitter[GiveInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
-    operation: GiveInputs
     kernels = (embed.add_inputs,)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -78,15 +73,12 @@ class GiveInputsEmitter(OperationEmitter):
         tape.add(Work("inputs of layers"), embed.add_inputs, x=x, y=y, to=to, size=size, **factors)
 
 
-class GiveLogitsEmitter(OperationEmitter):
+class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
     """Computes logits; where to is written into the tape before every pass."""
 
-    operation: GiveLogits
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        operation = self.operation
-        return (*[logits.cap_logits] * (operation.softcap is not None), *[step.gather_rows] * (operation.norm is None))
+    def __init__(self, operation: GiveLogits, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self.kernels = (*[logits.cap_logits] * (operation.softcap is not None), *[step.gather_rows] * (operation.norm is None))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {"normed": row_bytes(self.operation.x.width)}

@@ -26,10 +26,9 @@ _NOTHING = (0, 0, Rows(0, 0, 0))  # added to a sum, see `_added`
 _GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
-class RouteEmitter(OperationEmitter):
+class RouteEmitter(OperationEmitter[Route]):
     """Sorts the tokens of a pass by expert, so that each expert's weights are read once and the others' never."""
 
-    operation: Route
     kernels = (routing.route, routing.group)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
@@ -77,10 +76,8 @@ class RouteEmitter(OperationEmitter):
         tape.kept[self.operation.out] = Rows(routes, 0, router.n_used)
 
 
-class FeedExpertsEmitter(OperationEmitter):
+class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
     """Multiplies the rows of each expert's tokens, and adds up each token's, and other rows."""
-
-    operation: FeedExperts | FeedExpertsAndAdd
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -95,11 +92,8 @@ class FeedExpertsEmitter(OperationEmitter):
                     "use backend reference"
                 )
         self._kernel = experts.hidden_kernel(**kind_of(block, is_gated=block.gate is not None))
-
-    @property
-    def kernels(self) -> Sequence[Any]:
         products = (self._kernel, experts.multiply_experts, experts.combine)
-        return (*products, experts.quantize_inputs, experts.quantize_hidden)
+        self.kernels = (*products, experts.quantize_inputs, experts.quantize_hidden)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         block, k = self._block, self._block.router.n_used
@@ -202,10 +196,9 @@ class FeedExpertsEmitter(OperationEmitter):
         return Work(f"{name} ({kinds})", n_bytes, n_used * sum(part.n_out * part.n_in for part in parts))
 
 
-class AddWeighedEmitter(OperationEmitter):
+class AddWeighedEmitter(OperationEmitter[AddWeighed]):
     """Adds rows up as if each token had one expert."""
 
-    operation: AddWeighed
     kernels = (experts.combine,)
 
     def __init__(self, operation: AddWeighed, scope: Scope) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping
 
 from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import head, latent
@@ -23,22 +22,17 @@ from augury.lowering import MultiplyHeads, PrepareLatents
 _PRODUCTS = "products of heads"
 
 
-class PrepareLatentsEmitter(OperationEmitter):
+class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     """Keeps latents and the turned part, each padded, and lays queries out likewise."""
-
-    operation: PrepareLatents
 
     def __init__(self, operation: PrepareLatents, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._n_turned = operation.latents.width - operation.norm.size
         self._padded, cache = up(operation.norm.size, PART), scope.cache(operation.cache)
         cache.size = self._size = self._padded + up(self._n_turned, PART)
-        self._sharpens = operation.temperature is not None
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        own = (latent.prepare_kernel(self.scope.cache(self.operation.cache).kind), head.prepare_head)
-        return (*own, *[head.prepare_heads] * self._sharpens, latent.multiply_heads, latent.quantize_heads)
+        self._sharpens, self._kernel = operation.temperature is not None, latent.prepare_kernel(cache.kind)
+        own = (self._kernel, head.prepare_head, *[head.prepare_heads] * self._sharpens)
+        self.kernels = (*own, latent.multiply_heads, latent.quantize_heads)
 
     def scratch_bytes(self) -> int:
         """See `OperationEmitter.scratch_bytes`: of rows that are quantised, or of a row that is stored."""
@@ -86,16 +80,14 @@ class PrepareLatentsEmitter(OperationEmitter):
             operands = {"prepare_head": address(head.prepare_head), "parts": self._part, "n_heads": operation.keys.n}
             tape.add(Work("preparing heads"), head.prepare_heads, **operands)
         keys = _quantise_heads(tape, placed.arena, operation.keys, queries, self._head_dim, (out.address, self._size))
-        kernel = latent.prepare_kernel(self.scope.cache(operation.cache).kind)
-        tape.add(Work("storing latents"), kernel, layer=self._layer)
+        tape.add(Work("storing latents"), self._kernel, layer=self._layer)
         tape.waits = False  # the next record reads nothing of this one, or only rows that the same thread wrote
         _multiply_heads(tape, operation.keys, keys)
 
 
-class MultiplyHeadsEmitter(OperationEmitter):
+class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
     """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
 
-    operation: MultiplyHeads
     kernels = (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's

@@ -6,37 +6,13 @@ from collections.abc import Container, Mapping, Sequence
 
 from attrs import evolve, frozen
 
+from augury import lowering as op
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import Place, row_bytes
 from augury.blocks import Norm
-from augury.lowering import (
-    Add,
-    AddWeighed,
-    Attend,
-    BeginStreams,
-    Choose,
-    ChooseByHead,
-    Convolve,
-    FeedExperts,
-    Gate,
-    GiveLogits,
-    Join,
-    LookUp,
-    Multiply,
-    MultiplyHeads,
-    Normalize,
-    Operation,
-    PrepareHeads,
-    PrepareLatents,
-    ReadHidden,
-    ReadInput,
-    Recur,
-    Route,
-    ScaleToLength,
-    Value,
-)
+from augury.lowering import Operation, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
 HIDDEN = "hidden states"
@@ -45,16 +21,16 @@ HIDDEN = "hidden states"
 INPUTS = "layer inputs"
 """The buffer of rows that the embedding makes for all layers, in whole panels."""
 
-_PLACELESS = Route | Choose | ChooseByHead  # their values lie in buffers of their own
-_HEADS = PrepareHeads | PrepareLatents | MultiplyHeads | Attend
-_APART = Gate | ReadHidden | ReadInput | _HEADS | LookUp
+_PLACELESS = op.Route | op.Choose | op.ChooseByHead  # their values lie in buffers of their own
+_HEADS = op.PrepareHeads | op.PrepareLatents | op.MultiplyHeads | op.Attend
+_APART = op.Gate | op.ReadHidden | op.ReadInput | _HEADS | op.LookUp
 _WRITTEN_OVER: dict[type[Operation], str] = {
-    Gate: "y",
-    Convolve: "x",  # products of it and of gates before it
-    PrepareHeads: "x",
-    PrepareLatents: "queries",
+    op.Gate: "y",
+    op.Convolve: "x",  # products of it and of gates before it
+    op.PrepareHeads: "x",
+    op.PrepareLatents: "queries",
 }
-_SUMS = FeedExperts | FeedExpertsAndAdd | AddWeighed
+_SUMS = op.FeedExperts | FeedExpertsAndAdd | op.AddWeighed
 _VECTOR = 16  # floats that a recurrence's row is padded to
 
 
@@ -69,33 +45,33 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
     for i, operation in enumerate(operations):
         later = [value for each in operations[i + 1 :] for value in each.read]
         moved = [value for value in operation.read if lie.is_misplaced(value, operation, later)]
-        new = [value for value in moved if value not in copies or isinstance(operation, Add | Recur)]
+        new = [value for value in moved if value not in copies or isinstance(operation, op.Add | op.Recur)]
         copies |= {value: Value(value.width) for value in new}
-        made += [Normalize(value, None, copies[value]) for value in new]
+        made += [op.Normalize(value, None, copies[value]) for value in new]
         given = operation.with_values({value: copies[value] for value in moved})
         own = {value: Value(value.width) for value in _written_over(given) if _is_needed(value, given, later)}
-        made += [Normalize(value, None, copy) for value, copy in own.items()]
+        made += [op.Normalize(value, None, copy) for value, copy in own.items()]
         made.append(_with_own(given, own))
         written = _written_over(made[-1])
         copies = {value: copy for value, copy in copies.items() if copy not in written}
-        if isinstance(operation, ScaleToLength):  # which computes in place
+        if isinstance(operation, op.ScaleToLength):  # which computes in place
             copies = {value: copy for value, copy in copies.items() if value.root is not operation.x.root}
-        elif isinstance(operation, Recur):
+        elif isinstance(operation, op.Recur):
             lie.apart.update(value.root for value in operation.read)
     return made
 
 
 def _in_place(operation: Operation) -> list[tuple[Value, Value]]:
     """The values that an operation makes in the place of others, with these."""
-    if isinstance(operation, Gate):
+    if isinstance(operation, op.Gate):
         return [(operation.out, operation.y)]
-    return list(zip(operation.out, operation.x, strict=True)) if isinstance(operation, PrepareHeads) else []
+    return list(zip(operation.out, operation.x, strict=True)) if isinstance(operation, op.PrepareHeads) else []
 
 
 def _written_over(operation: Operation) -> tuple[Value, ...]:
     """The values that an operation reads and writes over."""
     name = _WRITTEN_OVER.get(type(operation))
-    if name is None or (isinstance(operation, Convolve) and operation.before is None):
+    if name is None or (isinstance(operation, op.Convolve) and operation.before is None):
         return ()
     written = getattr(operation, name)
     return written if isinstance(written, tuple) else (written,)
@@ -113,7 +89,9 @@ def _is_needed(value: Value, operation: Operation, later: Sequence[Value]) -> bo
     """Whether the operation that writes over a value reads it elsewhere, or one after it does."""
     others = list(operation.read)
     others.remove(value)
-    return (isinstance(operation, Gate) and value.whole is not None) or any(value.overlaps(each) for each in (*others, *later))
+    return (isinstance(operation, op.Gate) and value.whole is not None) or any(
+        value.overlaps(each) for each in (*others, *later)
+    )
 
 
 @frozen
@@ -135,13 +113,15 @@ class _Lie:
     @classmethod
     def of(cls, operations: Sequence[Operation], streams: Container[Value]) -> _Lie:
         """Those of a block."""
-        norms = {each.out for each in operations if isinstance(each, Normalize) and each.x in streams}
-        products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
+        norms = {each.out for each in operations if isinstance(each, op.Normalize) and each.x in streams}
+        products = {value for each in operations if isinstance(each, op.Multiply) for value in each.out}
         landing = products | {each.out for each in operations if isinstance(each, _SUMS)}
         padded = {value for value in products if value.width % PANEL_ROWS}
         for each in operations:
             padded.update(out for out, x in _in_place(each) if x in padded)
-        dense = [each for each in operations if isinstance(each, Multiply | MultiplyHeads | FeedExperts | AddWeighed)]
+        dense = [
+            each for each in operations if isinstance(each, op.Multiply | op.MultiplyHeads | op.FeedExperts | op.AddWeighed)
+        ]
         apart = landing | {value.root for each in dense for value in each.read}
         apart |= {value for each in operations if isinstance(each, _APART) for value in each.made}
         return cls(norms, landing, padded, apart)
@@ -150,19 +130,19 @@ class _Lie:
         """Whether an operation needs a copy of a value; `later` are values read after it."""
         is_norm, is_part = value.root in self.norms, value.whole is not None
         match operation:
-            case Multiply() | FeedExperts():
+            case op.Multiply() | op.FeedExperts():
                 is_norm, is_odd = False, is_part or value in self.padded
-            case Join():
+            case op.Join():
                 is_norm, is_odd = False, False
-            case MultiplyHeads() | BeginStreams() | GiveLogits():
+            case op.MultiplyHeads() | op.BeginStreams() | op.GiveLogits():
                 is_odd = is_part or value in self.padded
-            case AddWeighed():
+            case op.AddWeighed():
                 is_norm, is_odd = is_norm and value is not operation.x, is_part or value in self.padded
-            case Add():
+            case op.Add():
                 is_odd = value not in self.landing or any(value.overlaps(each) for each in later)
-            case Recur():
+            case op.Recur():
                 is_odd = value.root in self.apart
-            case Convolve():
+            case op.Convolve():
                 is_gated = operation.before is not None or operation.after is not None
                 lie_apart = len({each.root for each in operation.read}) > 1 or any(
                     _is_needed(each, operation, later) for each in _written_over(operation)
@@ -176,15 +156,15 @@ class _Lie:
 def _begun(operations: Sequence[Operation]) -> set[Value]:
     """The values that x begins as, from rows of a table on, if each can be made in the place of the one before."""
     makers = {value: each for each in operations for value in each.made}
-    found = [each.y[0] for each in operations if isinstance(each, BeginStreams) and len(each.y) == 1]
-    readers = [each for each in operations if not isinstance(each, Multiply) and found and found[0] in each.read]
+    found = [each.y[0] for each in operations if isinstance(each, op.BeginStreams) and len(each.y) == 1]
+    readers = [each for each in operations if not isinstance(each, op.Multiply) and found and found[0] in each.read]
     while found and len(readers) == 1:
         match makers.get(found[-1]):
-            case LookUp():
+            case op.LookUp():
                 return set(found)
-            case Normalize(x=x, norm=Norm() as norm) if norm.size == x.width:
+            case op.Normalize(x=x, norm=Norm() as norm) if norm.size == x.width:
                 found.append(x)
-            case AddWeighed(y=x, gate=None):
+            case op.AddWeighed(y=x, gate=None):
                 found.append(x)
             case _:
                 break
@@ -194,10 +174,10 @@ def _begun(operations: Sequence[Operation]) -> set[Value]:
 
 def _width(operation: Operation, value: Value) -> int:
     """Floats of a row of a value: latents are padded, head by head."""
-    if isinstance(operation, PrepareLatents):
+    if isinstance(operation, op.PrepareLatents):
         n_latent = operation.norm.size
         return operation.keys.n * (up(n_latent, PART) + up(operation.latents.width - n_latent, PART))
-    if isinstance(operation, Attend) and operation.values is None:
+    if isinstance(operation, op.Attend) and operation.values is None:
         return operation.n_heads * up(value.width // operation.n_heads, PART)
     return value.width
 
@@ -222,19 +202,19 @@ class Layout:
         self.buffers: dict[str, int] = {}
         self._at: dict[Value, tuple[str, int, int]] = {}  # buffer, column, floats of a row
         self._decayed: dict[str, int] = {}  # by buffer of a row
-        products = {value for each in operations if isinstance(each, Multiply) for value in each.out}
-        self.added, self.begun = {each.y for each in operations if isinstance(each, Add)}, _begun(operations)
+        products = {value for each in operations if isinstance(each, op.Multiply) for value in each.out}
+        self.added, self.begun = {each.y for each in operations if isinstance(each, op.Add)}, _begun(operations)
         for each in operations:
-            if isinstance(each, Recur):
+            if isinstance(each, op.Recur):
                 self._add_row(each)
         for i, each in enumerate(operations):
-            if isinstance(each, _PLACELESS) or (isinstance(each, Normalize) and each.x in kept):
+            if isinstance(each, _PLACELESS) or (isinstance(each, op.Normalize) and each.x in kept):
                 continue
-            if isinstance(each, ReadInput):
+            if isinstance(each, op.ReadInput):
                 width = each.out.width
                 self._at[each.out] = (INPUTS, each.index * width, up(each.n_layers * width, PANEL_ROWS))
                 continue
-            if isinstance(each, ReadHidden):
+            if isinstance(each, op.ReadHidden):
                 self._at[each.out] = (HIDDEN, 0, each.out.width)
                 continue
             for out, x in _in_place(each):
@@ -267,7 +247,7 @@ class Layout:
         name, _, stride = self._at[value.root]
         return Place(buffers[name], stride)
 
-    def _add_row(self, recur: Recur) -> None:
+    def _add_row(self, recur: op.Recur) -> None:
         read = (recur.queries, recur.keys, recur.values, recur.decays, recur.betas)
         columns, width = dict[Value, int](), 0
         for root in dict.fromkeys(value.root for value in read if value is not None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ _FUNCTIONS: dict[Activation | GateKind, int] = {
 _GROUP = 256  # values that a thread gates at once where no norm says how many
 
 
-class ConvolveEmitter(OperationEmitter):
+class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept."""
 
-    operation: Convolve
     kernels = (convolution.convolve,)
 
     def place(self, placed: Placed) -> None:
@@ -64,10 +62,9 @@ class ConvolveEmitter(OperationEmitter):
             tape.add(Work("convolution"), convolution.convolve, layer=record)
 
 
-class ScaleToLengthEmitter(OperationEmitter):
+class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
     """Divides heads by their lengths."""
 
-    operation: ScaleToLength
     needs_no_barrier = True
     kernels = (recurrent_ends.unit_heads,)
 
@@ -89,10 +86,9 @@ class ScaleToLengthEmitter(OperationEmitter):
         return (self.operation.x,)
 
 
-class DecayEmitter(OperationEmitter):
+class DecayEmitter(OperationEmitter[Decay]):
     """Makes decays and betas of heads, or of channels; see `recurrent_ends.decay`."""
 
-    operation: Decay
     kernels = (recurrent_ends.decay,)
 
     def place(self, placed: Placed) -> None:
@@ -114,10 +110,9 @@ class DecayEmitter(OperationEmitter):
         tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
 
 
-class DecayByKeyEmitter(OperationEmitter):
+class DecayByKeyEmitter(OperationEmitter[DecayByKey]):
     """Makes decays by key, keys times these, and betas; see `recurrent_ends.decay_keys`."""
 
-    operation: DecayByKey
     kernels = (recurrent_ends.decay_keys,)
 
     def place(self, placed: Placed) -> None:
@@ -141,18 +136,13 @@ class DecayByKeyEmitter(OperationEmitter):
         tape.add(Work("decays"), recurrent_ends.decay_keys, **self._fields)
 
 
-class RecurEmitter(OperationEmitter):
+class RecurEmitter(OperationEmitter[Recur]):
     """Lets the matrices of heads take in tokens, and keeps drafted ones aside."""
-
-    operation: Recur
 
     def __init__(self, operation: Recur, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._kernel = _recurrence_kernel(operation.heads)
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (self._kernel, recurrence.keep)
+        self.kernels = (self._kernel, recurrence.keep)
 
     def place(self, placed: Placed) -> None:
         recur, heads, layout = self.operation, self.operation.heads, placed.layout
@@ -190,10 +180,9 @@ class RecurEmitter(OperationEmitter):
         tape.add(Work("recurrence"), self._kernel, layer=self._layer)
 
 
-class GateEmitter(OperationEmitter):
+class GateEmitter(OperationEmitter[Gate]):
     """Gates a recurrence's output, in place; see `recurrent_ends.gate`."""
 
-    operation: Gate
     kernels = (recurrent_ends.gate,)
 
     def __init__(self, operation: Gate, scope: Scope) -> None:

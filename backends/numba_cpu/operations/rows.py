@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, Co
 from augury.lowering.rewrites import MultiplyActivated
 
 
-class NormalizeEmitter(OperationEmitter):
+class NormalizeEmitter(OperationEmitter[Normalize]):
     """Norms rows, or copies them, from where they are to where the next operation wants them."""
 
-    operation: Normalize
     needs_no_barrier = True
     kernels = (recurrent_ends.place_rows,)
 
@@ -48,10 +46,8 @@ def _place(tape: Tape, work: str, x: Place, to: Place, size: int, *, norm: Norm 
     tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, **fields)
 
 
-class ResidualNormEmitter(OperationEmitter):
+class ResidualNormEmitter(OperationEmitter[Normalize]):
     """Norms the residual stream, once pending rows are added to it."""
-
-    operation: Normalize
 
     def __init__(self, operation: Normalize, scope: Scope, *, waits: bool) -> None:
         super().__init__(operation, scope)
@@ -61,10 +57,8 @@ class ResidualNormEmitter(OperationEmitter):
         tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
 
 
-class MultiplyEmitter(OperationEmitter):
+class MultiplyEmitter(OperationEmitter[Multiply]):
     """Multiplies rows by several matrices in one record."""
-
-    operation: Multiply
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
@@ -72,19 +66,15 @@ class MultiplyEmitter(OperationEmitter):
         tape.multiply(operation.purpose, placed.rows(operation.x, tape), list(zip(operation.linears, to, strict=True)))
 
 
-class AddEmitter(OperationEmitter):
+class AddEmitter(OperationEmitter[Add]):
     """Leaves products to be added to the residual stream by the next norm."""
-
-    operation: Add
 
     def emit(self, tape: Tape) -> None:
         tape.add_later(self.operation.norm)
 
 
-class AddStreamEmitter(OperationEmitter):
+class AddStreamEmitter(OperationEmitter[AddStream]):
     """Adds the second residual stream, or trades places with it; the norm's rows are free between blocks."""
-
-    operation: AddStream
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
@@ -103,19 +93,15 @@ class AddStreamEmitter(OperationEmitter):
             tape.copy(normed, z)
 
 
-class ActivateEmitter(OperationEmitter):
+class ActivateEmitter(OperationEmitter[Activate]):
     """Sends rows through an activation, with their gates."""
 
-    operation: Activate
     needs_no_barrier = True
 
     def __init__(self, operation: Activate, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._kernel = activate_kernel(**kind_of(operation, is_gated=operation.up is not None))
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (self._kernel,)
+        self.kernels = (self._kernel,)
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
@@ -137,10 +123,9 @@ def _activating(operation: Activate, placed: Placed) -> Activating:
     return activating(operation.limit, operation.constants, address)
 
 
-class JoinEmitter(OperationEmitter):
+class JoinEmitter(OperationEmitter[Join]):
     """Copies rows side by side."""
 
-    operation: Join
     needs_no_barrier = True
     kernels = (recurrent_ends.place_rows,)
 
@@ -152,10 +137,9 @@ class JoinEmitter(OperationEmitter):
             column += value.width
 
 
-class BeginStreamsEmitter(OperationEmitter):
+class BeginStreamsEmitter(OperationEmitter[BeginStreams]):
     """Copies rows to x, or to the residual streams."""
 
-    operation: BeginStreams
     kernels = (recurrent_ends.place_rows,)
 
     def emit(self, tape: Tape) -> None:
@@ -170,10 +154,9 @@ class BeginStreamsEmitter(OperationEmitter):
             _place(tape, "copying rows", x, Place(to.address + 4 * i * size, to.width), size)
 
 
-class ConstantEmitter(OperationEmitter):
+class ConstantEmitter(OperationEmitter[Constant]):
     """Writes the same numbers into every row."""
 
-    operation: Constant
     needs_no_barrier = True
     kernels = (recurrent_ends.place_rows,)
 
@@ -186,10 +169,9 @@ class ConstantEmitter(OperationEmitter):
         _place(tape, "constants", Place(self._numbers, 0), to, width)
 
 
-class ConvolveBlockEmitter(OperationEmitter):
+class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
-    operation: ConvolveBlock
     kernels = (block_convolution.convolve_block,)
 
     def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
@@ -223,18 +205,13 @@ class ConvolveBlockEmitter(OperationEmitter):
         )
 
 
-class MultiplyActivatedEmitter(OperationEmitter):
+class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
     """Multiplies by gate and up in one record, and activates where the products are still near."""
-
-    operation: MultiplyActivated
 
     def __init__(self, operation: MultiplyActivated, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._kernel = multiply_activated_kernel(**kind_of(operation.activate, is_gated=operation.activate.up is not None))
-
-    @property
-    def kernels(self) -> Sequence[Any]:
-        return (self._kernel,)
+        self.kernels = (self._kernel,)
 
     def place(self, placed: Placed) -> None:
         super().place(placed)

@@ -63,10 +63,8 @@ def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads]) -> None:
     tape.launch(prepare_heads, (sum(each.n for each in heads), tape.size.n_tokens), WARP, **arguments)
 
 
-class PrepareHeadsEmitter(OperationEmitter):
+class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache: at most queries, keys and values, side by side."""
-
-    operation: PrepareHeads
 
     def emit(self, tape: Tape) -> None:
         operation, layout, heads = self.operation, self.layout, []
@@ -83,13 +81,11 @@ class PrepareHeadsEmitter(OperationEmitter):
         prepare(tape, layout.rows(operation.x[0], tape), self.scope.options.n_ctx, heads)
 
 
-class AttendEmitter(OperationEmitter):
+class AttendEmitter(OperationEmitter[Attend]):
     """Attends to keys and values, or to rows that are both, and to pooled rows; the mix may be gated.
 
     The results of positions' splits come first among the parts of attention, then those of pooled rows' splits.
     """
-
-    operation: Attend
 
     def __init__(self, operation: Attend, scope: Scope) -> None:
         super().__init__(operation, scope)

@@ -30,10 +30,8 @@ __all__ = ["OPERATIONS"]
 _SCORES, _COUNTERS = "scores of blocks", "tokens' counters"
 
 
-class ChooseEmitter(OperationEmitter):
+class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
     """Scores blocks of positions, and writes down which are chosen; nothing where all are."""
-
-    operation: Choose | ChooseByHead
 
     def __init__(self, operation: Choose | ChooseByHead, scope: Scope) -> None:
         super().__init__(operation, scope)

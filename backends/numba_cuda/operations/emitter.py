@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import frozen
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from augury.lowering import Operation
     from augury.types import ModelOptions
 
+_Emitted = TypeVar("_Emitted", bound="Operation")
 __all__ = ["Emitters", "OperationEmitter", "Scope"]
 
 
@@ -34,7 +35,7 @@ class Scope:
         return (self.caches if source is None else self.sources[source])[place]
 
 
-class OperationEmitter(ABC):
+class OperationEmitter(ABC, Generic[_Emitted]):
     """Writes the launches of one operation.
 
     Attributes:
@@ -46,7 +47,8 @@ class OperationEmitter(ABC):
     state: State
 
     def __init__(self, operation: Any, scope: Scope) -> None:
-        self.operation, self.layout, self.scope = operation, scope.layout, scope
+        self.operation: _Emitted = operation
+        self.layout, self.scope = scope.layout, scope
 
     def buffers(self) -> Mapping[str, int]:
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
@@ -56,9 +58,9 @@ class OperationEmitter(ABC):
     def emit(self, tape: Tape) -> None:
         """Write its launches. May be called for any number of tapes."""
 
-    def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep nothing
+    def emit_states(self, tape: Tape) -> None:
         """Write only the launches that bring its state up to date, for a pass over no tokens."""
 
 
-Emitters = dict[type["Operation"], type[OperationEmitter]]
+Emitters = dict[type["Operation"], type[OperationEmitter[Any]]]
 """Classes by the operations that they emit."""

@@ -17,10 +17,8 @@ from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp, ReadTokens
 
 
-class LookUpEmitter(OperationEmitter):
+class LookUpEmitter(OperationEmitter[LookUp]):
     """Looks up rows of a matrix."""
-
-    operation: LookUp
 
     def emit(self, tape: Tape) -> None:
         operation, to = self.operation, self.layout.rows(self.operation.out, tape)
@@ -28,20 +26,16 @@ class LookUpEmitter(OperationEmitter):
         look_up(tape, operation.table, to, ids, scale=operation.scale)
 
 
-class ReadTokensEmitter(OperationEmitter):
+class ReadTokensEmitter(OperationEmitter[ReadTokens]):
     """Writes the ids of tokens as floats."""
-
-    operation: ReadTokens
 
     def emit(self, tape: Tape) -> None:
         out = self.layout.rows(self.operation.out, tape)
         tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
-class BeginStreamsEmitter(OperationEmitter):
+class BeginStreamsEmitter(OperationEmitter[BeginStreams]):
     """Copies rows to x or the residual streams, unless they lie there."""
-
-    operation: BeginStreams
 
     def emit(self, tape: Tape) -> None:
         y, to, size = self.operation.y, tape.streams, self.operation.y[0].width
@@ -50,10 +44,8 @@ class BeginStreamsEmitter(OperationEmitter):
             tape.blend(Rows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
-class GiveInputsEmitter(OperationEmitter):
+class GiveInputsEmitter(OperationEmitter[GiveInputs]):
     """Adds the rows of a table to the inputs of layers."""
-
-    operation: GiveInputs
 
     def buffers(self) -> Mapping[str, int]:
         return {INPUTS: 4 * MAX_TOKENS * self.operation.x.width}
@@ -66,10 +58,8 @@ class GiveInputsEmitter(OperationEmitter):
         tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
 
 
-class GiveLogitsEmitter(OperationEmitter):
+class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
     """Computes logits, and tells of each row the best token and its logit where these are wanted."""
-
-    operation: GiveLogits
 
     def buffers(self) -> Mapping[str, int]:
         linear = self.operation.linear

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 GATINGS = {each: getattr(experts, each.name) for each in Gating}
 
 
-class ChooseExpertsEmitter(OperationEmitter):
+class ChooseExpertsEmitter(OperationEmitter[ChooseExperts]):
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
-
-    operation: ChooseExperts
 
     def buffers(self) -> Mapping[str, int]:
         router, n_most = self.operation.router, _n_most(self.operation)
@@ -87,10 +85,8 @@ def _n_most(choice: ChooseExperts) -> int:
     return MAX_TOKENS * (choice.router.n_used + bool(choice.joined))
 
 
-class MultiplyAndChooseEmitter(OperationEmitter):
+class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
     """Makes a router's logits and chooses by them: of few tokens in one launch."""
-
-    operation: MultiplyAndChoose
 
     def __init__(self, operation: MultiplyAndChoose, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -117,10 +113,8 @@ class MultiplyAndChooseEmitter(OperationEmitter):
         tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, how=self._choice.arguments(tape), **product)
 
 
-class SharedExpertEmitter(OperationEmitter):
+class SharedExpertEmitter(OperationEmitter[SharedExpert]):
     """Writes the output of an expert of all tokens, unless it is one more of the others."""
-
-    operation: SharedExpert
 
     def __init__(self, operation: SharedExpert, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -134,10 +128,8 @@ class SharedExpertEmitter(OperationEmitter):
                 emitter.emit(tape)
 
 
-class FeedExpertsEmitter(OperationEmitter):
+class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
     """Sends rows through the experts that a router has chosen, and adds up each token's, and other rows."""
-
-    operation: FeedExperts | FeedExpertsAndAdd
 
     def __init__(self, operation: FeedExperts | FeedExpertsAndAdd, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -189,10 +181,8 @@ class FeedExpertsEmitter(OperationEmitter):
         tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **how, to=to.target)
 
 
-class AddWeighedEmitter(OperationEmitter):
+class AddWeighedEmitter(OperationEmitter[AddWeighed]):
     """Adds other rows to a sum."""
-
-    operation: AddWeighed
 
     def __init__(self, operation: AddWeighed, scope: Scope) -> None:
         super().__init__(operation, scope)

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 _ROWS, _SPLIT = "rows of heads", "split heads"
 
 
-class PrepareLatentsEmitter(OperationEmitter):
+class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     """Keeps latents and the turned part, and multiplies queries by the matrices of keys."""
-
-    operation: PrepareLatents
 
     def __init__(self, operation: PrepareLatents, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -67,10 +65,8 @@ class PrepareLatentsEmitter(OperationEmitter):
             tape.multiply_tiles(to, [keys], Rows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
 
 
-class AttendLatentsEmitter(OperationEmitter):
+class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
     """Attends to latents, and leaves the mixes head by head."""
-
-    operation: AttendLatents
 
     def __init__(self, operation: AttendLatents, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -118,10 +114,8 @@ class AttendLatentsEmitter(OperationEmitter):
         return tape.buffers[_ROWS] if zeros is None else zeros
 
 
-class MultiplyHeadsEmitter(OperationEmitter):
+class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
-
-    operation: MultiplyHeads
 
     def buffers(self) -> Mapping[str, int]:
         return _buffers(self.operation.matrices)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from attrs import evolve
 
+from augury import lowering as op
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
@@ -16,38 +17,15 @@ from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDec
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
-from augury.lowering import (
-    Activate,
-    Add,
-    AddWeighed,
-    Attend,
-    BeginStreams,
-    Choose,
-    ChooseByHead,
-    Convolve,
-    Decay,
-    FeedExperts,
-    GiveInputs,
-    LookUp,
-    Multiply,
-    MultiplyHeads,
-    Normalize,
-    Operation,
-    PrepareHeads,
-    PrepareLatents,
-    ReadHidden,
-    ReadInput,
-    Recur,
-    Value,
-)
+from augury.lowering import Operation, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 EMBEDDED, HIDDEN, INPUTS = "embedded", "hidden states", "layer inputs"
 """The buffers of the embedding's output, of a pass' hidden states, and of rows that the embedding makes for all layers."""
 
-_PRODUCTS = Multiply | MultiplyActivated
-_SUMS = FeedExperts | FeedExpertsAndAdd
-_CHOICES = Choose | ChooseByHead
+_PRODUCTS = op.Multiply | MultiplyActivated
+_SUMS = op.FeedExperts | FeedExpertsAndAdd
+_CHOICES = op.Choose | op.ChooseByHead
 
 
 class Layout:
@@ -76,13 +54,13 @@ class Layout:
         for each in operations:
             self._add_operands(each)
         self._in_place: dict[Value, Value] = {}  # by the value that takes another's place
-        self._normed: dict[Value, Normalize] = {}  # by the value that is normed where matrices read it
+        self._normed: dict[Value, op.Normalize] = {}  # by the value that is normed where matrices read it
         for each in operations:
             self._add_in_place(each)
-        self._added = {value: each.norm for each in operations if isinstance(each, Add) for value in self._made_to_add(each)}
-        begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, BeginStreams)}
-        self._begun = {value for value in begun if isinstance(self._makers[value], LookUp)}
-        self._given = {self._canonical(each.x) for each in operations if isinstance(each, GiveInputs)}
+        self._added = {value: each.norm for each in operations if isinstance(each, op.Add) for value in self._made_to_add(each)}
+        begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, op.BeginStreams)}
+        self._begun = {value for value in begun if isinstance(self._makers[value], op.LookUp)}
+        self._given = {self._canonical(each.x) for each in operations if isinstance(each, op.GiveInputs)}
         self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
         self._widths: dict[str, int] = {}  # of rows, by buffer
         self._next = {a: b for each in self._operations for a, b in self._neighbours(each)}
@@ -97,7 +75,7 @@ class Layout:
         """The operation that makes a value."""
         return self._makers.get(value.root)
 
-    def products(self, multiply: Multiply) -> list[tuple[Linear, int]]:
+    def products(self, multiply: op.Multiply) -> list[tuple[Linear, int]]:
         """Matrices, each with the column of its products; a choice scales the products that it weighs by itself."""
         products = [*zip(multiply.linears, multiply.out, strict=True)]
         linears = [evolve(linear, scale=1.0) if self._is_weight(out) else linear for linear, out in products]
@@ -106,17 +84,17 @@ class Layout:
     def scale(self, weights: Value) -> float:
         """The factor that a choice scales its weights by."""
         maker = self._makers.get(weights)
-        if not (isinstance(maker, Multiply) and self._is_weight(weights)):
+        if not (isinstance(maker, op.Multiply) and self._is_weight(weights)):
             return 1.0
         return maker.linears[maker.out.index(weights)].scale
 
     def _is_weight(self, value: Value) -> bool:
-        return all(isinstance(each, Choose) and each.weights is value for each in self._readers(value))
+        return all(isinstance(each, op.Choose) and each.weights is value for each in self._readers(value))
 
-    def first_products(self) -> tuple[Multiply, str] | None:
+    def first_products(self) -> tuple[op.Multiply, str] | None:
         """The products of a norm of x that a block begins with, and their buffer, if nothing else lies there."""
         norm, multiply, *_ = self._operations
-        if not (self._is_norm_of_stream(norm) and isinstance(multiply, Multiply)) or self.is_left(multiply.out[0]):
+        if not (self._is_norm_of_stream(norm) and isinstance(multiply, op.Multiply)) or self.is_left(multiply.out[0]):
             return None
         name, _ = self.row(multiply.out[0])
         there = {value for value, (other, _) in self._columns.items() if other == name}
@@ -167,10 +145,10 @@ class Layout:
         """The rows of a value, from its first column on."""
         root, maker = value.root, self._makers.get(value.root)
         if isinstance(maker, GIVEN):
-            name = INPUTS if isinstance(maker, ReadInput) else HIDDEN if isinstance(maker, ReadHidden) else EMBEDDED
-            column, n = (maker.index * root.width, maker.n_layers) if isinstance(maker, ReadInput) else (0, 1)
+            name = INPUTS if isinstance(maker, op.ReadInput) else HIDDEN if isinstance(maker, op.ReadHidden) else EMBEDDED
+            column, n = (maker.index * root.width, maker.n_layers) if isinstance(maker, op.ReadInput) else (0, 1)
             return Rows(tape.buffers[name].at(4 * (column + value.first)), n * root.width)
-        is_operand = root in self._normed or (root in self._operands and not isinstance(maker, Convolve))
+        is_operand = root in self._normed or (root in self._operands and not isinstance(maker, op.Convolve))
         if root in tape.operands or is_operand:
             operand = self.operand(root, tape)
             return Rows(operand.floats.at(4 * value.first), operand.width)
@@ -211,7 +189,7 @@ class Layout:
             if isinstance(each, _PRODUCTS):
                 parts += each.linears
                 continue
-            has_floats = has_floats or not isinstance(self._makers[value], Convolve)
+            has_floats = has_floats or not isinstance(self._makers[value], op.Convolve)
             if isinstance(each, _SUMS) and tape.size.n_tokens <= FEW_TOKENS:
                 experts = (each.feed if isinstance(each, FeedExpertsAndAdd) else each).experts
                 parts += [part for part in (experts.gate, experts.up) if part is not None]
@@ -233,34 +211,36 @@ class Layout:
     def _is_multiplied(self, maker: Operation, value: Value) -> bool:
         if self._is_norm_of_stream(maker) or not made_apart(maker, value):
             return False
-        return isinstance(maker, MultiplyHeads) or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
+        return isinstance(maker, op.MultiplyHeads) or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
 
     def _is_norm_of_stream(self, operation: Operation) -> bool:
-        return isinstance(operation, Normalize) and operation.x in self._streams
+        return isinstance(operation, op.Normalize) and operation.x in self._streams
 
     def _add_in_place(self, operation: Operation) -> None:
         if isinstance(operation, ActivateAndDecay):
-            self._in_place |= {each.out: each.x for each in operation.operations if isinstance(each, Activate)}
+            self._in_place |= {each.out: each.x for each in operation.operations if isinstance(each, op.Activate)}
             return
         for each in parts_of((operation,)):
-            if isinstance(each, Normalize) and not self._is_norm_of_stream(each) and len(self._readers(each.x)) == 1:
+            if isinstance(each, op.Normalize) and not self._is_norm_of_stream(each) and len(self._readers(each.x)) == 1:
                 if each.out not in self._operands:
                     if self._is_in_row(each.x) and each.norm is not None:
                         self._in_place[each.out] = each.x
-                elif isinstance(self._makers[each.x.root], Activate | MultiplyActivated | Attend) and each.x.whole is None:
+                elif (
+                    isinstance(self._makers[each.x.root], op.Activate | MultiplyActivated | op.Attend) and each.x.whole is None
+                ):
                     self._normed[each.x] = each
-            elif isinstance(each, PrepareHeads):
+            elif isinstance(each, op.PrepareHeads):
                 for x, out in zip(each.x, each.out, strict=True):
                     if len(self._readers(x)) == 1 and self._is_in_row(x):
                         self._in_place[out] = x
-            elif isinstance(each, AddWeighed) and len(self._readers(each.y)) == 1 and self._is_in_row(each.y):
+            elif isinstance(each, op.AddWeighed) and len(self._readers(each.y)) == 1 and self._is_in_row(each.y):
                 self._in_place[each.out] = each.y
 
     def _is_in_row(self, value: Value) -> bool:
         maker = self._makers[value.root]
         return not (value.root in self._operands or isinstance(maker, GIVEN) or self._is_norm_of_stream(maker))
 
-    def _made_to_add(self, add: Add) -> Iterator[Value]:
+    def _made_to_add(self, add: op.Add) -> Iterator[Value]:
         """The value that is added to x, if the operation that makes it can add it."""
         value = self._canonical(add.y)
         maker = self._makers[value]
@@ -278,8 +258,8 @@ class Layout:
 
     def _groups(self) -> Iterator[list[Value]]:
         """Values that lie in one row, in the order in which they are made, except the inputs of betas, which are last."""
-        last = {each.b.root for each in self._operations if isinstance(each, Decay) and each.b is not None}
-        choices = [each for each in self._operations if isinstance(each, Choose) and each.queries and each.weights]
+        last = {each.b.root for each in self._operations if isinstance(each, op.Decay) and each.b is not None}
+        choices = [each for each in self._operations if isinstance(each, op.Choose) and each.queries and each.weights]
         pairs = [*self._next.items(), *([self._canonical(value) for value in each.read] for each in choices)]
         after = {self._makers[b] for a, b in pairs if self._makers[a] is not self._makers[b]}
         joined = list[set[Value]]()
@@ -287,7 +267,9 @@ class Layout:
             groups = [{value} for value in each.made]
             if isinstance(each, _PRODUCTS):
                 groups = [set(each.out[isinstance(each, MultiplyActivated) :]) - self._added.keys(), *groups[:1]]
-            if isinstance(each, Recur | ChooseExperts | Convolve | Decay | PrepareHeads | PrepareLatents | _CHOICES):
+            if isinstance(
+                each, op.Recur | ChooseExperts | op.Convolve | op.Decay | op.PrepareHeads | op.PrepareLatents | _CHOICES
+            ):
                 groups.append({self._canonical(value) for value in each.read})
             for group in groups:
                 others = [other for other in joined if not other.isdisjoint(group)]
@@ -307,16 +289,16 @@ class Layout:
 
     def _neighbours(self, operation: Operation) -> Iterator[tuple[Value, Value]]:
         """The values that an operation reads side by side, without a gap."""
-        if isinstance(operation, PrepareHeads):
+        if isinstance(operation, op.PrepareHeads):
             values = dict.fromkeys(map(self._canonical, operation.read))
             yield from pairwise(values)
 
     def _lies_elsewhere(self, value: Value) -> bool:
         """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
         maker = self._makers[value]
-        is_operand = value in self._operands and not isinstance(maker, Convolve)
+        is_operand = value in self._operands and not isinstance(maker, op.Convolve)
         is_no_row = isinstance(
-            maker, GIVEN | ChooseExperts | _CHOICES | PrepareLatents | AttendLatents
+            maker, GIVEN | ChooseExperts | _CHOICES | op.PrepareLatents | AttendLatents
         ) or self._is_norm_of_stream(maker)
         places = (self._in_place, self._normed, self._added, self._begun)
         return is_operand or is_no_row or any(value in some for some in places)
@@ -330,7 +312,7 @@ class Layout:
             if is_product and wants_gap:
                 width = -(-width // TILE_ROWS) * TILE_ROWS
             self._columns[value] = (name, width)
-            is_in_units = made_apart(maker, value) and not isinstance(maker, Convolve | Normalize)
+            is_in_units = made_apart(maker, value) and not isinstance(maker, op.Convolve | op.Normalize)
             width += UNIT * units_of(value.width) if is_in_units else value.width
         self._widths[name] = width
         self.buffers[name] = 4 * MAX_TOKENS * width

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.tape import Tape
 
 
-class ConvolveEmitter(OperationEmitter):
+class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept; several convolutions are one, side by side."""
-
-    operation: Convolve
 
     def __init__(self, operation: Convolve, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -93,10 +91,8 @@ def _column(first: Rows, other: Rows) -> int:
     return (other.at.offset - first.at.offset) // 4
 
 
-class DecayEmitter(OperationEmitter):
+class DecayEmitter(OperationEmitter[Decay]):
     """Makes decays and betas of heads."""
-
-    operation: Decay
 
     def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
         """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
@@ -113,10 +109,8 @@ class DecayEmitter(OperationEmitter):
         tape.launch(recurrent_ends.decay, (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), WARP, **arguments)
 
 
-class DecayByKeyEmitter(OperationEmitter):
+class DecayByKeyEmitter(OperationEmitter[DecayByKey]):
     """Makes decays by key channel, and betas of heads."""
-
-    operation: DecayByKey
 
     def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
         """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
@@ -129,20 +123,16 @@ class DecayByKeyEmitter(OperationEmitter):
         tape.launch(recurrent_ends.decay_keys, grid, WARP, **rows, **arguments, **sizes)
 
 
-class ScaleToLengthEmitter(OperationEmitter):
+class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
     """Divides heads by their lengths."""
-
-    operation: ScaleToLength
 
     def emit(self, tape: Tape) -> None:
         heads = self.operation
         tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, self.layout, (), heads))
 
 
-class ScaleAndDecayEmitter(OperationEmitter):
+class ScaleAndDecayEmitter(OperationEmitter[ScaleAndDecay]):
     """Divides heads by their lengths, and makes decays, in one launch."""
-
-    operation: ScaleAndDecay
 
     def __init__(self, operation: ScaleAndDecay, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -168,10 +158,8 @@ def _n_units(heads: ScaleToLength | None) -> int:
     return 0 if heads is None else heads.x.width // heads.size
 
 
-class ActivateAndDecayEmitter(OperationEmitter):
+class ActivateAndDecayEmitter(OperationEmitter[ActivateAndDecay]):
     """Sends a recurrence's inputs through SiLU where they are, and writes its decays and betas."""
-
-    operation: ActivateAndDecay
 
     def emit(self, tape: Tape) -> None:
         first, *_, constant = self.operation.operations
@@ -182,10 +170,8 @@ class ActivateAndDecayEmitter(OperationEmitter):
         tape.launch(recurrent_ends.light, grid, THREADS, rows=rows.at, ends=ends, stride=rows.width, size=size)
 
 
-class RecurEmitter(OperationEmitter):
+class RecurEmitter(OperationEmitter[Recur]):
     """Lets the matrices of heads take in tokens."""
-
-    operation: Recur
 
     def __init__(self, operation: Recur, scope: Scope) -> None:
         super().__init__(operation, scope)
@@ -225,14 +211,13 @@ def _n_steps(recur: Recur) -> int:
     return heads.value_dim if heads.is_by_channel else heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
 
 
-class GateEmitter(OperationEmitter):
+class GateEmitter(OperationEmitter[Gate]):
     """Gates the output of a recurrence, and keeps aside the inputs of drafted tokens.
 
     Attributes:
         recurrence: The recurrence, if there is one.
     """
 
-    operation: Gate
     recurrence: RecurEmitter | None = None
 
     def __init__(self, operation: Gate, scope: Scope) -> None:

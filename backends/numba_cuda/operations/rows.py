@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Arguments, Pointer
 
 
-class NormalizeEmitter(OperationEmitter):
+class NormalizeEmitter(OperationEmitter[Normalize]):
     """Norms x, or other rows: in place, on their way to matrices, or where they are copied to."""
-
-    operation: Normalize
 
     def buffers(self) -> Mapping[str, int]:
         x = self.operation.x
@@ -61,10 +59,8 @@ def _is_there(widths: Sequence[int], to: Operand, tape: Tape) -> bool:
     return tape.size.n_tokens == 1 and not to.as_bytes and all(width == to.width for width in widths)
 
 
-class NormalizePartsEmitter(OperationEmitter):
+class NormalizePartsEmitter(OperationEmitter[NormalizeParts]):
     """Norms products that lie in one row, and puts some of them where matrices read them."""
-
-    operation: NormalizeParts
 
     def emit(self, tape: Tape) -> None:
         layout, norms = self.layout, [each for each in self.operation.operations if isinstance(each, Normalize)]
@@ -78,10 +74,8 @@ class NormalizePartsEmitter(OperationEmitter):
         tape.norm_parts(rows, parts, to, n_apart=len(apart))
 
 
-class MultiplyEmitter(OperationEmitter):
+class MultiplyEmitter(OperationEmitter[Multiply]):
     """Multiplies rows by several matrices, in as few launches as their types allow."""
-
-    operation: Multiply
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`: products that x takes are added at once."""
@@ -95,10 +89,8 @@ class MultiplyEmitter(OperationEmitter):
                 tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)
 
 
-class MultiplyActivatedEmitter(OperationEmitter):
+class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
     """Multiplies by gate and up and activates, in one launch where it can."""
-
-    operation: MultiplyActivated
 
     def emit(self, tape: Tape) -> None:
         operation, layout, activation = self.operation, self.layout, self.operation.activate
@@ -112,10 +104,8 @@ class MultiplyActivatedEmitter(OperationEmitter):
         activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
 
 
-class ActivateEmitter(OperationEmitter):
+class ActivateEmitter(OperationEmitter[Activate]):
     """Sends rows through an activation, with their gates."""
-
-    operation: Activate
 
     def emit(self, tape: Tape) -> None:
         operation, layout = self.operation, self.layout
@@ -124,10 +114,8 @@ class ActivateEmitter(OperationEmitter):
         activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
 
 
-class AddEmitter(OperationEmitter):
+class AddEmitter(OperationEmitter[Add]):
     """Adds rows to x, or their norm, unless the kernel that makes them does so."""
-
-    operation: Add
 
     def buffers(self) -> Mapping[str, int]:
         return {"y": 4 * MAX_TOKENS * self.operation.y.width}
@@ -146,10 +134,8 @@ class AddEmitter(OperationEmitter):
         tape.add_rows_later(Rows(tape.buffers["y"], tape.x.width), norm)
 
 
-class AddStreamEmitter(OperationEmitter):
+class AddStreamEmitter(OperationEmitter[AddStream]):
     """Adds the second residual stream, as it is with the next norm, which may trade places."""
-
-    operation: AddStream
 
     def emit(self, tape: Tape) -> None:
         operation, z = self.operation, Rows(tape.buffers["embedded"], tape.x.width)
@@ -161,10 +147,8 @@ class AddStreamEmitter(OperationEmitter):
             tape.add_rows_later(z, trades=operation.trades)
 
 
-class ConstantEmitter(OperationEmitter):
+class ConstantEmitter(OperationEmitter[Constant]):
     """Writes the same numbers into every row."""
-
-    operation: Constant
 
     def emit(self, tape: Tape) -> None:
         numbers, out = self.operation.numbers, self.operation.out
@@ -172,17 +156,15 @@ class ConstantEmitter(OperationEmitter):
         tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
-class GivenEmitter(OperationEmitter):
+class GivenEmitter(OperationEmitter[ReadInput | ReadHidden | ReadEmbedded]):
     """Writes nothing: the rows lie where they were put before the block began."""
 
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`."""
 
 
-class JoinNormalizedEmitter(OperationEmitter):
+class JoinNormalizedEmitter(OperationEmitter[JoinNormalized]):
     """Norms rows where they are put side by side."""
-
-    operation: JoinNormalized
 
     def emit(self, tape: Tape) -> None:
         layout, operation = self.layout, self.operation
@@ -192,10 +174,8 @@ class JoinNormalizedEmitter(OperationEmitter):
         tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
 
 
-class ConvolveBlockEmitter(OperationEmitter):
+class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
-
-    operation: ConvolveBlock
 
     def emit(self, tape: Tape) -> None:
         operation, layout, size, n_taps = self.operation, self.layout, self.operation.x.width, self.operation.n_taps
