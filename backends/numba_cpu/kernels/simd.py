@@ -31,36 +31,21 @@ class Vector(types.Type):
         self.llvm = llvm
 
 
-class _BytesVector(Vector):
-    pass
-
-
-class _ShortsVector(Vector):
-    pass
-
-
-class _IntsVector(Vector):
-    pass
-
-
-class _FloatsVector(Vector):
-    pass
-
-
-def _vector(cls: type[Vector], name: str, llvm: ir.VectorType) -> Vector:
-    """Register the data model of a vector class (one per class, as numba looks models up by class) and return its one type."""
+def _vector(name: str, llvm: ir.VectorType) -> Vector:
+    """A vector type: of a class of its own, as numba looks data models up by class."""
 
     def init(self: Any, manager: Any, front_end: Any) -> None:
         models.PrimitiveModel.__init__(self, manager, front_end, llvm)
 
-    register_model(cls)(type(f"{cls.__name__}Model", (models.PrimitiveModel,), {"__init__": init}))
-    return cls(name, llvm)
+    of_its_own = type(name, (Vector,), {})
+    register_model(of_its_own)(type(f"{name}_model", (models.PrimitiveModel,), {"__init__": init}))
+    return of_its_own(name, llvm)
 
 
-u8x64 = _vector(_BytesVector, "u8x64", U8X64)
-i16x32 = _vector(_ShortsVector, "i16x32", I16X32)
-i32x16 = _vector(_IntsVector, "i32x16", I32X16)
-f32x16 = _vector(_FloatsVector, "f32x16", F32X16)
+u8x64 = _vector("u8x64", U8X64)
+i16x32 = _vector("i16x32", I16X32)
+i32x16 = _vector("i32x16", I32X16)
+f32x16 = _vector("f32x16", F32X16)
 f32, i8, i16, i32, i64, void = types.float32, types.int8, types.int16, types.int32, types.int64, types.void
 
 

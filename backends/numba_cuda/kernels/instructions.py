@@ -220,43 +220,30 @@ else:
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
 
-    def _read_early(builder, values):
-        pointer, index = values
-        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
-        return builder.asm(ir.FunctionType(_I32, [_I64]), "ld.global.s32 $0, [$1];", "=r,l", [where], True)
+    def _at(assembly, constraints, pointee, *parameters):
+        """An operation at a place (pointer, index) that is not to be moved; its result is an int32, or 0 where it has none."""
+        to = _I32 if constraints.startswith("=r") else ir.VoidType()
 
-    read_early = _emitted(int32, _read_early, types.CPointer(int32), types.int64)
+        def emit(builder, values):
+            pointer, index, *others = values
+            where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
+            kind = ir.FunctionType(to, [_I64, *[_I32] * len(others)])
+            made = builder.asm(kind, assembly, constraints, [where, *others], True)
+            return made if to is _I32 else ir.Constant(_I32, 0)
 
-    def _prefetch(builder, values):
-        pointer, index = values
-        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
-        builder.asm(ir.FunctionType(ir.VoidType(), [_I64]), "prefetch.global.L2 [$0];", "l", [where], True)
-        return ir.Constant(_I32, 0)
+        return _emitted(int32, emit, types.CPointer(pointee), types.int64, *parameters)
 
-    prefetch = _emitted(int32, _prefetch, types.CPointer(uint32), types.int64)
-
-    def _bring_near(builder, values):
-        pointer, index, n_bytes = values
-        where = builder.ptrtoint(builder.gep(pointer, [index]), _I64)
-        kind, assembly = ir.FunctionType(ir.VoidType(), [_I64, _I32]), f"{LATER}cp.async.bulk.prefetch.L2.global [$0], $1;"
-        builder.asm(kind, assembly, "l,r", [where, n_bytes], True)
-        return ir.Constant(_I32, 0)
+    read_early = _at("ld.global.s32 $0, [$1];", "=r,l", int32)
+    prefetch = _at("prefetch.global.L2 [$0];", "l", uint32)
+    bring_near = _at(f"{LATER}cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", uint32, uint32)
+    _ADD_ONE = "{ .reg .u32 most; sub.u32 most, $2, 1; atom.acq_rel.gpu.global.inc.u32 $0, [$1], most; }"
+    arrive = _at(_ADD_ONE, "=r,l,r,~{memory}", uint32, int32)
 
     def _wait_for_launch(builder, _):
         builder.asm(ir.FunctionType(ir.VoidType(), []), f"{LATER}griddepcontrol.wait;", "~{memory}", [], True)
         return ir.Constant(_I32, 0)
 
-    bring_near = _emitted(int32, _bring_near, types.CPointer(uint32), types.int64, uint32)
     wait_for_launch = _emitted(int32, _wait_for_launch)
-
-    def _arrive(builder, values):
-        counters, i, n = values
-        where = builder.ptrtoint(builder.gep(counters, [i]), _I64)
-        assembly = "{ .reg .u32 most; sub.u32 most, $2, 1; atom.acq_rel.gpu.global.inc.u32 $0, [$1], most; }"
-        kind = ir.FunctionType(_I32, [_I64, _I32])
-        return builder.asm(kind, assembly, "=r,l,r,~{memory}", [where, n], True)
-
-    arrive = _emitted(int32, _arrive, types.CPointer(uint32), types.int64, int32)
 
     def _mma(n):
         """Products of a 16 x 16 n and a 16 n x 8 matrix of signed bytes, whose fragments the lanes hold."""
