@@ -7,15 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels import store
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
-from augury.backends.numba_cpu.kernels.store import (
-    CachedRows,
-    MovedCache,
-    move_keys_kernel,
-    move_rows_kernel,
-    put_key_kernel,
-    put_row_kernel,
-)
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, memory_at, up
 from augury.types import ModelOptions
@@ -68,19 +61,19 @@ class Cache:
         return self._n_slots * self.length * self.bytes_per_position
 
     @property
-    def rows(self) -> CachedRows:
+    def rows(self) -> store.CachedRows:
         """Its rows, of one head, as kernels find them."""
-        return CachedRows(address=self.address, row_bytes=self.row_bytes, n_rows=self.n_rows)
+        return store.CachedRows(address=self.address, row_bytes=self.row_bytes, n_rows=self.n_rows)
 
     @property
     def put(self) -> Any:
         """The kernel that keeps a row."""
-        return put_key_kernel(self.kind) if self.is_of_keys else put_row_kernel(self.kind)
+        return store.put_key_kernel(self.kind) if self.is_of_keys else store.put_row_kernel(self.kind)
 
     @property
     def move(self) -> Any:
         """The kernel that copies cells of caches of its kind, see `MovedCache`."""
-        return move_keys_kernel(self.kind) if self.is_of_keys else move_rows_kernel()
+        return store.move_keys_kernel(self.kind) if self.is_of_keys else store.move_rows_kernel()
 
     def place(self, arena: Arena) -> None:
         """Allocate it."""
@@ -96,9 +89,9 @@ class Cache:
 
 def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:
     """The kernels that copy cells, and the caches of each."""
-    by_kernel: dict[Any, list[MovedCache]] = {}
+    by_kernel: dict[Any, list[store.MovedCache]] = {}
     for each in caches:
         size = each.size if each.is_of_keys else each.row_bytes
-        moved = MovedCache(address=each.address, size=size, n_heads=each.n_heads, n_rows=each.n_rows, first=each.first)
+        moved = store.MovedCache(address=each.address, size=size, n_heads=each.n_heads, n_rows=each.n_rows, first=each.first)
         by_kernel.setdefault(each.move, []).append(moved)
     return [(kernel, table(moved)) for kernel, moved in by_kernel.items()]

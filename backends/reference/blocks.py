@@ -10,32 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury import blocks
 from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
-from augury.blocks import (
-    Attention,
-    Embedding,
-    Experts,
-    FeedForward,
-    GateKind,
-    Injection,
-    LayerInput,
-    Linear,
-    MixtureOfExperts,
-    NextnInput,
-    Norm,
-    Output,
-    Projection,
-    Router,
-    Temperature,
-)
 
 if TYPE_CHECKING:
     from augury.backends.reference.cache import LayerCache
 
 
-def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
+def embed(block: blocks.Embedding, weights: Weights, batch: Batch) -> np.ndarray:
     """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E); zeros where there is nothing to look up."""
     if block.weight is None:
         return np.zeros((len(batch.tokens), block.n_embd))
@@ -45,7 +29,7 @@ def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
     return each_normed(x, block.norm, weights)
 
 
-def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+def nextn_streams(block: blocks.NextnInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
     """The initial residual streams of a layer that predicts further tokens.
 
     Args:
@@ -63,7 +47,7 @@ def nextn_streams(block: NextnInput, weights: Weights, embedded: np.ndarray, hid
     return weights.product(block.projection, joined.reshape(-1, joined.shape[2])).reshape(rows.shape)
 
 
-def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
+def layer_inputs(block: blocks.Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
     """An embedding's inputs for layers, beside x (n, E): (n, layers, P)."""
     inputs = block.layer_inputs
     if inputs is None:
@@ -73,14 +57,14 @@ def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.
     return inputs.scale * (each_normed(made, inputs.norm, weights) + inputs.table_scale * rows)
 
 
-def layer_input(block: LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+def layer_input(block: blocks.LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
     """The addition to x (n, E) of x and the values for its layer, of (n, layers, P)."""
     gates = activate(weights.product(block.gate, x), block.activation)
     return each_normed(weights.product(block.o, gates * inputs[:, block.index]), block.post_norm, weights)
 
 
 def attention(
-    block: Attention,
+    block: blocks.Attention,
     weights: Weights,
     cache: LayerCache,
     batch: Batch,
@@ -114,31 +98,33 @@ def attention(
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
-        gates = sigmoid(gates) if block.gate_kind is GateKind.SIGMOID else np.logaddexp(gates, 0.0)
+        gates = sigmoid(gates) if block.gate_kind is blocks.GateKind.SIGMOID else np.logaddexp(gates, 0.0)
         mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
 
 
-def inject(block: Injection, weights: Weights, cache: LayerCache, batch: Batch, x: np.ndarray) -> None:
+def inject(block: blocks.Injection, weights: Weights, cache: LayerCache, batch: Batch, x: np.ndarray) -> None:
     """Keep the keys and values that an attention makes of x (n, E)."""
     keys, values = _keys_and_values(block.attention, weights, each_normed(x, block.norm, weights), batch.positions)
     for token, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
         cache.store(slot, position, keys[token], values[token])
 
 
-def _keys_and_values(block: Attention, weights: Weights, x: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _keys_and_values(
+    block: blocks.Attention, weights: Weights, x: np.ndarray, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Keys (n, G, D) and values (n, G, D_v) of x (n, E), which is normed."""
     keys = _heads(block, block.k, block.k_norm, weights, x, positions)
     values = _clamped(weights.product(block.v, x), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
     return keys, each_normed(values, block.v_norm, weights)
 
 
-def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
+def projection(block: blocks.Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
     """A projection's addition to x (n, E): o(norm(x))."""
     return weights.product(block.o, each_normed(x, block.norm, weights))
 
 
-def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
+def feed_forward(block: blocks.FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
     """A feed-forward's addition to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
     ups = weights.product(block.up, normed)
@@ -151,7 +137,7 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
-def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+def mixture(block: blocks.MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarray, before: np.ndarray) -> np.ndarray:
     """A mixture of experts' addition to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
     judged = before if block.router.is_early else normed
@@ -173,7 +159,7 @@ def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarr
     return each_normed(added, block.post_norm, weights)
 
 
-def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def routes(router: blocks.Router, weights: Weights, batch: Batch, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The experts and their weights, (n, n_used) each, chosen by logits (n, experts) or by the ids of tokens."""
     bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
     table = router.token_experts
@@ -183,7 +169,11 @@ def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -
 
 
 def sum_of_experts(
-    block: MixtureOfExperts | Experts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
+    block: blocks.MixtureOfExperts | blocks.Experts,
+    weights: Weights,
+    normed: np.ndarray,
+    chosen: np.ndarray,
+    shares: np.ndarray,
 ) -> np.ndarray:
     """The weighted sum (n, E) of the outputs of experts for normed rows, by experts and their weights (n, n_used)."""
     shares = shares[:, :, None]
@@ -201,7 +191,9 @@ def sum_of_experts(
     return total
 
 
-def _limited(block: FeedForward | MixtureOfExperts | Experts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def _limited(
+    block: blocks.FeedForward | blocks.MixtureOfExperts | blocks.Experts, gate: np.ndarray, up: np.ndarray
+) -> np.ndarray:
     """The hidden values (..., F), with their block's limits."""
     limit = math.inf if block.limit is None else block.limit
     if not block.limits_activated:
@@ -209,7 +201,7 @@ def _limited(block: FeedForward | MixtureOfExperts | Experts, gate: np.ndarray, 
     return gated(gate, up, block.activation, limit, block.constants)
 
 
-def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
+def output(block: blocks.Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
     """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for; (r, 0) without an output."""
     if block.weight is None:
         return np.zeros((len(normed), 0), np.float32)
@@ -217,7 +209,12 @@ def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
 
 
 def _heads(
-    block: Attention, linear: Linear, norm: Norm | None, weights: Weights, x: np.ndarray, positions: np.ndarray
+    block: blocks.Attention,
+    linear: blocks.Linear,
+    norm: blocks.Norm | None,
+    weights: Weights,
+    x: np.ndarray,
+    positions: np.ndarray,
 ) -> np.ndarray:
     """Queries or keys (n, heads, D) of x (n, E), normed and turned."""
     heads = _clamped(weights.product(linear, x), block.clamp).reshape(len(x), -1, block.head_dim)
@@ -232,11 +229,11 @@ def _clamped(x: np.ndarray, limit: float | None) -> np.ndarray:
     return x if limit is None else x.clip(-limit, limit)
 
 
-def sharpness(temperature: Temperature, position: int) -> float:
+def sharpness(temperature: blocks.Temperature, position: int) -> float:
     """The factor of a query; see `Temperature`."""
     periods = (position + temperature.offset) // temperature.period
     return 1.0 + temperature.scale * math.log1p(periods)
 
 
-STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
+STATELESS: dict[type, Any] = {blocks.FeedForward: feed_forward, blocks.Projection: projection}
 """The addition to x of blocks without caches and states, by type."""

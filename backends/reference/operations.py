@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury import lowering as op
 from augury.backends.reference.blocks import routes, sum_of_experts
 from augury.backends.reference.formula import activate, gated, sigmoid, softcap
 from augury.backends.reference.lowered_attention import ATTENTION
@@ -15,35 +16,7 @@ from augury.backends.reference.recurrent import convolved, of_length_one, recurr
 from augury.backends.reference.weights import Weights, each_normed
 from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import (
-    Activate,
-    Add,
-    AddStream,
-    AddWeighed,
-    BeginStreams,
-    Constant,
-    Convolve,
-    ConvolveBlock,
-    Decay,
-    DecayByKey,
-    FeedExperts,
-    Gate,
-    GiveInputs,
-    GiveLogits,
-    Join,
-    KeptRows,
-    LookUp,
-    Multiply,
-    Normalize,
-    Operation,
-    ReadHidden,
-    ReadInput,
-    ReadTokens,
-    Recur,
-    Route,
-    ScaleToLength,
-    Value,
-)
+from augury.lowering import KeptRows, Operation, Value
 
 if TYPE_CHECKING:
     from augury.backends.reference.lowered import Run
@@ -71,32 +44,32 @@ def lowered_block(run: Run) -> np.ndarray:
     return run.added
 
 
-def _look_up(run: Run, each: LookUp) -> None:
+def _look_up(run: Run, each: op.LookUp) -> None:
     ids = run.batch.positions if each.is_by_position else run.batch.tokens
     run.arrays[each.out] = each.scale * run.weights.rows(each.table.weight, ids)
 
 
-def _normalize(run: Run, each: Normalize) -> None:
+def _normalize(run: Run, each: op.Normalize) -> None:
     run.arrays[each.out] = each_normed(run.get(each.x), each.norm, run.weights)
 
 
-def _multiply(run: Run, each: Multiply) -> None:
+def _multiply(run: Run, each: op.Multiply) -> None:
     for linear, out in zip(each.linears, each.out, strict=True):
         run.arrays[out] = run.weights.product(linear, run.get(each.x))
 
 
-def _add(run: Run, each: Add) -> None:
+def _add(run: Run, each: op.Add) -> None:
     np.add(run.added, each_normed(run.get(each.y), each.norm, run.weights), out=run.added)
 
 
-def _add_stream(run: Run, each: AddStream) -> None:
+def _add_stream(run: Run, each: op.AddStream) -> None:
     z = run.get(run.block.embedded)
     np.add(run.added, each.factor * (z if each.first is None else run.weights.vector(each.first.weight)), out=run.added)
     if each.trades:
         z[:] = run.get(run.block.x)
 
 
-def _activate(run: Run, each: Activate) -> None:
+def _activate(run: Run, each: op.Activate) -> None:
     x, limit = run.get(each.x), math.inf if each.limit is None else each.limit
     if not each.limits_activated:
         x = np.minimum(x, limit)
@@ -111,15 +84,15 @@ def _activate(run: Run, each: Activate) -> None:
     run.arrays[each.out] = y if each.divisors is None else y / run.weights.vector(each.divisors.weight)
 
 
-def _route(run: Run, each: Route) -> None:
+def _route(run: Run, each: op.Route) -> None:
     run.routes[each.out] = routes(each.router, run.weights, run.batch, run.get(each.logits))
 
 
-def _feed_experts(run: Run, each: FeedExperts) -> None:
+def _feed_experts(run: Run, each: op.FeedExperts) -> None:
     run.arrays[each.out] = sum_of_experts(each.experts, run.weights, run.get(each.x), *run.routes[each.routes])
 
 
-def _add_weighed(run: Run, each: AddWeighed) -> None:
+def _add_weighed(run: Run, each: op.AddWeighed) -> None:
     other = run.get(each.other)
     if each.gate is not None and each.x is not None:
         gate = run.weights.vector(each.gate.weight)
@@ -127,37 +100,37 @@ def _add_weighed(run: Run, each: AddWeighed) -> None:
     run.arrays[each.out] = run.get(each.y) + other
 
 
-def _read_input(run: Run, each: ReadInput) -> None:
+def _read_input(run: Run, each: op.ReadInput) -> None:
     run.arrays[each.out] = run.inputs[:, each.index]
 
 
-def _read_hidden(run: Run, each: ReadHidden) -> None:
+def _read_hidden(run: Run, each: op.ReadHidden) -> None:
     assert run.batch.hidden is not None
     run.arrays[each.out] = run.batch.hidden.astype(np.float64)
 
 
-def _join(run: Run, each: Join) -> None:
+def _join(run: Run, each: op.Join) -> None:
     run.arrays[each.out] = np.hstack([run.get(value) for value in each.x])
 
 
-def _begin_streams(run: Run, each: BeginStreams) -> None:
+def _begin_streams(run: Run, each: op.BeginStreams) -> None:
     run.given.extend(run.get(value) for value in each.y)
 
 
-def _give_inputs(run: Run, each: GiveInputs) -> None:
+def _give_inputs(run: Run, each: op.GiveInputs) -> None:
     run.given.append(each.scale * (run.get(each.x) + each.factor * run.get(each.other)))
 
 
-def _give_logits(run: Run, each: GiveLogits) -> None:
+def _give_logits(run: Run, each: op.GiveLogits) -> None:
     rows = each_normed(run.get(each.x)[run.batch.rows], each.norm, run.weights)
     run.given.append(softcap(run.weights.product(each.linear, rows), each.softcap))
 
 
-def _constant(run: Run, each: Constant) -> None:
+def _constant(run: Run, each: op.Constant) -> None:
     run.arrays[each.out] = np.tile(each.numbers, (len(run.added), 1))
 
 
-def _gate(run: Run, each: Gate) -> None:
+def _gate(run: Run, each: op.Gate) -> None:
     y, gates = run.get(each.y), _activated(run.get(each.gates), each.activation)
     gates = np.repeat(gates, y.shape[1] // gates.shape[1], axis=1)
     if each.skip is not None:
@@ -176,7 +149,7 @@ def _activated(x: np.ndarray, activation: Activation | GateKind) -> np.ndarray:
     return sigmoid(x) if activation is GateKind.SIGMOID else softplus(x)
 
 
-def _convolve_block(run: Run, each: ConvolveBlock) -> None:
+def _convolve_block(run: Run, each: op.ConvolveBlock) -> None:
     x, shape = run.get(each.x), (2, each.n_taps, -1)
     base = run.weights.vector(each.base.weight).reshape(shape)[each.side]
     own = run.get(each.weights).reshape(len(x), *shape)[:, each.side]
@@ -189,7 +162,7 @@ def _convolve_block(run: Run, each: ConvolveBlock) -> None:
     run.arrays[each.out] = y
 
 
-def _convolve(run: Run, each: Convolve) -> None:
+def _convolve(run: Run, each: op.Convolve) -> None:
     made = []
     for value, conv, state in zip(each.x, each.convs, each.states, strict=True):
         x = run.get(value) if each.before is None else run.get(each.before) * run.get(value)
@@ -198,14 +171,14 @@ def _convolve(run: Run, each: Convolve) -> None:
     run.arrays[each.out] = y if each.after is None else run.get(each.after) * y
 
 
-def _scale_to_length(run: Run, each: ScaleToLength) -> None:
+def _scale_to_length(run: Run, each: op.ScaleToLength) -> None:
     x = run.get(each.x)
     heads = of_length_one(x.reshape(len(x), -1, each.size), each.eps)
     heads[:, : each.n_scaled] *= each.scale
     x[:] = heads.reshape(x.shape)
 
 
-def _decay(run: Run, each: Decay) -> None:
+def _decay(run: Run, each: op.Decay) -> None:
     t = run.get(each.t)
     steps = softplus(t if each.dt is None else t + run.weights.vector(each.dt.weight).reshape(-1))
     *decays, betas = each.out
@@ -214,21 +187,21 @@ def _decay(run: Run, each: Decay) -> None:
     run.arrays[betas] = steps if each.b is None else sigmoid(run.get(each.b))
 
 
-def _decay_by_key(run: Run, each: DecayByKey) -> None:
+def _decay_by_key(run: Run, each: op.DecayByKey) -> None:
     a, t = np.repeat(run.weights.vector(each.a.weight).reshape(-1), each.key_dim), run.get(each.t)
     decays, betas = each.out
     run.arrays[decays] = np.exp(a * softplus(t) if each.floor is None else each.floor * sigmoid(a * t))
     run.arrays[betas] = sigmoid(run.get(each.b))
 
 
-def _recur(run: Run, each: Recur) -> None:
+def _recur(run: Run, each: op.Recur) -> None:
     queries = run.get(each.queries)
     fed = [run.get(value) for value in (each.keys, each.values, each.decays, each.betas) if value is not None]
     state, heads = run.block.states[each.state], queries.reshape(len(queries), -1, each.heads.key_dim)
     run.arrays[each.out] = recurred(each.heads, state, run.batch, run.tree, heads, np.hstack(fed)).reshape(len(queries), -1)
 
 
-def _read_tokens(run: Run, each: ReadTokens) -> None:
+def _read_tokens(run: Run, each: op.ReadTokens) -> None:
     run.arrays[each.out] = run.batch.tokens[:, None].astype(np.float64)
 
 
@@ -260,30 +233,30 @@ def _known(operand: Any, weights: Weights) -> Any:
 
 
 _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
-    Normalize: _normalize,
-    Multiply: _multiply,
-    Add: _add,
-    AddStream: _add_stream,
-    Activate: _activate,
-    Route: _route,
-    FeedExperts: _feed_experts,
-    AddWeighed: _add_weighed,
-    ReadInput: _read_input,
-    ReadHidden: _read_hidden,
-    Join: _join,
-    BeginStreams: _begin_streams,
-    LookUp: _look_up,
-    GiveInputs: _give_inputs,
-    GiveLogits: _give_logits,
-    Constant: _constant,
-    Gate: _gate,
-    Convolve: _convolve,
-    ConvolveBlock: _convolve_block,
-    ScaleToLength: _scale_to_length,
-    Decay: _decay,
-    DecayByKey: _decay_by_key,
-    Recur: _recur,
-    ReadTokens: _read_tokens,
+    op.Normalize: _normalize,
+    op.Multiply: _multiply,
+    op.Add: _add,
+    op.AddStream: _add_stream,
+    op.Activate: _activate,
+    op.Route: _route,
+    op.FeedExperts: _feed_experts,
+    op.AddWeighed: _add_weighed,
+    op.ReadInput: _read_input,
+    op.ReadHidden: _read_hidden,
+    op.Join: _join,
+    op.BeginStreams: _begin_streams,
+    op.LookUp: _look_up,
+    op.GiveInputs: _give_inputs,
+    op.GiveLogits: _give_logits,
+    op.Constant: _constant,
+    op.Gate: _gate,
+    op.Convolve: _convolve,
+    op.ConvolveBlock: _convolve_block,
+    op.ScaleToLength: _scale_to_length,
+    op.Decay: _decay,
+    op.DecayByKey: _decay_by_key,
+    op.Recur: _recur,
+    op.ReadTokens: _read_tokens,
     **ATTENTION,
 }
 """The functions of all operations."""

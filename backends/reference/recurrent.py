@@ -9,21 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from augury import blocks
 from augury.backends.reference.formula import products, sigmoid
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
-from augury.blocks import (
-    Block,
-    Convolution,
-    GatedDeltaNet,
-    KimiDeltaAttention,
-    LightningAttention,
-    LinearRecurrence,
-    Mamba,
-    Mamba2,
-    SequenceState,
-    ShortConvolution,
-)
 from augury.errors import CapacityError
 from augury.types import ModelOptions
 
@@ -37,7 +26,7 @@ class _State:
         values: (S, *shape), of each slot after its certain tokens.
     """
 
-    def __init__(self, state: SequenceState, advance: Advance, options: ModelOptions) -> None:
+    def __init__(self, state: blocks.SequenceState, advance: Advance, options: ModelOptions) -> None:
         self._advance = advance
         self.values = np.zeros((options.n_slots, *state.shape))
         self._saved = np.zeros_like(self.values)
@@ -89,10 +78,10 @@ class LayerStates:
 
     purpose = "states"
 
-    def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
+    def __init__(self, block: blocks.Block, options: ModelOptions, weights: Weights) -> None:
         self.start(block.states(), _advances(block, weights), options)
 
-    def start(self, states: Sequence[SequenceState], advances: Sequence[Advance], options: ModelOptions) -> None:
+    def start(self, states: Sequence[blocks.SequenceState], advances: Sequence[Advance], options: ModelOptions) -> None:
         """Allocate states, each with the function that takes a token into it.
 
         Raises:
@@ -119,7 +108,7 @@ class LayerStates:
 
 
 def short_convolution(
-    block: ShortConvolution, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: blocks.ShortConvolution, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """A gated short convolution's addition to x (n, E): o(c * conv(b * v))."""
     b, c, v = np.split(weights.product(block.inputs, each_normed(x, block.norm, weights)), 3, axis=1)
@@ -127,7 +116,7 @@ def short_convolution(
 
 
 def convolved(
-    conv: Convolution, weights: Weights, state: _State, batch: Batch, tree: Tree | None, inputs: np.ndarray
+    conv: blocks.Convolution, weights: Weights, state: _State, batch: Batch, tree: Tree | None, inputs: np.ndarray
 ) -> np.ndarray:
     """The convolution of inputs (n, C) with those before, of which the state has the last `size - 1`."""
     taps = conv.taps(weights.vector(conv.weight))
@@ -143,7 +132,7 @@ def shift(window: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def gated_delta_net(
-    block: GatedDeltaNet, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: blocks.GatedDeltaNet, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """A gated delta net's addition to x (n, E): o(norm(y) * silu(gate))."""
     normed, heads = each_normed(x, block.norm, weights), block.recurrence
@@ -161,7 +150,7 @@ def gated_delta_net(
 
 
 def kimi_delta_attention(
-    block: KimiDeltaAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: blocks.KimiDeltaAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """Kimi delta attention's addition to x (n, E): o(norm(y) * sigmoid(gate))."""
     normed, heads, n = each_normed(x, block.norm, weights), block.recurrence, len(x)
@@ -183,7 +172,9 @@ def kimi_delta_attention(
     return weights.product(block.o, y * sigmoid(gates))
 
 
-def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
+def mamba2(
+    block: blocks.Mamba2, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
     """A Mamba-2 block's addition to x (n, E): o(out_norm((y + d * value) * silu(gate)))."""
     heads, n = block.recurrence, len(x)
     n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
@@ -200,7 +191,9 @@ def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, t
     return weights.product(block.o, each_normed(y.reshape(n, -1) * silu(gates), block.out_norm, weights))
 
 
-def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
+def mamba(
+    block: blocks.Mamba, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
     """A Mamba block's addition to x (n, E): o((y + d * v) * silu(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
     values = weights.product(block.value, normed)
@@ -219,7 +212,7 @@ def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tre
 
 
 def lightning_attention(
-    block: LightningAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: blocks.LightningAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """Lightning attention's addition to x (n, E): o(out_norm(y) * sigmoid(gate))."""
     heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
@@ -230,7 +223,7 @@ def lightning_attention(
 
 
 def recurred(
-    heads: LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
+    heads: blocks.LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
 ) -> np.ndarray:
     """The heads' output (n, H, V) for queries (n, G, K) after each token, with the inputs `fed`."""
     y = np.empty((len(fed), heads.n_heads, heads.value_dim))
@@ -239,7 +232,7 @@ def recurred(
     return y
 
 
-def advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarray, fed: np.ndarray) -> np.ndarray:
+def advance_heads(heads: blocks.LinearRecurrence, a: np.ndarray | None, state: np.ndarray, fed: np.ndarray) -> np.ndarray:
     """The matrices of the heads (H, K, V) after a token; `a` (K, V) where decays are by channel."""
     n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
     keys = _of_heads(heads, fed[:n_keys].reshape(-1, heads.key_dim))
@@ -258,7 +251,7 @@ def advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarr
     return decayed + keys[:, :, None] * (betas * values)[:, None, :]
 
 
-def _of_heads(heads: LinearRecurrence, rows: np.ndarray) -> np.ndarray:
+def _of_heads(heads: blocks.LinearRecurrence, rows: np.ndarray) -> np.ndarray:
     """The query or key of each head, (H, K), from groups' (G, K)."""
     n = heads.n_heads // heads.n_key_heads
     return np.tile(rows, (n, 1)) if heads.is_tiled else np.repeat(rows, n, axis=0)
@@ -285,22 +278,22 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 MIXERS: dict[type, Any] = {
-    ShortConvolution: short_convolution,
-    GatedDeltaNet: gated_delta_net,
-    KimiDeltaAttention: kimi_delta_attention,
-    Mamba: mamba,
-    Mamba2: mamba2,
-    LightningAttention: lightning_attention,
+    blocks.ShortConvolution: short_convolution,
+    blocks.GatedDeltaNet: gated_delta_net,
+    blocks.KimiDeltaAttention: kimi_delta_attention,
+    blocks.Mamba: mamba,
+    blocks.Mamba2: mamba2,
+    blocks.LightningAttention: lightning_attention,
 }
 """The addition to x of recurrent blocks, by type."""
 
 
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     """The functions that take a token into each of a block's states: (state, input) → state."""
-    if isinstance(block, ShortConvolution):
+    if isinstance(block, blocks.ShortConvolution):
         return (shift,) * len(block.states())
     heads = block.recurrence
-    if isinstance(block, LightningAttention):
+    if isinstance(block, blocks.LightningAttention):
         return (partial(advance_heads, heads, None),)
     a = weights.vector(block.a.weight).T if heads.is_by_channel else None
     return (*[shift] * (len(block.states()) - 1), partial(advance_heads, heads, a))

@@ -8,20 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import (
-    as_it_is,
-    capped,
-    gelu,
-    gelu_half,
-    relu,
-    relu_squared,
-    sigmoid,
-    silu,
-    softplus,
-    swiglu_oai,
-    swiglu_oai_up,
-    xielu,
-)
+from augury.backends.numba_cpu.kernels import activation as functions
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, put_f32, splat_f32, sub, zero_f32
@@ -29,17 +16,11 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, mul
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
 
-_FUNCTIONS = {
-    "silu": (silu, as_it_is),
-    "gelu": (gelu, as_it_is),
-    "gelu_half": (gelu_half, as_it_is),
-    "relu": (relu, as_it_is),
-    "relu_squared": (relu_squared, as_it_is),
-    "swiglu_oai": (swiglu_oai, swiglu_oai_up),
-    "sigmoid": (sigmoid, as_it_is),
-    "softplus": (softplus, as_it_is),
-    "situ": (sigmoid, as_it_is),
-    "xielu": (as_it_is, as_it_is),
+_PLAIN = ("silu", "gelu", "gelu_half", "relu", "relu_squared", "sigmoid", "softplus")
+_FUNCTIONS = {name: (getattr(functions, name), functions.as_it_is) for name in _PLAIN} | {
+    "swiglu_oai": (functions.swiglu_oai, functions.swiglu_oai_up),
+    "situ": (functions.sigmoid, functions.as_it_is),
+    "xielu": (functions.as_it_is, functions.as_it_is),
 }
 """The functions of the gate, and of its factor, by activation; without the part that has constants."""
 
@@ -100,9 +81,9 @@ def activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activ
     def activated_gate(value: Any, constants: Any) -> Any:
         """The activation of a gate."""
         if is_xielu:
-            return xielu(value, constants.a, constants.b, constants.c, constants.d)
+            return functions.xielu(value, constants.a, constants.b, constants.c, constants.d)
         if is_capped:
-            return mul(of_gate(value), capped(value, constants.a))
+            return mul(of_gate(value), functions.capped(value, constants.a))
         return of_gate(value)
 
     @helper
@@ -119,7 +100,7 @@ def activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activ
             if is_limited:
                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
             if is_capped:
-                other = capped(other, constants.b)
+                other = functions.capped(other, constants.b)
             value = mul(value, of_up(other))
         return value
 

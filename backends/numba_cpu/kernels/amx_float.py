@@ -11,25 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.simd import (
-    F16,
-    F32X16,
-    I16X32,
-    I32,
-    I32X16,
-    constant,
-    emit_prefetch,
-    emitted,
-    f32x16,
-    i64,
-    load,
-    store,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.unpack import GROUPS, at
 
 _COLUMN = 2 * PANEL_ROWS  # bytes of a column of a panel
@@ -37,22 +23,24 @@ _COLUMN = 2 * PANEL_ROWS  # bytes of a column of a panel
 
 def _cut(b: ir.IRBuilder, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Cut float32 into the upper half of its bits and the remainder, float32 each."""
-    upper = b.bitcast(b.and_(b.bitcast(value, I32X16), constant(I32X16, 0xFFFF0000)), F32X16)
+    upper = b.bitcast(b.and_(b.bitcast(value, simd.I32X16), simd.constant(simd.I32X16, 0xFFFF0000)), simd.F32X16)
     return upper, b.fsub(value, upper)
 
 
 def _words(b: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: list[int]) -> ir.Value:
-    return b.shuffle_vector(b.bitcast(first, I16X32), b.bitcast(second, I16X32), ir.Constant(ir.VectorType(I32, 32), lanes))
+    return b.shuffle_vector(
+        b.bitcast(first, simd.I16X32), b.bitcast(second, simd.I16X32), ir.Constant(ir.VectorType(simd.I32, 32), lanes)
+    )
 
 
 def _unpack_bf16(b: ir.IRBuilder, columns: ir.Value, g: int) -> list[ir.Value]:
-    even, odd = (load(b, at(b, columns, _COLUMN * i), I16X32) for i in range(2))
+    even, odd = (simd.load(b, at(b, columns, _COLUMN * i), simd.I16X32) for i in range(2))
     return [_words(b, even, odd, [16 * g + lane // 2 + 32 * (lane % 2) for lane in range(32)])]
 
 
 def _unpack_f16(b: ir.IRBuilder, columns: ir.Value, g: int) -> list[ir.Value]:
-    halves = (load(b, at(b, columns, _COLUMN * i + 2 * TILE_ROWS * g), ir.VectorType(F16, 16)) for i in range(2))
-    parts = zip(*(_cut(b, b.fpext(half, F32X16)) for half in halves), strict=True)
+    halves = (simd.load(b, at(b, columns, _COLUMN * i + 2 * TILE_ROWS * g), ir.VectorType(simd.F16, 16)) for i in range(2))
+    parts = zip(*(_cut(b, b.fpext(half, simd.F32X16)) for half in halves), strict=True)
     return [_words(b, even, odd, [lane // 2 * 2 + 1 + 32 * (lane % 2) for lane in range(32)]) for even, odd in parts]
 
 
@@ -62,7 +50,7 @@ WEIGHT_PARTS = {"bf16": 1, "f16": 2}
 TOKEN_PARTS = 2
 
 
-@emitted(i64, i64, i64, n_literals=1)
+@simd.emitted(simd.i64, simd.i64, simd.i64, n_literals=1)
 def unpack_floats(b, kind, columns, out, ahead):
     """32 columns of 32 rows → a tile for each group of rows, and if weights are cut, two more of the remainders.
 
@@ -72,23 +60,23 @@ def unpack_floats(b, kind, columns, out, ahead):
     for pair in range(TILE_ROWS):
         for g in GROUPS:
             for part, row in enumerate(emit(b, at(b, columns, 2 * _COLUMN * pair), g)):
-                store(b, at(b, out, (part * len(GROUPS) + g) * TILE_BYTES + ROW_BYTES * pair), row)
-            emit_prefetch(b, at(b, ahead, VECTOR * (len(GROUPS) * pair + g)), 2)
+                simd.store(b, at(b, out, (part * len(GROUPS) + g) * TILE_BYTES + ROW_BYTES * pair), row)
+            simd.emit_prefetch(b, at(b, ahead, VECTOR * (len(GROUPS) * pair + g)), 2)
 
 
-@emitted(f32x16, f32x16, i64, n_literals=1)
+@simd.emitted(simd.f32x16, simd.f32x16, simd.i64, n_literals=1)
 def _cut_32(b, isa, low, high, out):
     """Cut 16 float32, and 16 more, to 128 bytes."""
     tiles = TILES[isa]
     words = tiles.round(b, low, high)
-    store(b, out, words)
+    simd.store(b, out, words)
     rests = []
     for half, value in enumerate((low, high)):
         lanes = [16 * half + lane // 2 + 32 * (1 - lane % 2) for lane in range(32)]  # a zero below each
-        rounded = b.bitcast(_words(b, words, ir.Constant(I16X32, None), lanes), F32X16)
+        rounded = b.bitcast(_words(b, words, ir.Constant(simd.I16X32, None), lanes), simd.F32X16)
         is_whole = b.fcmp_ordered("==", rounded, value)  # and nothing is left of infinity
-        rests.append(b.select(is_whole, ir.Constant(F32X16, None), b.fsub(value, rounded)))
-    store(b, at(b, out, ROW_BYTES), tiles.round(b, *rests))
+        rests.append(b.select(is_whole, ir.Constant(simd.F32X16, None), b.fsub(value, rounded)))
+    simd.store(b, at(b, out, ROW_BYTES), tiles.round(b, *rests))
 
 
 def bfloat16_cut(isa: str) -> Any:
@@ -98,7 +86,7 @@ def bfloat16_cut(isa: str) -> Any:
         for i in range(i0, i1):
             block = i // n
             source, left = x + ((i - block * n) * k + block * BLOCK) * 4, k - block * BLOCK
-            high = zero_f32()
+            high = simd.zero_f32()
             if left > 16:
                 high = load_part(source + 64, left - 16)
             _cut_32(isa, load_part(source, left), high, out + i * TOKEN_PARTS * ROW_BYTES)

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.amx import (
-    MEMORY_BYTES,
-    ROW_BYTES,
-    TILE_BYTES,
-    TILE_ROWS,
-    clear,
-    configure,
-    dot,
-    load_tile,
-    release,
-    save_tile,
-    stream_tile,
-)
+from augury.backends.numba_cpu.kernels import amx, simd
 from augury.backends.numba_cpu.kernels.amx_float import TOKEN_PARTS, WEIGHT_PARTS, unpack_floats
 from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR, Format
@@ -32,10 +19,10 @@ _PANELS = 8  # that take these blocks one after the other
 _AHEAD = 8  # blocks that are fetched before they are unpacked
 _LARGE = 16 << 20  # bytes of products that have left the caches before they are read
 _SUMS_AHEAD = 4 * VECTOR  # that are fetched with each block: all are within a chunk
-_PAIR = 2 * TILE_BYTES  # the tiles of a block's weights
+_PAIR = 2 * amx.TILE_BYTES  # the tiles of a block's weights
 _SUM_BYTES = 4 * PANEL_ROWS
 # Offsets into scratch memory.
-_FACTORS = MEMORY_BYTES
+_FACTORS = amx.MEMORY_BYTES
 _TILES = _FACTORS + 2 * FACTOR_BYTES
 _SUMS = _TILES + _CHUNK * _PAIR
 
@@ -48,27 +35,27 @@ def tile_scratch_bytes(max_tokens: int) -> int:
 # Four tiles of sums: of the first m tokens by the first 16 rows, by the others, then of the second m tokens.
 @helper
 def _clear(isa, scratch):
-    clear(isa, 0, scratch)
-    clear(isa, 1, scratch)
-    clear(isa, 2, scratch)
-    clear(isa, 3, scratch)
+    amx.clear(isa, 0, scratch)
+    amx.clear(isa, 1, scratch)
+    amx.clear(isa, 2, scratch)
+    amx.clear(isa, 3, scratch)
 
 
 @helper
 def _load(isa, scratch, sums, m):
-    load_tile(isa, 0, scratch, sums, ROW_BYTES)
-    load_tile(isa, 1, scratch, sums + m * ROW_BYTES, ROW_BYTES)
-    load_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
-    load_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
+    amx.load_tile(isa, 0, scratch, sums, amx.ROW_BYTES)
+    amx.load_tile(isa, 1, scratch, sums + m * amx.ROW_BYTES, amx.ROW_BYTES)
+    amx.load_tile(isa, 2, scratch, sums + 2 * m * amx.ROW_BYTES, amx.ROW_BYTES)
+    amx.load_tile(isa, 3, scratch, sums + 3 * m * amx.ROW_BYTES, amx.ROW_BYTES)
 
 
 @helper
 def _save(isa, scratch, sums, m, has_second):
-    save_tile(isa, 0, scratch, sums, ROW_BYTES)
-    save_tile(isa, 1, scratch, sums + m * ROW_BYTES, ROW_BYTES)
+    amx.save_tile(isa, 0, scratch, sums, amx.ROW_BYTES)
+    amx.save_tile(isa, 1, scratch, sums + m * amx.ROW_BYTES, amx.ROW_BYTES)
     if has_second:
-        save_tile(isa, 2, scratch, sums + 2 * m * ROW_BYTES, ROW_BYTES)
-        save_tile(isa, 3, scratch, sums + 3 * m * ROW_BYTES, ROW_BYTES)
+        amx.save_tile(isa, 2, scratch, sums + 2 * m * amx.ROW_BYTES, amx.ROW_BYTES)
+        amx.save_tile(isa, 3, scratch, sums + 3 * m * amx.ROW_BYTES, amx.ROW_BYTES)
 
 
 def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> Any:
@@ -76,22 +63,22 @@ def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> A
 
     Either may be cut in two. Then the upper parts come first, the rest of activations next, the rest of weights last.
     """
-    stride = n_of_tokens * ROW_BYTES
+    stride = n_of_tokens * amx.ROW_BYTES
 
     def adder_of_part(*, loads_weights: bool) -> Any:
         @helper
         def add_part(scratch, weights, first, second, has_second):
             if loads_weights:
-                load_tile(isa, 6, scratch, weights, ROW_BYTES)
+                amx.load_tile(isa, 6, scratch, weights, amx.ROW_BYTES)
             load_tokens(isa, 4, scratch, first, stride)
-            dot(isa, 0, 4, 6, scratch)
+            amx.dot(isa, 0, 4, 6, scratch)
             if loads_weights:
-                load_tile(isa, 7, scratch, weights + TILE_BYTES, ROW_BYTES)
-            dot(isa, 1, 4, 7, scratch)
+                amx.load_tile(isa, 7, scratch, weights + amx.TILE_BYTES, amx.ROW_BYTES)
+            amx.dot(isa, 1, 4, 7, scratch)
             if has_second:
                 load_tokens(isa, 5, scratch, second, stride)
-                dot(isa, 2, 5, 6, scratch)
-                dot(isa, 3, 5, 7, scratch)
+                amx.dot(isa, 2, 5, 6, scratch)
+                amx.dot(isa, 3, 5, 7, scratch)
 
         return add_part
 
@@ -101,7 +88,7 @@ def _adder(isa: str, n_of_tokens: int, n_of_weights: int, load_tokens: Any) -> A
     def add_products(scratch, weights, first, second, has_second):
         add_new(scratch, weights, first, second, has_second)
         if n_of_tokens > 1:
-            add_same(scratch, weights, first + ROW_BYTES, second + ROW_BYTES, has_second)
+            add_same(scratch, weights, first + amx.ROW_BYTES, second + amx.ROW_BYTES, has_second)
         if n_of_weights > 1:
             add_new(scratch, weights + _PAIR, first, second, has_second)
 
@@ -145,7 +132,7 @@ def _reader(fmt: Format, isa: str) -> Any:
         if not is_float:
             low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
         for t in range(m):
-            first, second = simd.load_f32(sums + t * ROW_BYTES), simd.load_f32(sums + (m + t) * ROW_BYTES)
+            first, second = simd.load_f32(sums + t * amx.ROW_BYTES), simd.load_f32(sums + (m + t) * amx.ROW_BYTES)
             if not is_float:
                 first, second = simd.mul(first, low), simd.mul(second, high)
             _store(y + t * 4 * ldy, first, second, is_large)
@@ -158,10 +145,10 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
     prepare, unpack, write = _reader(fmt, isa)
     n_of_weights = WEIGHT_PARTS.get(fmt.kind, 1)
     n_of_tokens = TOKEN_PARTS if fmt.float_bytes else 1
-    token_bytes, pair_bytes, chunk = n_of_tokens * ROW_BYTES, n_of_weights * _PAIR, _CHUNK // n_of_weights
+    token_bytes, pair_bytes, chunk = n_of_tokens * amx.ROW_BYTES, n_of_weights * _PAIR, _CHUNK // n_of_weights
     ahead_bytes = n_of_weights * _SUMS_AHEAD
-    add_products = _adder(isa, n_of_tokens, n_of_weights, load_tile)
-    add_streamed = _adder(isa, n_of_tokens, n_of_weights, stream_tile)
+    add_products = _adder(isa, n_of_tokens, n_of_weights, amx.load_tile)
+    add_streamed = _adder(isa, n_of_tokens, n_of_weights, amx.stream_tile)
 
     @helper
     def add_chunk(scratch, weights, count, columns, step, first, second, ahead):
@@ -184,7 +171,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         The factors of the block after that are made before: all of a block waits for its scales, which come from memory.
         """
         tiles, sums = scratch + _TILES, scratch + _SUMS
-        has_second, second = n > TILE_ROWS, n // 2
+        has_second, second = n > amx.TILE_ROWS, n // 2
         m = n - second if has_second else n
         this, other = tiles, tiles + pair_bytes
         now, then = scratch + _FACTORS, scratch + _FACTORS + FACTOR_BYTES
@@ -210,7 +197,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
             _save(isa, scratch, sums, m, has_second)
             write(sums, w, p, to, ldy, m, False)
             if has_second:
-                write(sums + 2 * m * ROW_BYTES, w, p, to + second * 4 * ldy, ldy, m, False)
+                write(sums + 2 * m * amx.ROW_BYTES, w, p, to + second * 4 * ldy, ldy, m, False)
 
     @helper
     def many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m):
@@ -240,19 +227,19 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
                         _save(isa, scratch, sums, m, True)
                         if k + count == n_blocks:
                             write(sums, w, q, to + first * 4 * ldy, ldy, m, is_large)
-                            write(sums + 2 * m * ROW_BYTES, w, q, to + second * 4 * ldy, ldy, m, is_large)
+                            write(sums + 2 * m * amx.ROW_BYTES, w, q, to + second * 4 * ldy, ldy, m, is_large)
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
         n_tiles = 1
-        if n > TILE_ROWS:
-            n_tiles = 2 * ((n + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS))
+        if n > amx.TILE_ROWS:
+            n_tiles = 2 * ((n + 2 * amx.TILE_ROWS - 1) // (2 * amx.TILE_ROWS))
         m = (n + n_tiles - 1) // n_tiles
-        configure(isa, scratch, m)
+        amx.configure(isa, scratch, m)
         if n_tiles <= 2:
             few(w, x, y, n, n_blocks, p0, p1, ldy, scratch)
         else:
             many(w, x, y, n, n_blocks, p0, p1, ldy, scratch, m)
-        release(isa)
+        amx.release(isa)
 
     return kernel(matmul, f"matmul_{fmt.kind}_{isa.replace('-', '_')}")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels import attention_layer, simd
 from augury.backends.numba_cpu.kernels.attention_chunk import (
     Fetch,
     TileRows,
@@ -29,16 +29,6 @@ from augury.backends.numba_cpu.kernels.attention_chunk import (
     gather_kernel,
     seen_by,
     unpack_kernel,
-)
-from augury.backends.numba_cpu.kernels.attention_layer import (
-    BLOCK_ROWS,
-    HEAD,
-    LINE,
-    MANY_ROWS,
-    N_PARTS,
-    OWN_PARTS,
-    TOTAL,
-    Attend,
 )
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
@@ -65,10 +55,10 @@ _DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks its own loads; more of th
 def finish(layer, kept, token, head):
     """Write a row's result."""
     dv = layer.dv
-    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + TOTAL))
+    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + attention_layer.TOTAL))
     out = layer.out + 4 * (token * layer.n_heads + head) * dv
     for i in range(0, dv, 16):
-        store_part(out + 4 * i, mul(simd.load_f32(kept + HEAD + 4 * i), inverse), dv - i)
+        store_part(out + 4 * i, mul(simd.load_f32(kept + attention_layer.HEAD + 4 * i), inverse), dv - i)
 
 
 @helper
@@ -123,12 +113,12 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         """
         n_groups, start, slot = layer.n_kv_heads, place.first, place.slot
         share = layer.n_heads // n_groups
-        bytes_of_part = HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        bytes_of_part = attention_layer.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
         run = (slot * n_groups + group) * layer.n_rows
         keys = layer.keys + bytes_k * layer.d * (run // LANES)
         values = layer.values + bytes_v * (layer.value_row // LANES) * run
         q = layer.q.address + 4 * (start * layer.q.stride + group * share * layer.d)
-        own = scratch + OWN_PARTS
+        own = scratch + attention_layer.OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
             for row in range(row1 - row0):
@@ -183,7 +173,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
             low, high = seen_by(layer, positions, place, share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
-            n_chunks += n_groups * ((n_rows + BLOCK_ROWS - 1) // BLOCK_ROWS) * n_seen
+            n_chunks += n_groups * ((n_rows + attention_layer.BLOCK_ROWS - 1) // attention_layer.BLOCK_ROWS) * n_seen
         return n_parts, n_chunks
 
     def attend(record, state, thread, n_threads):
@@ -191,16 +181,16 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         scratch = scratch_of(state, thread)
         n_groups = layer.n_kv_heads
         share = layer.n_heads // n_groups
-        bytes_of_part = HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        bytes_of_part = attention_layer.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
         n_rows_all = get_i64(state + N_TOKENS) * layer.n_heads
-        step, run, is_cut = BLOCK_ROWS, 1, False
-        if n_rows_all <= MANY_ROWS * n_threads:
+        step, run, is_cut = attention_layer.BLOCK_ROWS, 1, False
+        if n_rows_all <= attention_layer.MANY_ROWS * n_threads:
             n_parts, n_all = count_parts(layer, state)
-            is_cut = n_parts <= N_PARTS
+            is_cut = n_parts <= attention_layer.N_PARTS
             run = max(n_all // (2 * _ITEMS * n_threads), 1)  # chunks that a thread takes
         if not is_cut:
-            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, BLOCK_ROWS)
-        kept = scratch + OWN_PARTS
+            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, attention_layer.BLOCK_ROWS)
+        kept = scratch + attention_layer.OWN_PARTS
         item = atomic_add(state + CLAIMED, 1)
         first, count, parts = 0, layer.counts, layer.parts
         runs, n_runs, all_positions = runs_of(layer, state)
@@ -236,7 +226,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                 first += n_items
                 if is_cut:
                     parts += n_chunks * (row1 - row0) * bytes_of_part
-                    count += LINE
+                    count += attention_layer.LINE
 
     form = "_sparse" * is_sparse + "_latent" * is_latent
-    return kernel(attend, f"attend{form}_{type_k}_{type_v}", record=Attend)
+    return kernel(attend, f"attend{form}_{type_k}_{type_v}", record=attention_layer.Attend)

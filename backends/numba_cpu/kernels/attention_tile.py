@@ -11,57 +11,35 @@ from collections.abc import Sequence
 from llvmlite import ir
 from numba.core import cgutils
 
-from augury.backends.numba_cpu.kernels.cache_type import (
-    BLOCK,
-    BYTES,
-    COLUMNS,
-    FLOATS,
-    LANES,
-    emit_floats,
-    emit_keys,
-    emit_values,
-)
+from augury.backends.numba_cpu.kernels import cache_type, simd
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import (
-    F32,
-    F32X16,
-    I32,
-    I64,
-    emit_fma,
-    emit_prefetch,
-    emitted,
-    f32x16,
-    i64,
-    load,
-    splat,
-    store,
-)
 from augury.backends.numba_cpu.kernels.unpack import at
 
 CHUNK = 256  # positions whose scores are kept at once
-SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, then cleared cells
+# Of one row: a chunk, or its beginning and a tree, then cleared cells.
+SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + cache_type.LANES)
 _VECTOR = 64
 
 # Rows of the largest tile, vectors of positions or columns beside each other: as many as registers hold without spilling.
 MAX_ROWS, N_VECTORS = (6, 4) if "avx512f" in host_features() else (3, 2)
-POSITIONS = LANES * N_VECTORS  # that are scored at once
+POSITIONS = cache_type.LANES * N_VECTORS  # that are scored at once
 
 
 def lines_of(kind: str) -> int:
     """Cache lines that POSITIONS keys advance by with a step, or values with each N_VECTORS vectors of columns."""
-    return max(POSITIONS * BYTES[kind] // LANES // _VECTOR, 1)
+    return max(POSITIONS * cache_type.BYTES[kind] // cache_type.LANES // _VECTOR, 1)
 
 
 def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
-    return b.mul(index, ir.Constant(I64, n_bytes))
+    return b.mul(index, ir.Constant(simd.I64, n_bytes))
 
 
 def _prefetch(b: ir.IRBuilder, stream: ir.Value, lines: ir.Value) -> None:
     """Ask for the next cache lines of the stream whose address lies in a stack slot: the second cache can await more."""
     with cgutils.for_range(b, lines):
         address = b.load(stream)
-        emit_prefetch(b, address, 2)
+        simd.emit_prefetch(b, address, 2)
         b.store(at(b, address, _VECTOR), stream)
 
 
@@ -69,17 +47,17 @@ class _Sums:
     """Sums of rows x vectors, in stack slots that LLVM turns into registers."""
 
     def __init__(self, b: ir.IRBuilder, n_rows: int, n_vectors: int) -> None:
-        self._slots = [[cgutils.alloca_once(b, F32X16) for _ in range(n_vectors)] for _ in range(n_rows)]
+        self._slots = [[cgutils.alloca_once(b, simd.F32X16) for _ in range(n_vectors)] for _ in range(n_rows)]
         for slots in self._slots:
             for slot in slots:
-                b.store(ir.Constant(F32X16, None), slot)
+                b.store(ir.Constant(simd.F32X16, None), slot)
 
     def add(self, b: ir.IRBuilder, vectors: Sequence[ir.Value], factors: Sequence[ir.Value]) -> None:
         """Add vectors * the float at each row's address."""
         for address, slots in zip(factors, self._slots, strict=True):
-            factor = splat(b, load(b, address, F32), F32X16)
+            factor = simd.splat(b, simd.load(b, address, simd.F32), simd.F32X16)
             for vector, slot in zip(vectors, slots, strict=True):
-                b.store(emit_fma(b, vector, factor, b.load(slot)), slot)
+                b.store(simd.emit_fma(b, vector, factor, b.load(slot)), slot)
 
     def rows(self, b: ir.IRBuilder) -> list[list[ir.Value]]:
         """The sums."""
@@ -87,35 +65,37 @@ class _Sums:
 
 
 def _emit_float_scores(b, kind, sums, keys, heads, d, fetch):
-    block = _scaled(b, d, BYTES[kind])
+    block = _scaled(b, d, cache_type.BYTES[kind])
     with cgutils.for_range(b, d) as loop:
         fetch(1)
-        key = b.add(keys, _scaled(b, loop.index, BYTES[kind]))
+        key = b.add(keys, _scaled(b, loop.index, cache_type.BYTES[kind]))
         vectors = []
         for _ in range(N_VECTORS):
-            vectors.append(emit_floats(b, kind, key))
+            vectors.append(cache_type.emit_floats(b, kind, key))
             key = b.add(key, block)
         sums.add(b, vectors, [b.add(head, _scaled(b, loop.index, 4)) for head in heads])
 
 
 def _emit_scaled_scores(b, kind, sums, keys, heads, d, fetch):
-    block, columns = _scaled(b, d, BYTES[kind]), COLUMNS[kind]
-    with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, BLOCK))) as outer:
+    block, columns = _scaled(b, d, cache_type.BYTES[kind]), cache_type.COLUMNS[kind]
+    with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, cache_type.BLOCK))) as outer:
         fetch(2)  # for the scales
-        start = b.add(keys, _scaled(b, outer.index, BLOCK * BYTES[kind]))
-        starts = [b.add(start, b.mul(block, ir.Constant(I64, v))) for v in range(N_VECTORS)]
-        scales = [emit_floats(b, "f16", place) for place in starts]
-        queries = [b.add(head, _scaled(b, outer.index, 4 * BLOCK)) for head in heads]
-        with cgutils.for_range(b, ir.Constant(I64, BLOCK // columns)) as inner:
+        start = b.add(keys, _scaled(b, outer.index, cache_type.BLOCK * cache_type.BYTES[kind]))
+        starts = [b.add(start, b.mul(block, ir.Constant(simd.I64, v))) for v in range(N_VECTORS)]
+        scales = [cache_type.emit_floats(b, "f16", place) for place in starts]
+        queries = [b.add(head, _scaled(b, outer.index, 4 * cache_type.BLOCK)) for head in heads]
+        with cgutils.for_range(b, ir.Constant(simd.I64, cache_type.BLOCK // columns)) as inner:
             fetch(1)
-            codes = [b.add(at(b, place, BYTES["f16"]), _scaled(b, inner.index, LANES)) for place in starts]
-            vectors = [emit_keys(b, kind, *pair) for pair in zip(codes, scales, strict=True)]
+            codes = [
+                b.add(at(b, place, cache_type.BYTES["f16"]), _scaled(b, inner.index, cache_type.LANES)) for place in starts
+            ]
+            vectors = [cache_type.emit_keys(b, kind, *pair) for pair in zip(codes, scales, strict=True)]
             for part in range(columns):
                 factors = [at(b, b.add(query, _scaled(b, inner.index, 4 * columns)), 4 * part) for query in queries]
                 sums.add(b, [vector[part] for vector in vectors], factors)
 
 
-@emitted(i64, i64, i64, f32x16, i64, i64, i64, n_literals=2)
+@simd.emitted(simd.i64, simd.i64, simd.i64, simd.f32x16, simd.i64, simd.i64, simd.i64, n_literals=2)
 def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     """Scale * (query . key) for POSITIONS positions.
 
@@ -123,68 +103,68 @@ def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     after those of the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
     """
     rows = range(n_rows)
-    heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
+    heads = [simd.load(b, at(b, queries, 8 * r), simd.I64) for r in rows]
     sums = _Sums(b, len(rows), N_VECTORS)
     stream = cgutils.alloca_once_value(b, ahead)
 
     def fetch(times: int) -> None:
         _prefetch(b, stream, _scaled(b, lines, times))
 
-    emit = _emit_float_scores if kind in FLOATS else _emit_scaled_scores
+    emit = _emit_float_scores if kind in cache_type.FLOATS else _emit_scaled_scores
     emit(b, kind, sums, keys, heads, d, fetch)
     for r, vectors in enumerate(sums.rows(b)):
         for v, vector in enumerate(vectors):
-            store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
+            simd.store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
 
 
 def _emit_sums(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
     """The sum of each vector's lanes, one vector of them: by halves, which are put together as they become shorter."""
-    width = LANES
+    width = cache_type.LANES
     parts = list(vectors)
     while width > 1:
         width //= 2
         n_lanes = parts[0].type.count
         lanes = [i for i in range(2 * n_lanes if len(parts) > 1 else n_lanes) if i // width % 2 == 0]
-        low, high = (ir.Constant(ir.VectorType(I32, len(lanes)), [i + to for i in lanes]) for to in (0, width))
+        low, high = (ir.Constant(ir.VectorType(simd.I32, len(lanes)), [i + to for i in lanes]) for to in (0, width))
         pairs = list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) > 1 else [(parts[0], parts[0])]
         parts = [b.fadd(b.shuffle_vector(*pair, low), b.shuffle_vector(*pair, high)) for pair in pairs]
     return parts[0]
 
 
-@emitted(i64, i64, i64, f32x16, i64, i64, i64, n_literals=2)
+@simd.emitted(simd.i64, simd.i64, simd.i64, simd.f32x16, simd.i64, simd.i64, simd.i64, n_literals=2)
 def score_rows(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     """The same of keys that lie cell by cell, as values do; d is a multiple of 16, of codes 32.
 
     A lane sums every 16th product, and lanes are summed by halves.
     """
     rows = range(n_rows)
-    heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
-    step = _scaled(b, b.udiv(d, ir.Constant(I64, LANES)), BYTES[kind])
-    n_vectors = 1 if kind in FLOATS else BLOCK // LANES
+    heads = [simd.load(b, at(b, queries, 8 * r), simd.I64) for r in rows]
+    step = _scaled(b, b.udiv(d, ir.Constant(simd.I64, cache_type.LANES)), cache_type.BYTES[kind])
+    n_vectors = 1 if kind in cache_type.FLOATS else cache_type.BLOCK // cache_type.LANES
     stream = cgutils.alloca_once_value(b, ahead)
-    factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(I32, N_VECTORS), [0] * N_VECTORS))
-    with cgutils.for_range(b, ir.Constant(I64, POSITIONS // N_VECTORS)) as group:
+    factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(simd.I32, N_VECTORS), [0] * N_VECTORS))
+    with cgutils.for_range(b, ir.Constant(simd.I64, POSITIONS // N_VECTORS)) as group:
         first = b.add(keys, b.mul(group.index, _scaled(b, step, N_VECTORS)))
         cells = [b.add(first, _scaled(b, step, cell)) for cell in range(N_VECTORS)]
-        sums = [[cgutils.alloca_once(b, F32X16) for _ in cells] for _ in rows]
+        sums = [[cgutils.alloca_once(b, simd.F32X16) for _ in cells] for _ in rows]
         for slot in (slot for slots in sums for slot in slots):
-            b.store(ir.Constant(F32X16, None), slot)
-        with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, LANES * n_vectors))) as loop:
+            b.store(ir.Constant(simd.F32X16, None), slot)
+        with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, cache_type.LANES * n_vectors))) as loop:
             _prefetch(b, stream, _scaled(b, lines, n_vectors))
-            start = b.mul(loop.index, ir.Constant(I64, LANES * n_vectors))
-            loaded = [emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
+            start = b.mul(loop.index, ir.Constant(simd.I64, cache_type.LANES * n_vectors))
+            loaded = [cache_type.emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
             for head, slots in zip(heads, sums, strict=True):
                 for v in range(n_vectors):
-                    query = load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), F32X16)
+                    query = simd.load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), simd.F32X16)
                     for vectors, slot in zip(loaded, slots, strict=True):
-                        b.store(emit_fma(b, vectors[v], query, b.load(slot)), slot)
-        to = b.add(out, b.mul(group.index, ir.Constant(I64, 4 * N_VECTORS)))
+                        b.store(simd.emit_fma(b, vectors[v], query, b.load(slot)), slot)
+        to = b.add(out, b.mul(group.index, ir.Constant(simd.I64, 4 * N_VECTORS)))
         for r, slots in enumerate(sums):
             total = b.fmul(_emit_sums(b, [b.load(slot) for slot in slots]), factor)
-            store(b, at(b, to, r * SCORE_BYTES), total)
+            simd.store(b, at(b, to, r * SCORE_BYTES), total)
 
 
-@emitted(*[i64] * 9, n_literals=2)
+@simd.emitted(*[simd.i64] * 9, n_literals=2)
 def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahead, lines):
     """Sums of weight * value over `count` positions, of the first `width` of `row` numbers of each.
 
@@ -192,24 +172,24 @@ def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahea
     scores. Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
     """
     rows = range(n_rows)
-    step = _scaled(b, b.udiv(row, ir.Constant(I64, LANES)), BYTES[kind])
-    done: ir.Value = ir.Constant(I64, 0)
+    step = _scaled(b, b.udiv(row, ir.Constant(simd.I64, cache_type.LANES)), cache_type.BYTES[kind])
+    done: ir.Value = ir.Constant(simd.I64, 0)
     stream = cgutils.alloca_once_value(b, ahead)
-    least = 1 if kind in FLOATS else BLOCK // LANES
+    least = 1 if kind in cache_type.FLOATS else cache_type.BLOCK // cache_type.LANES
     for n_vectors in dict.fromkeys((N_VECTORS, least)):
-        columns = ir.Constant(I64, LANES * n_vectors)
+        columns = ir.Constant(simd.I64, cache_type.LANES * n_vectors)
         n_tiles = b.udiv(b.sub(width, done), columns)
         with cgutils.for_range(b, n_tiles) as tile:
             first = b.add(done, b.mul(tile.index, columns))
             sums = _Sums(b, len(rows), n_vectors)
             with cgutils.for_range(b, count) as loop:
                 _prefetch(b, stream, lines)
-                vectors = emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
+                vectors = cache_type.emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
                 weight = b.add(weights, _scaled(b, loop.index, 4))
                 sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
             to = b.add(out, _scaled(b, first, 4))
             for vectors in sums.rows(b):
                 for v, vector in enumerate(vectors):
-                    store(b, at(b, to, v * _VECTOR), vector)
+                    simd.store(b, at(b, to, v * _VECTOR), vector)
                 to = b.add(to, stride)
         done = b.add(done, b.mul(n_tiles, columns))

@@ -23,20 +23,6 @@ from llvmlite import ir
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.simd import (
-    F16,
-    F32,
-    F32X16,
-    I8,
-    I16,
-    I32,
-    I32X16,
-    constant,
-    load,
-    operation,
-    splat,
-    store,
-)
 from augury.backends.numba_cpu.kernels.unpack import at
 
 f32 = np.float32
@@ -54,18 +40,18 @@ _SCALE = 2
 def emit_floats(b: ir.IRBuilder, kind: str, address: ir.Value) -> ir.Value:
     """Load 16 numbers of a float type."""
     if kind == "f16":
-        return b.fpext(load(b, address, ir.VectorType(F16, LANES)), F32X16)
-    return simd.emit_load_bf16(b, address) if kind == "bf16" else load(b, address, F32X16)
+        return b.fpext(simd.load(b, address, ir.VectorType(simd.F16, LANES)), simd.F32X16)
+    return simd.emit_load_bf16(b, address) if kind == "bf16" else simd.load(b, address, simd.F32X16)
 
 
 def _codes(b: ir.IRBuilder, kind: str, address: ir.Value) -> list[ir.Value]:
     """Load 16 bytes of codes as whole numbers: one vector of floats, or two."""
-    packed = load(b, address, ir.VectorType(I8, LANES))
+    packed = simd.load(b, address, ir.VectorType(simd.I8, LANES))
     if kind == "q8_0":
-        return [b.sitofp(b.sext(packed, I32X16), F32X16)]
-    wide, eight = b.zext(packed, I32X16), constant(I32X16, 8)
-    halves = (b.and_(wide, constant(I32X16, 15)), b.lshr(wide, constant(I32X16, 4)))
-    return [b.sitofp(b.sub(half, eight), F32X16) for half in halves]
+        return [b.sitofp(b.sext(packed, simd.I32X16), simd.F32X16)]
+    wide, eight = b.zext(packed, simd.I32X16), simd.constant(simd.I32X16, 8)
+    halves = (b.and_(wide, simd.constant(simd.I32X16, 15)), b.lshr(wide, simd.constant(simd.I32X16, 4)))
+    return [b.sitofp(b.sub(half, eight), simd.F32X16) for half in halves]
 
 
 def emit_keys(b: ir.IRBuilder, kind: str, codes: ir.Value, scales: ir.Value) -> list[ir.Value]:
@@ -83,7 +69,7 @@ def emit_values(b: ir.IRBuilder, kind: str, n_vectors: int, row: ir.Value, width
     codes = b.add(b.add(row, b.udiv(width, divisor)), b.udiv(first, ir.Constant(first.type, COLUMNS[kind])))
     vectors = []
     for v in range(0, n_vectors, 2):
-        factor = splat(b, b.fpext(load(b, at(b, scale, _SCALE * v // 2), F16), F32), F32X16)
+        factor = simd.splat(b, b.fpext(simd.load(b, at(b, scale, _SCALE * v // 2), simd.F16), simd.F32), simd.F32X16)
         for part in range(0, 2, COLUMNS[kind]):
             here = at(b, codes, LANES * (v + part) // COLUMNS[kind])
             vectors += [b.fmul(vector, factor) for vector in _codes(b, kind, here)]
@@ -97,21 +83,23 @@ def _round_bf16(b: ir.IRBuilder, x: ir.Value, whole: ir.Type, half: ir.Type) -> 
     """Round to the nearest, ties to even, by integers: an instruction for it takes small numbers for zero."""
 
     def number(value: int) -> ir.Constant:
-        return constant(whole, value) if isinstance(whole, ir.VectorType) else ir.Constant(whole, value)
+        return simd.constant(whole, value) if isinstance(whole, ir.VectorType) else ir.Constant(whole, value)
 
     bits = b.bitcast(x, whole)
     odd = b.and_(b.lshr(bits, number(16)), number(1))
     return b.trunc(b.lshr(b.add(b.add(bits, number(0x7FFF)), odd), number(16)), half)
 
 
-_put_bf16 = operation("put_bf16", simd.void, (simd.i64, simd.f32), lambda b, a, v: store(b, a, _round_bf16(b, v, I32, I16)))
-_store_bf16 = operation(
+_put_bf16 = simd.operation(
+    "put_bf16", simd.void, (simd.i64, simd.f32), lambda b, a, v: simd.store(b, a, _round_bf16(b, v, simd.I32, simd.I16))
+)
+_store_bf16 = simd.operation(
     "store_bf16",
     simd.void,
     (simd.i64, simd.f32x16),
-    lambda b, a, v: store(b, a, _round_bf16(b, v, I32X16, ir.VectorType(I16, LANES))),
+    lambda b, a, v: simd.store(b, a, _round_bf16(b, v, simd.I32X16, ir.VectorType(simd.I16, LANES))),
 )
-_to_whole = operation("to_whole", simd.i32x16, (simd.f32x16,), lambda b, x: b.fptosi(x, I32X16))  # towards zero
+_to_whole = simd.operation("to_whole", simd.i32x16, (simd.f32x16,), lambda b, x: b.fptosi(x, simd.I32X16))  # towards zero
 GETS = {"f16": simd.get_f16, "bf16": simd.get_bf16, "f32": simd.get_f32}
 _PUTS = {"f16": simd.put_f16, "bf16": _put_bf16, "f32": simd.put_f32}
 _STORES = {"f16": simd.store_f16, "bf16": _store_bf16, "f32": simd.store_f32}

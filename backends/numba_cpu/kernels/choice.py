@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels import simd, team
 from augury.backends.numba_cpu.kernels.attention_chunk import gather, tile_kernel
 from augury.backends.numba_cpu.kernels.attention_layer import Lists
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES
@@ -20,16 +20,6 @@ from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, max
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import (
-    CLAIMED,
-    N_SEGMENTS,
-    N_TOKENS,
-    POSITIONS,
-    SEGMENTS,
-    Record,
-    StridedRows,
-    segments_at,
-)
 
 f32 = np.float32
 
@@ -38,8 +28,8 @@ f32 = np.float32
 class Choice:
     """The functions that score blocks, and choose."""
 
-    queries: Any = nested(StridedRows)  # (n, n_heads * width) float32
-    weights: Any = nested(StridedRows)  # (n, n_heads) float32; address 0: `factor` stands for them
+    queries: Any = nested(team.StridedRows)  # (n, n_heads * width) float32
+    weights: Any = nested(team.StridedRows)  # (n, n_heads) float32; address 0: `factor` stands for them
     factor: float
     n_heads: int
     width: int  # of a key
@@ -55,7 +45,7 @@ class Choice:
 
 
 @struct
-class Choose(Record):
+class Choose(team.Record):
     """Operands of kernels that score, and of `choose`."""
 
     choice: Any = pointer_to(Choice)
@@ -132,10 +122,10 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
 
     def score(record, state, thread, n_threads):
         table, scratch = record.choice, scratch_of(state, thread)
-        item, first = atomic_add(state + CLAIMED, 1), 0
-        for segment in range(get_i64(state + N_SEGMENTS)):
-            place = segments_at(get_i64(state + SEGMENTS))[segment]
-            positions = get_i64(state + POSITIONS) + 8 * place.first
+        item, first = atomic_add(state + team.CLAIMED, 1), 0
+        for segment in range(get_i64(state + team.N_SEGMENTS)):
+            place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
+            positions = get_i64(state + team.POSITIONS) + 8 * place.first
             keys = cached_row(table.keys, place.slot, 0)
             for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
@@ -143,7 +133,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
                     n_items = position // CHUNK + 1
                 while item < first + n_items:
                     score_chunk(table, scratch, keys, place, token, position, get_i64(positions), item - first)
-                    item = atomic_add(state + CLAIMED, 1)
+                    item = atomic_add(state + team.CLAIMED, 1)
                 first += n_items
 
     return kernel(score, f"score_compared_{kind}" + "_by_head" * is_by_head, record=Choose)
@@ -154,9 +144,9 @@ def score_blocks(record, state, thread, n_threads):
     """Score the whole blocks that each token sees by the float32 keys of their last positions, where not all are chosen."""
     table, item = record.choice, 0
     n_heads, width, size, shares = table.n_heads, table.width, table.size, table.weights.address
-    for segment in range(get_i64(state + N_SEGMENTS)):
-        place = segments_at(get_i64(state + SEGMENTS))[segment]
-        positions = get_i64(state + POSITIONS) + 8 * place.first
+    for segment in range(get_i64(state + team.N_SEGMENTS)):
+        place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
+        positions = get_i64(state + team.POSITIONS) + 8 * place.first
         for node in range(place.n):
             t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
             if n_blocks <= table.n_chosen:
@@ -261,11 +251,11 @@ def _list(table, scratch, scores, place, positions, node, cells):
 @kernel(record=Choose)
 def choose(record, state, thread, n_threads):
     """List the cells that each token attends to."""
-    table, scratch, n_all = record.choice, scratch_of(state, thread), get_i64(state + N_TOKENS)
+    table, scratch, n_all = record.choice, scratch_of(state, thread), get_i64(state + team.N_TOKENS)
     n_lists = table.lists.n_lists
-    for segment in range(get_i64(state + N_SEGMENTS)):
-        place = segments_at(get_i64(state + SEGMENTS))[segment]
-        positions = get_i64(state + POSITIONS) + 8 * place.first
+    for segment in range(get_i64(state + team.N_SEGMENTS)):
+        place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
+        positions = get_i64(state + team.POSITIONS) + 8 * place.first
         for node in range(place.n):
             t, n = place.first + node, 0
             if t * n_threads // n_all != thread:

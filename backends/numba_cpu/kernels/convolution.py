@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
-from augury.backends.numba_cpu.kernels.simd import (
-    add,
-    fma,
-    get_i64,
-    load_f32,
-    mul,
-    prefetch,
-    put_i64,
-    store_f32,
-    stream_f32,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
@@ -65,19 +54,19 @@ def list_rows(layer, segment, sequence, rows):
     x, ldx, taken = layer.x.address, 4 * layer.x.stride, sequence.taken
     n_accepted, n_certain = sequence.n_accepted, sequence.n_certain
     for i in range(size - 1):
-        put_i64(rows, own + i * stride)
+        simd.put_i64(rows, own + i * stride)
         rows += 8
     for i in range(n_accepted):
-        put_i64(rows, aside + get_i64(taken + 8 * i) * stride)
+        simd.put_i64(rows, aside + simd.get_i64(taken + 8 * i) * stride)
         rows += 8
     for t in range(first, first + n_certain):
-        put_i64(rows, x + t * ldx)
+        simd.put_i64(rows, x + t * ldx)
         rows += 8
     for i in range(n_accepted, n_accepted + sequence.n_before):
-        put_i64(rows, aside + get_i64(taken + 8 * i) * stride)
+        simd.put_i64(rows, aside + simd.get_i64(taken + 8 * i) * stride)
         rows += 8
     for t in range(first + n_certain, first + n):
-        put_i64(rows, x + t * ldx)
+        simd.put_i64(rows, x + t * ldx)
         rows += 8
 
 
@@ -88,12 +77,12 @@ def list_windows(parents, n_certain, n, size, rows, end, windows):
         node, before = t, end - 1
         for j in range(size - 1, -1, -1):
             if node >= n_certain:
-                row = get_i64(rows + 8 * (end + node - n_certain))
-                node = get_i64(parents + 8 * node)
+                row = simd.get_i64(rows + 8 * (end + node - n_certain))
+                node = simd.get_i64(parents + 8 * node)
             else:
-                row = get_i64(rows + 8 * before)
+                row = simd.get_i64(rows + 8 * before)
                 before -= 1
-            put_i64(windows + 8 * j, row)
+            simd.put_i64(windows + 8 * j, row)
         windows += 8 * size
 
 
@@ -112,9 +101,9 @@ def convolve(record, state, thread, n_threads):
     x, ldx, y, ldy = layer.x.address, 4 * layer.x.stride, layer.y.address, 4 * layer.y.stride
     gate_in, gate_out, bias = layer.gate_in, layer.gate_out, layer.bias
     n_aside, before, rows = layer.n_aside, size - 1, scratch_of(state, thread)
-    for run in range(get_i64(state + N_SEGMENTS)):
-        segment = segments_at(get_i64(state + SEGMENTS))[run]
-        sequence = sequences_at(get_i64(state + SEQUENCES))[run]
+    for run in range(simd.get_i64(state + N_SEGMENTS)):
+        segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
+        sequence = sequences_at(simd.get_i64(state + SEQUENCES))[run]
         first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
         n_certain, save = sequence.n_certain, sequence.save
         own, saved = layer.state.values + slot * before * stride, layer.state.saved + slot * before * stride
@@ -129,18 +118,18 @@ def convolve(record, state, thread, n_threads):
         for block in range(first_block, end_block):
             at, left = 64 * block, n_channels - 16 * block
             for i in range(before):  # no other pass's rows are in a cache
-                prefetch(own + i * stride + at + _AHEAD)
-                prefetch(get_i64(rows + 8 * (start - before + i)) + at + _AHEAD)
+                simd.prefetch(own + i * stride + at + _AHEAD)
+                simd.prefetch(simd.get_i64(rows + 8 * (start - before + i)) + at + _AHEAD)
             if sequence.is_start != 0:
                 for i in range(before):
-                    store_f32(own + i * stride + at, zero_f32())
+                    simd.store_f32(own + i * stride + at, simd.zero_f32())
             elif sequence.is_restored != 0:
                 for i in range(before):
-                    store_f32(own + i * stride + at, load_f32(saved + i * stride + at))
+                    simd.store_f32(own + i * stride + at, simd.load_f32(saved + i * stride + at))
             if gate_in != 0:
                 for t in range(first, first + n):
                     place = x + t * ldx + at
-                    store_part(place, mul(load_part(gate_in + t * ldx + at, left), load_part(place, left)), left)
+                    store_part(place, simd.mul(load_part(gate_in + t * ldx + at, left), load_part(place, left)), left)
             for t in range(n):
                 window = rows + 8 * (start + t - before)
                 if t >= n_certain:
@@ -148,24 +137,26 @@ def convolve(record, state, thread, n_threads):
                         window = windows + 8 * size * (t - n_certain)
                     else:
                         window = rows + 8 * (after + t - n_certain - before)
-                total = zero_f32()
+                total = simd.zero_f32()
                 for j in range(size):
-                    tap = load_f32(layer.taps + j * stride + at)
-                    total = fma(load_part(get_i64(window + 8 * j) + at, left), tap, total)
+                    tap = simd.load_f32(layer.taps + j * stride + at)
+                    total = simd.fma(load_part(simd.get_i64(window + 8 * j) + at, left), tap, total)
                 if bias != 0:
-                    total = add(total, load_part(bias + at, left))
+                    total = simd.add(total, load_part(bias + at, left))
                 if layer.has_silu != 0:
                     total = silu(total)
                 if gate_out != 0:
-                    total = mul(total, load_part(gate_out + (first + t) * ldx + at, left))
+                    total = simd.mul(total, load_part(gate_out + (first + t) * ldx + at, left))
                 store_part(y + (first + t) * ldy + at, total, left)
             if save >= 0:
                 for i in range(before):
-                    store_f32(saved + i * stride + at, load_part(get_i64(rows + 8 * (start + save - before + i)) + at, left))
+                    simd.store_f32(
+                        saved + i * stride + at, load_part(simd.get_i64(rows + 8 * (start + save - before + i)) + at, left)
+                    )
             if end > before:
                 for i in range(before):
-                    store_f32(own + i * stride + at, load_part(get_i64(rows + 8 * (end - before + i)) + at, left))
+                    simd.store_f32(own + i * stride + at, load_part(simd.get_i64(rows + 8 * (end - before + i)) + at, left))
         for t in range(first + n_certain, first + n):  # row by row: memory takes long runs faster
             kept = aside + place_aside(state, t, n_aside) * stride
             for block in range(first_block, end_block):
-                stream_f32(kept + 64 * block, load_part(x + t * ldx + 64 * block, n_channels - 16 * block))
+                simd.stream_f32(kept + 64 * block, load_part(x + t * ldx + 64 * block, n_channels - 16 * block))

@@ -8,27 +8,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import MEMORY_BYTES, TILE_BYTES, TILE_ROWS, TILES, configure, dot, release
 from augury.backends.numba_cpu.kernels.format import VECTOR
 from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.simd import (
-    I32,
-    I32X16,
-    I64,
-    U8X64,
-    add_i32,
-    atomic_add,
-    emitted,
-    i64,
-    load,
-    load_i32,
-    prefetch,
-    splat,
-    store,
-    store_i32,
-    zero_i32,
-)
 from augury.backends.numba_cpu.kernels.struct import struct
 from augury.backends.numba_cpu.kernels.team import CLAIMED, Record
 from augury.backends.numba_cpu.kernels.unpack import at
@@ -55,38 +39,38 @@ class Read(Record):
 def read(record, state, thread, n_threads):
     """Read memory."""
     base, size = record.memory, record.size
-    total = zero_i32()
+    total = simd.zero_i32()
     while True:
-        first = atomic_add(state + CLAIMED, READ_STEP)
+        first = simd.atomic_add(state + CLAIMED, READ_STEP)
         if first >= size:
             break
         for place in range(base + first, base + first + READ_STEP, _LINES * VECTOR):
             for line in range(_LINES):
-                prefetch(place + _AHEAD + line * VECTOR)
-            low = add_i32(load_i32(place), load_i32(place + VECTOR))
-            high = add_i32(load_i32(place + 2 * VECTOR), load_i32(place + 3 * VECTOR))
-            total = add_i32(total, add_i32(low, high))
-    store_i32(record.scratch + VECTOR * thread, total)
+                simd.prefetch(place + _AHEAD + line * VECTOR)
+            low = simd.add_i32(simd.load_i32(place), simd.load_i32(place + VECTOR))
+            high = simd.add_i32(simd.load_i32(place + 2 * VECTOR), simd.load_i32(place + 3 * VECTOR))
+            total = simd.add_i32(total, simd.add_i32(low, high))
+    simd.store_i32(record.scratch + VECTOR * thread, total)
 
 
-@emitted(*[i64] * 4, n_literals=1)
+@simd.emitted(*[simd.i64] * 4, n_literals=1)
 def _multiply(b, isa, weights, columns, sums, rounds):
     dot = ISAS[isa].dot(_BITS)
-    slots = [cgutils.alloca_once_value(b, load(b, at(b, sums, VECTOR * i), I32X16)) for i in range(_N_SUMS)]
-    operands = [dot.operand(b, load(b, at(b, weights, VECTOR * i), U8X64)) for i in range(2)]
+    slots = [cgutils.alloca_once_value(b, simd.load(b, at(b, sums, VECTOR * i), simd.I32X16)) for i in range(_N_SUMS)]
+    operands = [dot.operand(b, simd.load(b, at(b, weights, VECTOR * i), simd.U8X64)) for i in range(2)]
     with cgutils.for_range(b, rounds) as loop:
         # the columns change from round to round, lest their part of a product be computed once and for all
-        here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(I64, 15)), ir.Constant(I64, 4 * _N_ADDS)))
+        here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(simd.I64, 15)), ir.Constant(simd.I64, 4 * _N_ADDS)))
         totals = [dot.start(b.load(slot)) for slot in slots]
         for step in range(_N_ADDS):
             for i in range(_N_SUMS):
                 place = at(b, here, 4 * ((step + i // 2) % _N_ADDS))
-                repeated = b.bitcast(splat(b, load(b, place, I32), I32X16), U8X64)
+                repeated = b.bitcast(simd.splat(b, simd.load(b, place, simd.I32), simd.I32X16), simd.U8X64)
                 totals[i] = dot.add(b, totals[i], operands[i % 2], repeated)
         for slot, total in zip(slots, totals, strict=True):
             b.store(dot.end(b, total), slot)
     for i, slot in enumerate(slots):
-        store(b, at(b, sums, VECTOR * i), b.load(slot))
+        simd.store(b, at(b, sums, VECTOR * i), b.load(slot))
 
 
 @struct

@@ -18,25 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
-from augury.backends.numba_cpu.kernels.simd import (
-    div,
-    fma,
-    get_f32,
-    get_i64,
-    load_f32,
-    mul,
-    prefetch_l2,
-    repeat_f32,
-    splat_f32,
-    store_f32,
-    stream_f32,
-    sub,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
@@ -103,16 +89,16 @@ def copy_block(source, to, n_bytes):
     """Copy a block of a matrix; from 0, clear it."""
     for i in range(0, n_bytes, 64):
         if source == 0:
-            store_f32(to + i, zero_f32())
+            simd.store_f32(to + i, simd.zero_f32())
         else:
-            store_f32(to + i, load_f32(source + i))
+            simd.store_f32(to + i, simd.load_f32(source + i))
 
 
 @helper
 def store_two(place, a, b):
     """Store a row of a block."""
-    store_f32(place, a)
-    store_f32(place + _HALF, b)
+    simd.store_f32(place, a)
+    simd.store_f32(place + _HALF, b)
 
 
 @helper
@@ -121,7 +107,7 @@ def copy_floats(x, to, n):
     for index in range(0, n, 16):
         left = n - index
         if left >= 16 and to % 64 == 0:
-            stream_f32(to + 4 * index, load_f32(x + 4 * index))
+            simd.stream_f32(to + 4 * index, simd.load_f32(x + 4 * index))
         else:
             store_part(to + 4 * index, load_part(x + 4 * index, left), left)
 
@@ -130,7 +116,7 @@ def copy_floats(x, to, n):
 def rescale(source, to, n_rows, scale):
     """Multiply a block with its scale."""
     for at in range(0, _ROW * n_rows, _HALF):
-        store_f32(to + at, mul(splat_f32(scale), load_f32(source + at)))
+        simd.store_f32(to + at, simd.mul(simd.splat_f32(scale), simd.load_f32(source + at)))
 
 
 @cache
@@ -143,7 +129,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
     @helper
     def step_of(place, left):
         """The inputs of half a block's decays, if they differ by channel: the betas of these."""
-        return load_part(place, left) if is_by_channel else zero_f32()
+        return load_part(place, left) if is_by_channel else simd.zero_f32()
 
     @helper
     def table_of(table, place, head_at):
@@ -154,10 +140,10 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
     def moved(value, key, added, step, table):
         """Half a row of a block after a token."""
         if is_by_channel:
-            value = mul(exponential(mul(step, load_f32(table))), value)
+            value = simd.mul(exponential(simd.mul(step, simd.load_f32(table))), value)
         elif is_by_key:
-            value = mul(repeat_f32(table), value)
-        return fma(key, added, value)
+            value = simd.mul(simd.repeat_f32(table), value)
+        return simd.fma(key, added, value)
 
     @helper
     def take_in_some(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
@@ -166,22 +152,26 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         steps, head_at = 4 * layer.heads.n_key_heads * n_rows, 4 * head * n_rows  # in a row kept aside; of the head in it
         for j in range(0, n_rows, 4):
             k, l, m = min(j + 1, n_rows - 1), min(j + 2, n_rows - 1), min(j + 3, n_rows - 1)  # a last row may go through twice
-            a, b = load_f32(source + _ROW * j), load_f32(source + _ROW * j + _HALF)
-            c, d = load_f32(source + _ROW * k), load_f32(source + _ROW * k + _HALF)
-            e, f = load_f32(source + _ROW * l), load_f32(source + _ROW * l + _HALF)
-            g, h = load_f32(source + _ROW * m), load_f32(source + _ROW * m + _HALF)
+            a, b = simd.load_f32(source + _ROW * j), simd.load_f32(source + _ROW * j + _HALF)
+            c, d = simd.load_f32(source + _ROW * k), simd.load_f32(source + _ROW * k + _HALF)
+            e, f = simd.load_f32(source + _ROW * l), simd.load_f32(source + _ROW * l + _HALF)
+            g, h = simd.load_f32(source + _ROW * m), simd.load_f32(source + _ROW * m + _HALF)
             for i in range(n_taken):
-                place = get_i64(taken + 8 * i)
-                row, one, two = aside + place * stride, load_f32(kept + _ROW * place), load_f32(kept + _ROW * place + _HALF)
+                place = simd.get_i64(taken + 8 * i)
+                row, one, two = (
+                    aside + place * stride,
+                    simd.load_f32(kept + _ROW * place),
+                    simd.load_f32(kept + _ROW * place + _HALF),
+                )
                 betas, decays = row + steps + 4 * channel, table_of(table, row + steps, head_at)
                 p, q = step_of(betas, left), step_of(betas + _HALF, left - 16)
-                key, at = repeat_f32(row + key_at + 4 * j), decays + stride_of_table * j
+                key, at = simd.repeat_f32(row + key_at + 4 * j), decays + stride_of_table * j
                 a, b = moved(a, key, one, p, at), moved(b, key, two, q, at + second)
-                key, at = repeat_f32(row + key_at + 4 * k), decays + stride_of_table * k
+                key, at = simd.repeat_f32(row + key_at + 4 * k), decays + stride_of_table * k
                 c, d = moved(c, key, one, p, at), moved(d, key, two, q, at + second)
-                key, at = repeat_f32(row + key_at + 4 * l), decays + stride_of_table * l
+                key, at = simd.repeat_f32(row + key_at + 4 * l), decays + stride_of_table * l
                 e, f = moved(e, key, one, p, at), moved(f, key, two, q, at + second)
-                key, at = repeat_f32(row + key_at + 4 * m), decays + stride_of_table * m
+                key, at = simd.repeat_f32(row + key_at + 4 * m), decays + stride_of_table * m
                 g, h = moved(g, key, one, p, at), moved(h, key, two, q, at + second)
             store_two(to + _ROW * j, a, b)
             store_two(to + _ROW * k, c, d)
@@ -196,11 +186,11 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             return
         n_rows, stride = layer.heads.key_dim, layer.aside_stride
         steps = aside + 4 * (layer.heads.n_key_heads * n_rows + head)
-        start, scale = 0, get_f32(source + _ROW * n_rows)
+        start, scale = 0, simd.get_f32(source + _ROW * n_rows)
         for i in range(n_taken + 1):
             is_kept = True
             if i < n_taken:
-                scale *= get_f32(steps + get_i64(taken + 8 * i) * stride)
+                scale *= simd.get_f32(steps + simd.get_i64(taken + 8 * i) * stride)
                 is_kept = LOWEST <= scale <= HIGHEST
             if i == n_taken or not is_kept:
                 take_in_some(layer, source, to, taken + 8 * start, i - start, aside, kept, head, channel, left, key_at, table)
@@ -208,15 +198,15 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             if not is_kept:
                 rescale(to, to, n_rows, scale)
                 scale = np.float32(1)
-        store_f32(to + _ROW * n_rows, splat_f32(scale))
+        simd.store_f32(to + _ROW * n_rows, simd.splat_f32(scale))
 
     @helper
     def product(place, n, key, seen):
         """A block's columns times a key, to `seen`."""
-        a = b = zero_f32()
+        a = b = simd.zero_f32()
         for j in range(n):
-            k = repeat_f32(key + 4 * j)
-            a, b = fma(load_f32(place + _ROW * j), k, a), fma(load_f32(place + _ROW * j + _HALF), k, b)
+            k = simd.repeat_f32(key + 4 * j)
+            a, b = simd.fma(simd.load_f32(place + _ROW * j), k, a), simd.fma(simd.load_f32(place + _ROW * j + _HALF), k, b)
         store_two(seen, a, b)
 
     @helper
@@ -225,17 +215,17 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
 
         `read` is where both results go, one after the other. The order of addition is that of `product`.
         """
-        a = b = c = d = zero_f32()
+        a = b = c = d = simd.zero_f32()
         for j in range(n):
-            at, k = _ROW * j, repeat_f32(key + 4 * j)
-            s = moved(load_f32(source + at), k, one, p, table + stride_of_table * j)
-            t = moved(load_f32(source + at + _HALF), k, two, q, table + stride_of_table * j + second)
+            at, k = _ROW * j, simd.repeat_f32(key + 4 * j)
+            s = moved(simd.load_f32(source + at), k, one, p, table + stride_of_table * j)
+            t = moved(simd.load_f32(source + at + _HALF), k, two, q, table + stride_of_table * j + second)
             store_two(to + at, s, t)
-            k = repeat_f32(query + 4 * j)
-            a, b = fma(s, k, a), fma(t, k, b)
+            k = simd.repeat_f32(query + 4 * j)
+            a, b = simd.fma(s, k, a), simd.fma(t, k, b)
             if has_delta:
-                k = repeat_f32(following + 4 * j)
-                c, d = fma(s, k, c), fma(t, k, d)
+                k = simd.repeat_f32(following + 4 * j)
+                c, d = simd.fma(s, k, c), simd.fma(t, k, d)
         store_two(read, a, b)
         if has_delta:
             store_two(read + _ROW, c, d)
@@ -249,9 +239,9 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         stride, step_at, beta_at = layer.aside_stride, layer.step_at, layer.beta_at
         read, n_aside = scratch_of(state, thread), layer.n_aside
         seen, scratch = read + _ROW, read + 2 * _ROW
-        for run in range(get_i64(state + N_SEGMENTS)):
-            segment = segments_at(get_i64(state + SEGMENTS))[run]
-            sequence = sequences_at(get_i64(state + SEQUENCES))[run]
+        for run in range(simd.get_i64(state + N_SEGMENTS)):
+            segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
+            sequence = sequences_at(simd.get_i64(state + SEQUENCES))[run]
             first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
             taken, n_certain, save = sequence.taken, sequence.n_certain, sequence.save
             n_accepted, n_before = sequence.n_accepted, sequence.n_before
@@ -273,17 +263,17 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 if sequence.is_start != 0:
                     copy_block(0, own, n_bytes)
                     if is_scaled:
-                        store_f32(own + _ROW * n_rows, splat_f32(np.float32(1)))
+                        simd.store_f32(own + _ROW * n_rows, simd.splat_f32(np.float32(1)))
                 elif sequence.is_restored != 0:
                     copy_block(saved, own, n_bytes)
                 if n_accepted:
                     take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
                     for i in range(n_accepted):  # the inputs of the next block, and of the next head's keys as much as channels
-                        place = get_i64(taken + 8 * i)
-                        prefetch_l2(kept + _ROW * (n_aside + place))
-                        prefetch_l2(kept + _ROW * (n_aside + place) + _HALF)
-                        prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel))
-                        prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel) + _HALF)
+                        place = simd.get_i64(taken + 8 * i)
+                        simd.prefetch_l2(kept + _ROW * (n_aside + place))
+                        simd.prefetch_l2(kept + _ROW * (n_aside + place) + _HALF)
+                        simd.prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel))
+                        simd.prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel) + _HALF)
                 source, has_product = own, False
                 for t in range(n):
                     if t == save:
@@ -297,12 +287,12 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                             source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)
-                            above = get_i64(parents + 8 * t)
+                            above = simd.get_i64(parents + 8 * t)
                             source, has_product = own, False
                             if above >= n_certain:
                                 source = scratch + n_bytes * (above - n_certain)
                     for j in range(2 * (t * n_rows // n), 2 * ((t + 1) * n_rows // n)):  # a part beside each token
-                        prefetch_l2(own + n_bytes + 64 * j)
+                        simd.prefetch_l2(own + n_bytes + 64 * j)
                     row = x + (first + t) * ldx
                     key = row + layer.k_at + key_at
                     decayed = row + layer.decayed_at + head_at if is_by_key else key
@@ -313,34 +303,34 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     p, q = step_of(steps, left), step_of(steps + _HALF, left - 16)
                     scale = np.float32(1)
                     if is_scaled:
-                        scale = get_f32(source + _ROW * n_rows) * get_f32(row + step_at + 4 * head)
+                        scale = simd.get_f32(source + _ROW * n_rows) * simd.get_f32(row + step_at + 4 * head)
                     values = row + layer.v_at + column
                     one, two = load_part(values, left), load_part(values + _HALF, left - 16)
                     if has_delta:
                         if not has_product:
                             product(source, n_rows, decayed, seen)
-                        factor = splat_f32(scale)
-                        one = sub(one, mul(factor, load_f32(seen)))
-                        two = sub(two, mul(factor, load_f32(seen + _HALF)))
-                    beta = repeat_f32(row + beta_at + 4 * head)
-                    one, two = mul(one, p if is_by_channel else beta), mul(two, q if is_by_channel else beta)
+                        factor = simd.splat_f32(scale)
+                        one = simd.sub(one, simd.mul(factor, simd.load_f32(seen)))
+                        two = simd.sub(two, simd.mul(factor, simd.load_f32(seen + _HALF)))
+                    beta = simd.repeat_f32(row + beta_at + 4 * head)
+                    one, two = simd.mul(one, p if is_by_channel else beta), simd.mul(two, q if is_by_channel else beta)
                     if is_scaled:
                         if LOWEST <= scale <= HIGHEST:
-                            one, two = div(one, splat_f32(scale)), div(two, splat_f32(scale))
+                            one, two = simd.div(one, simd.splat_f32(scale)), simd.div(two, simd.splat_f32(scale))
                         else:
                             rescale(source, to, n_rows, scale)
                             source, scale = to, np.float32(1)
-                        store_f32(to + _ROW * n_rows, splat_f32(scale))
+                        simd.store_f32(to + _ROW * n_rows, simd.splat_f32(scale))
                     queries = row + layer.q_at + key_at
                     sweep(source, to, n_rows, key, one, two, p, q, decays, queries, following, read)
-                    to_y, factor = y + (first + t) * ldy + column, splat_f32(scale)
-                    store_part(to_y, mul(load_f32(read), factor), left)
-                    store_part(to_y + _HALF, mul(load_f32(read + _HALF), factor), left - 16)
+                    to_y, factor = y + (first + t) * ldy + column, simd.splat_f32(scale)
+                    store_part(to_y, simd.mul(simd.load_f32(read), factor), left)
+                    store_part(to_y + _HALF, simd.mul(simd.load_f32(read + _HALF), factor), left - 16)
                     source, has_product = to, True
                     if t >= n_certain:
                         place = kept + _ROW * place_aside(state, first + t, n_aside)
-                        stream_f32(place, one)
-                        stream_f32(place + _HALF, two)
+                        simd.stream_f32(place, one)
+                        simd.stream_f32(place + _HALF, two)
                 if save == n:
                     copy_block(own, saved, n_bytes)
 
@@ -353,9 +343,9 @@ def keep(record, state, thread, n_threads):
     layer = record.layer
     n_keys, n_steps = layer.heads.n_key_heads * layer.heads.key_dim, layer.n_steps
     stride, n_aside = layer.aside_stride, layer.n_aside
-    for run in range(get_i64(state + N_SEGMENTS)):
-        segment = segments_at(get_i64(state + SEGMENTS))[run]
-        n_certain = sequences_at(get_i64(state + SEQUENCES))[run].n_certain
+    for run in range(simd.get_i64(state + N_SEGMENTS)):
+        segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
+        n_certain = sequences_at(simd.get_i64(state + SEQUENCES))[run].n_certain
         first, n, slot = segment.first, segment.n, segment.slot
         n_drafted = n - n_certain
         for item in range(n_drafted * thread // n_threads, n_drafted * (thread + 1) // n_threads):

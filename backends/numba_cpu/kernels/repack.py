@@ -12,14 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.codebook import (
-    CODEBOOK_TYPES,
-    emit_numbers,
-    emit_scattered_scale,
-    emit_ternary_word,
-    emit_word,
-)
+from augury.backends.numba_cpu.kernels import codebook, simd
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, emitted, i64, int32, load, store
@@ -79,10 +72,10 @@ def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: i
 def _source_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: int, table: ir.Value) -> ir.Value:
     """Read four weights of a row, columns 4u..4u+3 of block j, as unsigned bytes."""
     fmt, (_, _, low, high, _) = FORMATS[kind], _PLACES[kind]
-    if kind in CODEBOOK_TYPES:
-        return emit_word(b, kind, source, j, u, table)
+    if kind in codebook.CODEBOOK_TYPES:
+        return codebook.emit_word(b, kind, source, j, u, table)
     if kind == "tq1_0":
-        return emit_ternary_word(b, source, j, u)
+        return codebook.emit_ternary_word(b, source, j, u)
     if kind in _RUNS:
         word = _plane_word(b, source, j, u, low, _RUNS[kind])
         if fmt.high:
@@ -138,7 +131,7 @@ def _emit_scales(b: ir.IRBuilder, kind: str, source: ir.Value, row: ir.Value, to
         return
     halfword = b.add(to, b.mul(row, ir.Constant(I64, 2)))
     for i in range(2 if fmt.has_minimum else 1):
-        value = emit_scattered_scale(b, source) if kind == "iq1_m" else load(b, at(b, source, d + 2 * i), I16)
+        value = codebook.emit_scattered_scale(b, source) if kind == "iq1_m" else load(b, at(b, source, d + 2 * i), I16)
         store(b, at(b, halfword, 2 * PANEL_ROWS * i), value)
     if fmt.coding == "f16":
         return
@@ -147,7 +140,7 @@ def _emit_scales(b: ir.IRBuilder, kind: str, source: ir.Value, row: ir.Value, to
         put(first, [byte(i) for i in range(16)])
         return
     if fmt.coding in {"odd", "odd_single"}:
-        numbers = emit_numbers(b, kind, source)
+        numbers = codebook.emit_numbers(b, kind, source)
         put(first, [b.or_(low, b.shl(high, int32(4))) for low, high in zip(numbers[::2], numbers[1::2], strict=True)])
         return
     fields = {"six": _six_k45, "six_signed": _six_k3, "six_single": _six_iq4}[fmt.coding](b, byte)

@@ -18,19 +18,10 @@ from typing import Any, dataclass_transform
 import attrs
 import numpy as np
 from llvmlite import ir
+from numba import extending
 from numba.core import types
 from numba.core.typeconv import Conversion
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
-from numba.extending import (
-    infer_getattr,
-    intrinsic,
-    lower_builtin,
-    lower_cast,
-    lower_getattr_generic,
-    lower_setattr_generic,
-    models,
-    register_model,
-)
 from numba.np.numpy_support import from_dtype
 
 from augury.backends.numba_cpu.kernels.simd import I64, load, store
@@ -104,13 +95,13 @@ class Pointer(types.Type):  # type: ignore[misc]
         return from_dtype(np.dtype(_number_of(declared)))
 
 
-@register_model(Pointer)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+@extending.register_model(Pointer)
+class _Model(extending.models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, numba_type: Any) -> None:
         super().__init__(manager, numba_type, I64)
 
 
-@infer_getattr
+@extending.infer_getattr
 class _Fields(AttributeTemplate):  # type: ignore[misc]
     key = Pointer
 
@@ -128,7 +119,7 @@ def _place(builder: ir.IRBuilder, pointer: Any, address: ir.Value, name: str) ->
     return builder.add(address, ir.Constant(I64, dtype(pointer.kind).fields[name][1]))
 
 
-@lower_getattr_generic(Pointer)
+@extending.lower_getattr_generic(Pointer)
 def _get(context: Any, builder: ir.IRBuilder, pointer: Any, address: ir.Value, name: str) -> ir.Value:
     place = _place(builder, pointer, address, name)
     if "nested" in getattr(attrs.fields(pointer.kind), name).metadata:
@@ -136,18 +127,18 @@ def _get(context: Any, builder: ir.IRBuilder, pointer: Any, address: ir.Value, n
     return load(builder, place, context.get_value_type(pointer.type_of(name)))
 
 
-@lower_setattr_generic(Pointer)
+@extending.lower_setattr_generic(Pointer)
 def _set(context: Any, builder: ir.IRBuilder, signature: Any, args: Any, name: str) -> None:
     pointer, given = signature.args
     store(builder, _place(builder, pointer, args[0], name), context.cast(builder, args[1], given, pointer.type_of(name)))
 
 
-@lower_builtin(operator.getitem, Pointer, types.int64)
+@extending.lower_builtin(operator.getitem, Pointer, types.int64)
 def _item(_: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
     return builder.add(args[0], builder.mul(args[1], ir.Constant(I64, dtype(signature.args[0].kind).itemsize)))
 
 
-@lower_cast(Pointer, types.int64)
+@extending.lower_cast(Pointer, types.int64)
 def _to_int64(_context: Any, _builder: Any, _from: Any, _to: Any, address: ir.Value) -> ir.Value:
     return address
 
@@ -159,4 +150,4 @@ def pointer_maker(kind: type) -> Any:
     def make(_: Any, address: Any) -> Any:
         return pointer(types.int64), lambda _context, _builder, _signature, args: args[0]
 
-    return intrinsic(make)
+    return extending.intrinsic(make)

@@ -17,18 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels import machine
 from augury.backends.numba_cpu.kernels.jit import address, helper, kernel
-from augury.backends.numba_cpu.kernels.machine import (
-    exchange,
-    give_token,
-    give_way,
-    invoke,
-    nanoseconds,
-    ordered_load,
-    pause,
-    take_token,
-    this_core,
-)
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
 from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct, table
 
@@ -111,7 +101,7 @@ def row_of(rows, t):
 def show_core(state, thread):
     """Let the others see which core a thread is on."""
     place = state + OWN + 64 * thread + CORE
-    core = this_core()
+    core = machine.this_core()
     if get_i64(place) != core:  # a cache line that nobody writes stays with all
         put_i64(place, core)
 
@@ -135,9 +125,9 @@ def wait(state, thread, address, value, linger_ns):
     while atomic_load(address) == value:
         spins += 1
         if spins % SPINS != 0:
-            pause()
+            machine.pause()
             continue
-        now = nanoseconds()
+        now = machine.nanoseconds()
         if began == 0:
             began = now
             if is_beside(state, thread):
@@ -146,29 +136,29 @@ def wait(state, thread, address, value, linger_ns):
                 put_i64(own + WARY, get_i64(own + WARY) - 1)
                 linger_ns = 0
         if now - began < spin_ns:
-            pause()
+            machine.pause()
         elif now - began < linger_ns:
-            give_way()
-            if nanoseconds() - now > SLICE_NS:
+            machine.give_way()
+            if machine.nanoseconds() - now > SLICE_NS:
                 put_i64(own + WARY, WARY_WAITS)
                 linger_ns = 0
         else:
-            exchange(own, 1)
+            machine.exchange(own, 1)
             # Either the thread that changes the value sees that this one sleeps, or this thread sees the change. Where both do,
             # the flag tells which was first: once it is taken, a token is on its way.
-            if ordered_load(address) == value or exchange(own, 0) == 0:
-                while take_token(get_i64(own + READ)) != 8:  # a signal came between
+            if machine.ordered_load(address) == value or machine.exchange(own, 0) == 0:
+                while machine.take_token(get_i64(own + READ)) != 8:  # a signal came between
                     pass
 
 
 @helper
 def change(state, n_threads, address, value):
     """Store a value that others wait for, and wake sleeping threads."""
-    exchange(address, value)
+    machine.exchange(address, value)
     for thread in range(n_threads):
         own = state + OWN + 64 * thread
-        if ordered_load(own) != 0 and exchange(own, 0) != 0:
-            give_token(get_i64(own + WRITE))
+        if machine.ordered_load(own) != 0 and machine.exchange(own, 0) != 0:
+            machine.give_token(get_i64(own + WRITE))
 
 
 @helper
@@ -193,14 +183,14 @@ def run_tape(state, thread):
     n_threads = get_i64(state + N_THREADS)
     record, times = record_at(get_i64(state + TAPE)), get_i64(state + TIMES)
     if times != 0 and thread == 0:
-        put_i64(times, nanoseconds())
+        put_i64(times, machine.nanoseconds())
     for index in range(get_i64(state + N_RECORDS)):
-        invoke(record.kernel, (record, state, thread, n_threads))
+        machine.invoke(record.kernel, (record, state, thread, n_threads))
         if record.waits != 0:
             barrier(state, thread, n_threads)
         record = record_at(record + RECORD_BYTES)
         if times != 0 and thread == 0:
-            put_i64(times + 8 * (index + 1), nanoseconds())
+            put_i64(times + 8 * (index + 1), machine.nanoseconds())
 
 
 @kernel

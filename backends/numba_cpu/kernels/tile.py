@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from llvmlite import ir
 from numba.core import cgutils
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
     BLOCK,
@@ -29,21 +30,6 @@ from augury.backends.numba_cpu.kernels.format import (
     Format,
 )
 from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
-from augury.backends.numba_cpu.kernels.simd import (
-    F32,
-    F32X16,
-    I32,
-    I32X16,
-    I64,
-    U8X64,
-    emit_fma,
-    emit_prefetch,
-    emitted,
-    i64,
-    load,
-    splat,
-    store,
-)
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, at, emit_floats
 
 if TYPE_CHECKING:
@@ -66,15 +52,19 @@ class _Sums:
         self._slots: dict[tuple[int, int], ir.Value] = {}
         for t in range(n_tokens):
             for g in groups:
-                slot = cgutils.alloca_once(b, F32X16)
-                start = ir.Constant(F32X16, None) if address is None else load(b, at(b, address, (2 * t + g) * VECTOR), F32X16)
+                slot = cgutils.alloca_once(b, simd.F32X16)
+                start = (
+                    ir.Constant(simd.F32X16, None)
+                    if address is None
+                    else simd.load(b, at(b, address, (2 * t + g) * VECTOR), simd.F32X16)
+                )
                 b.store(start, slot)
                 self._slots[t, g] = slot
 
     def fma(self, b: ir.IRBuilder, t: int, g: int, x: ir.Value, y: ir.Value) -> None:
         """Add x * y to the sum of token t and group g."""
         slot = self._slots[t, g]
-        b.store(emit_fma(b, x, y, b.load(slot)), slot)
+        b.store(simd.emit_fma(b, x, y, b.load(slot)), slot)
 
     def add(self, b: ir.IRBuilder, parts: _Sums) -> None:
         """Add sums of the same tokens and groups."""
@@ -85,12 +75,12 @@ class _Sums:
         """Store the sums where they came from."""
         assert self._address is not None
         for (t, g), slot in self._slots.items():
-            store(b, at(b, self._address, (2 * t + g) * VECTOR), b.load(slot))
+            simd.store(b, at(b, self._address, (2 * t + g) * VECTOR), b.load(slot))
 
 
 def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType) -> ir.Value:
     """Load one scalar into every lane."""
-    return splat(b, load(b, at(b, address, offset), llvm.element), llvm)
+    return simd.splat(b, simd.load(b, at(b, address, offset), llvm.element), llvm)
 
 
 def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | ScratchBlock, x: ir.Value, sums: _Sums) -> None:
@@ -103,14 +93,14 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
         for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
             weights = {g: dot.operand(b, block.weights(b, v, g)) for g in sums.groups}
             for t in tokens:
-                columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, I32X16), U8X64)
+                columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, simd.I32X16), simd.U8X64)
                 for g in sums.groups:
                     dots[t, g] = dot.add(b, dots[t, g], weights[g], columns)
         for t in tokens:
-            scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, F32X16)
+            scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, simd.F32X16)
             for g in sums.groups:
-                product = b.sitofp(dot.end(b, dots[t, g]), F32X16)
-                parts[t, g] = b.fmul(product, scale) if is_first else emit_fma(b, product, scale, parts[t, g])
+                product = b.sitofp(dot.end(b, dots[t, g]), simd.F32X16)
+                parts[t, g] = b.fmul(product, scale) if is_first else simd.emit_fma(b, product, scale, parts[t, g])
         if is_last:
             scales = {g: block.scales(b, half if fmt.halves == HALVES else 0, g) for g in sums.groups}
             for t in tokens:
@@ -125,29 +115,31 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
 def _first_dot(b: ir.IRBuilder, fmt: Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return the initial value of a dot product: it subtracts the offset of the weights, exactly and at no cost."""
     if not fmt.offset or dot.takes_128:
-        return ir.Constant(I32X16, None)
-    negative = load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32)
-    return splat(b, b.shl(negative, ir.Constant(I32, fmt.offset.bit_length() - 1)), I32X16)
+        return ir.Constant(simd.I32X16, None)
+    negative = simd.load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), simd.I32)
+    return simd.splat(b, b.shl(negative, ir.Constant(simd.I32, fmt.offset.bit_length() - 1)), simd.I32X16)
 
 
 def _sum(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return the sum of a token's activations over the columns that share a minimum."""
     if fmt.halves == 1:
-        return _repeat(b, x, t * _TOKEN + SUM, F32X16)
-    negative = b.sitofp(load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32), F32)
-    return splat(b, b.fmul(b.fneg(negative), load(b, at(b, x, t * _TOKEN + SCALES + 4 * half), F32)), F32X16)
+        return _repeat(b, x, t * _TOKEN + SUM, simd.F32X16)
+    negative = b.sitofp(simd.load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), simd.I32), simd.F32)
+    return simd.splat(
+        b, b.fmul(b.fneg(negative), simd.load(b, at(b, x, t * _TOKEN + SCALES + 4 * half), simd.F32)), simd.F32X16
+    )
 
 
 def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of float weights, column by column."""
     step = 4  # columns that are written out
-    with cgutils.for_range(b, ir.Constant(I64, BLOCK // step)) as loop:
-        w = b.add(weights, b.mul(loop.index, ir.Constant(I64, step * PANEL_ROWS * fmt.float_bytes)))
-        column = b.add(x, b.mul(loop.index, ir.Constant(I64, step * 4)))
+    with cgutils.for_range(b, ir.Constant(simd.I64, BLOCK // step)) as loop:
+        w = b.add(weights, b.mul(loop.index, ir.Constant(simd.I64, step * PANEL_ROWS * fmt.float_bytes)))
+        column = b.add(x, b.mul(loop.index, ir.Constant(simd.I64, step * 4)))
         for k in range(step):
             values = {g: emit_floats(b, fmt, at(b, w, k * PANEL_ROWS * fmt.float_bytes), g) for g in sums.groups}
             for t in range(sums.n_tokens):
-                repeated = _repeat(b, column, t * ACTIVATION_BYTES["f32"] + 4 * k, F32X16)
+                repeated = _repeat(b, column, t * ACTIVATION_BYTES["f32"] + 4 * k, simd.F32X16)
                 for g in sums.groups:
                     sums.fma(b, t, g, values[g], repeated)
 
@@ -168,7 +160,7 @@ def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens:
     locality = _prefetch_locality(n_tokens, is_streamed=is_zen())
     with cgutils.for_range(b, lines):
         address = b.load(slot)
-        emit_prefetch(b, address, locality)
+        simd.emit_prefetch(b, address, locality)
         b.store(at(b, address, VECTOR), slot)
 
 
@@ -188,12 +180,12 @@ def _emit_tile(
         _emit_prefetches(b, stream, lines, n_tokens)
         here = b.add(x, b.mul(loop.index, step))
         if fmt.float_bytes:
-            unit = b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
+            unit = b.add(w, b.mul(loop.index, ir.Constant(simd.I64, fmt.unit_bytes)))
             block_sums = _Sums(b, n_tokens, groups)
             _emit_float_block(b, fmt, unit, here, block_sums)
             sums.add(b, block_sums)
         elif place == "scratch":
-            scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+            scratch = b.add(w, b.mul(loop.index, ir.Constant(simd.I64, SCRATCH_BLOCK)))
             _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
         else:
             _emit_block(b, fmt, dot, _packed_block(b, fmt, isa, w, loop.index), here, sums)
@@ -203,8 +195,8 @@ def _emit_tile(
 def _packed_block(b: ir.IRBuilder, fmt: Format, isa: InstructionSet, w: ir.Value, block: ir.Value) -> PackedBlock:
     """Return a block of those from w on, which are no more than the largest units have."""
     if fmt.unit_blocks < _LARGEST_UNIT:
-        n_blocks = ir.Constant(I64, fmt.unit_blocks)
-        w = b.add(w, b.mul(b.udiv(block, n_blocks), ir.Constant(I64, fmt.unit_bytes)))
+        n_blocks = ir.Constant(simd.I64, fmt.unit_blocks)
+        w = b.add(w, b.mul(b.udiv(block, n_blocks), ir.Constant(simd.I64, fmt.unit_bytes)))
         block = b.urem(block, n_blocks)
     return PackedBlock(b, fmt, isa.look_up, w, block)
 
@@ -213,20 +205,20 @@ def _count_tiles(
     b: ir.IRBuilder, n_tokens: ir.Value, sizes: Sequence[int], runs: Sequence[tuple[Sequence[int], ...]]
 ) -> tuple[list[ir.Value], ir.Value]:
     """Return how many tiles of each size, the largest first, there are for the tokens, and how many runs of all."""
-    counts, left, total = [], n_tokens, ir.Constant(I64, 0)
+    counts, left, total = [], n_tokens, ir.Constant(simd.I64, 0)
     for size, groups_of_runs in zip(sizes, runs, strict=True):
-        counts.append(b.udiv(left, ir.Constant(I64, size)))
-        left = b.urem(left, ir.Constant(I64, size))
-        total = b.add(total, b.mul(counts[-1], ir.Constant(I64, len(groups_of_runs))))
+        counts.append(b.udiv(left, ir.Constant(simd.I64, size)))
+        left = b.urem(left, ir.Constant(simd.I64, size))
+        total = b.add(total, b.mul(counts[-1], ir.Constant(simd.I64, len(groups_of_runs))))
     return counts, total
 
 
 def _share(b: ir.IRBuilder, lines: ir.Value, n_runs: ir.Value) -> ir.Value:
     """Return how many of the lines each run of a tile prefetches, rounded up."""
-    return b.udiv(b.sub(b.add(lines, n_runs), ir.Constant(I64, 1)), n_runs)
+    return b.udiv(b.sub(b.add(lines, n_runs), ir.Constant(simd.I64, 1)), n_runs)
 
 
-@emitted(*[i64] * 7, n_literals=3)
+@simd.emitted(*[simd.i64] * 7, n_literals=3)
 def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
     """Add n_blocks blocks of all tokens to sums y, (n_tokens, 32) float32; the weights are `packed` or in `scratch`.
 
@@ -235,17 +227,17 @@ def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
     asked for twice.
     """
     fmt, where, cpu = FORMATS[kind], place, ISAS[isa]
-    token, row = (ir.Constant(I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
+    token, row = (ir.Constant(simd.I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
     step = b.mul(n_tokens, token)
     stream = cgutils.alloca_once_value(b, ahead)
-    done: ir.Value = ir.Constant(I64, 0)
+    done: ir.Value = ir.Constant(simd.I64, 0)
     case = "float" if fmt.float_bytes else where
     sizes = cpu.tiles[case]
     runs = [cpu.runs(case, size) for size in sizes]
     counts, n_all = _count_tiles(b, n_tokens, sizes, runs)
     lines = _share(b, lines, n_all)
     for size, n_tiles, groups_of_runs in zip(sizes, counts, runs, strict=True):
-        tokens = ir.Constant(I64, size)
+        tokens = ir.Constant(simd.I64, size)
         with cgutils.for_range(b, n_tiles) as loop:
             first = b.add(done, b.mul(loop.index, tokens))
             here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
@@ -254,10 +246,10 @@ def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
         done = b.add(done, b.mul(n_tiles, tokens))
 
 
-@emitted(i64, i64, i64, n_literals=2)
+@simd.emitted(simd.i64, simd.i64, simd.i64, n_literals=2)
 def unpack(b, kind, isa, w, n_blocks, scratch):
     """Unpack one unit, or n_blocks units of one block, to scratch memory."""
     fmt, cpu = FORMATS[kind], ISAS[isa]
     with cgutils.for_range(b, n_blocks) as loop:
-        address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+        address = b.add(scratch, b.mul(loop.index, ir.Constant(simd.I64, SCRATCH_BLOCK)))
         ScratchBlock(fmt, address).fill(b, _packed_block(b, fmt, cpu, w, loop.index))

@@ -12,22 +12,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from llvmlite import ir
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.format import PANEL_ROWS, VECTOR, Format
-from augury.backends.numba_cpu.kernels.simd import (
-    F16,
-    F32X16,
-    I8,
-    I16X32,
-    I32X16,
-    I64,
-    U8X64,
-    constant,
-    emit_fma,
-    emit_load_bf16,
-    load,
-    splat,
-    store,
-)
 
 if TYPE_CHECKING:
     LookUp = Callable[..., ir.Value]  # see `isa.InstructionSet`
@@ -44,7 +30,7 @@ _NUMBERS = 2 * PANEL_ROWS  # where the numbers of `odd` codings begin in a unit
 
 def at(b: ir.IRBuilder, address: ir.Value, offset: int) -> ir.Value:
     """Add a constant to an address."""
-    return b.add(address, ir.Constant(I64, offset))
+    return b.add(address, ir.Constant(simd.I64, offset))
 
 
 @frozen
@@ -56,13 +42,13 @@ class ScratchBlock:
 
     def weights(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
         """Load logical vector v of group g, u8x64."""
-        return load(b, at(b, self.address, (2 * v + g) * VECTOR), U8X64)
+        return simd.load(b, at(b, self.address, (2 * v + g) * VECTOR), simd.U8X64)
 
     def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
         """Load scale and minimum, f32x16, of a half (or of the block, if it has one scale) of group g."""
 
         def take(start: int) -> ir.Value:
-            return load(b, at(b, self.address, start + (2 * half + g) * VECTOR), F32X16)
+            return simd.load(b, at(b, self.address, start + (2 * half + g) * VECTOR), simd.F32X16)
 
         return take(SCRATCH_SCALES), take(SCRATCH_MINIMA) if self.fmt.has_minimum else None
 
@@ -70,13 +56,13 @@ class ScratchBlock:
         """Store the vectors of a packed block."""
         for v in range(LOGICAL):
             for g in GROUPS:
-                store(b, at(b, self.address, (2 * v + g) * VECTOR), block.weights(b, v, g))
+                simd.store(b, at(b, self.address, (2 * v + g) * VECTOR), block.weights(b, v, g))
         for half in range(self.fmt.halves):
             for g in GROUPS:
                 scale, minimum = block.scales(b, half, g)
-                store(b, at(b, self.address, SCRATCH_SCALES + (2 * half + g) * VECTOR), scale)
+                simd.store(b, at(b, self.address, SCRATCH_SCALES + (2 * half + g) * VECTOR), scale)
                 if minimum is not None:
-                    store(b, at(b, self.address, SCRATCH_MINIMA + (2 * half + g) * VECTOR), minimum)
+                    simd.store(b, at(b, self.address, SCRATCH_MINIMA + (2 * half + g) * VECTOR), minimum)
 
 
 class PackedBlock:
@@ -89,7 +75,7 @@ class PackedBlock:
         self.unit = unit
         self.index = index
         planes = at(b, unit, fmt.scale_bytes)
-        self.planes = b.add(planes, b.mul(index, ir.Constant(I64, fmt.block_bytes))) if fmt.unit_blocks > 1 else planes
+        self.planes = b.add(planes, b.mul(index, ir.Constant(simd.I64, fmt.block_bytes))) if fmt.unit_blocks > 1 else planes
         self._loaded: dict[tuple[int, int], ir.Value] = {}
         self._six: dict[int, ir.Value] = {}
         self._shared: dict[int, ir.Value] = {}
@@ -109,17 +95,17 @@ class PackedBlock:
         per_stored = 8 // width
         stored = plane + v // per_stored
         if (stored, g) not in self._loaded:
-            self._loaded[stored, g] = load(b, at(b, self.planes, (2 * stored + g) * VECTOR), I16X32)
+            self._loaded[stored, g] = simd.load(b, at(b, self.planes, (2 * stored + g) * VECTOR), simd.I16X32)
         bits = self._loaded[stored, g]
         if width == 8:
-            return b.bitcast(bits, U8X64)
+            return b.bitcast(bits, simd.U8X64)
         down = v % per_stored * width - to
         mask = ((1 << width) - 1) << to
         if down > 0:
-            bits = b.lshr(bits, constant(I16X32, down))
+            bits = b.lshr(bits, simd.constant(simd.I16X32, down))
         elif down < 0:
-            bits = b.shl(bits, constant(I16X32, -down))
-        return b.bitcast(b.and_(bits, constant(I16X32, mask * 257)), U8X64)
+            bits = b.shl(bits, simd.constant(simd.I16X32, -down))
+        return b.bitcast(b.and_(bits, simd.constant(simd.I16X32, mask * 257)), simd.U8X64)
 
     def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
         """Decode scale and minimum, likewise."""
@@ -131,9 +117,9 @@ class PackedBlock:
         if coding == "six":
             pair = self._six_bits(b, g)
             return b.fmul(d, self._field(b, pair, 0)), b.fmul(b.fneg(minimum), self._field(b, pair, 6))
-        wide = b.zext(self._own_byte(b, half, g), I32X16)
-        scale = b.sitofp(b.and_(wide, constant(I32X16, 15)), F32X16)
-        return b.fmul(d, scale), b.fmul(b.fneg(minimum), b.sitofp(b.lshr(wide, constant(I32X16, 4)), F32X16))
+        wide = b.zext(self._own_byte(b, half, g), simd.I32X16)
+        scale = b.sitofp(b.and_(wide, simd.constant(simd.I32X16, 15)), simd.F32X16)
+        return b.fmul(d, scale), b.fmul(b.fneg(minimum), b.sitofp(b.lshr(wide, simd.constant(simd.I32X16, 4)), simd.F32X16))
 
     def _scale(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
         """Decode the scale of a format without minima."""
@@ -146,7 +132,7 @@ class PackedBlock:
         if coding == "f16":
             return d
         if coding == "byte":
-            factor = b.sitofp(b.sext(self._own_byte(b, half, g), I32X16), F32X16)
+            factor = b.sitofp(b.sext(self._own_byte(b, half, g), simd.I32X16), simd.F32X16)
         elif coding in {"odd", "odd_single"}:
             factor = self._odd(b, self._number(b, _NUMBERS, g) if coding == "odd_single" else self._own_number(b, half, g))
         else:  # `six_signed`, or `six_single`, which has one scale, and half is 0
@@ -154,12 +140,12 @@ class PackedBlock:
         return b.fmul(d, factor)
 
     def _f16(self, b: ir.IRBuilder, offset: int) -> ir.Value:
-        return b.fpext(load(b, at(b, self.unit, offset), ir.VectorType(F16, 16)), F32X16)
+        return b.fpext(simd.load(b, at(b, self.unit, offset), ir.VectorType(simd.F16, 16)), simd.F32X16)
 
     def _bytes(self, b: ir.IRBuilder, start: int, index: ir.Value, stride: int, g: int) -> ir.Value:
         """Load a byte of each row, 16 bytes."""
         first = at(b, self.unit, start + 16 * g)
-        return load(b, b.add(first, b.mul(index, ir.Constant(I64, stride))), ir.VectorType(I8, 16))
+        return simd.load(b, b.add(first, b.mul(index, ir.Constant(simd.I64, stride))), ir.VectorType(simd.I8, 16))
 
     def _own_byte(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
         """Load the byte of each row for a half of this block."""
@@ -168,68 +154,74 @@ class PackedBlock:
 
     def _own_number(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
         """Take the four bits of each row for a half of this block."""
-        both = b.zext(self._bytes(b, _NUMBERS, self.index, PANEL_ROWS, g), I32X16)
-        return b.lshr(both, constant(I32X16, 4)) if half else b.and_(both, constant(I32X16, 15))
+        both = b.zext(self._bytes(b, _NUMBERS, self.index, PANEL_ROWS, g), simd.I32X16)
+        return b.lshr(both, simd.constant(simd.I32X16, 4)) if half else b.and_(both, simd.constant(simd.I32X16, 15))
 
     def _number(self, b: ir.IRBuilder, start: int, g: int) -> ir.Value:
         """Take the four bits of each row for this block."""
-        two = ir.Constant(I64, 2)
-        both = b.zext(self._bytes(b, start, b.udiv(self.index, two), PANEL_ROWS, g), I32X16)
-        shift = b.mul(b.trunc(b.urem(self.index, two), I32X16.element), ir.Constant(I32X16.element, 4))
-        return b.and_(b.lshr(both, splat(b, shift, I32X16)), constant(I32X16, 15))
+        two = ir.Constant(simd.I64, 2)
+        both = b.zext(self._bytes(b, start, b.udiv(self.index, two), PANEL_ROWS, g), simd.I32X16)
+        shift = b.mul(b.trunc(b.urem(self.index, two), simd.I32X16.element), ir.Constant(simd.I32X16.element, 4))
+        return b.and_(b.lshr(both, simd.splat(b, shift, simd.I32X16)), simd.constant(simd.I32X16, 15))
 
     def _odd(self, b: ir.IRBuilder, number: ir.Value) -> ir.Value:
         """Make factor * (2s + 1) of each row's number s."""
         factor = self.fmt.factor
-        return emit_fma(b, b.sitofp(number, F32X16), constant(F32X16, 2 * factor), constant(F32X16, factor))
+        return simd.emit_fma(
+            b, b.sitofp(number, simd.F32X16), simd.constant(simd.F32X16, 2 * factor), simd.constant(simd.F32X16, factor)
+        )
 
     def _shared_bit(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
         """Make the highest bits of the indices of logical vector v, which the next or the one before has, too."""
         if g not in self._shared:
             self._shared[g] = self._number(b, self.fmt.scale_bytes - PANEL_ROWS * self.fmt.shared_bytes, g)
-        is_set = b.icmp_unsigned("!=", b.and_(self._shared[g], constant(I32X16, 1 << v // 2)), constant(I32X16, 0))
+        is_set = b.icmp_unsigned(
+            "!=", b.and_(self._shared[g], simd.constant(simd.I32X16, 1 << v // 2)), simd.constant(simd.I32X16, 0)
+        )
         bit = 0x01010101 << self.fmt.low + self.fmt.high
-        return b.bitcast(b.select(is_set, constant(I32X16, bit), constant(I32X16, 0)), U8X64)
+        return b.bitcast(b.select(is_set, simd.constant(simd.I32X16, bit), simd.constant(simd.I32X16, 0)), simd.U8X64)
 
     def _float8(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
         """Make half of each row's float of 8 bits: as a float32 it is 2**120 times smaller, denormal numbers included."""
-        bits = b.shl(b.zext(self._own_byte(b, half, g), I32X16), constant(I32X16, 20))
-        return b.fmul(b.bitcast(bits, F32X16), constant(F32X16, 2.0**119))
+        bits = b.shl(b.zext(self._own_byte(b, half, g), simd.I32X16), simd.constant(simd.I32X16, 20))
+        return b.fmul(b.bitcast(bits, simd.F32X16), simd.constant(simd.F32X16, 2.0**119))
 
     def _power_of_two(self, b: ir.IRBuilder, g: int) -> ir.Value:
         """Make 2**(e - 128) of each row's byte e, of which the two smallest give denormal numbers."""
-        e = b.zext(load(b, at(b, self.unit, 16 * g), ir.VectorType(I8, 16)), I32X16)
-        normal = b.shl(b.sub(e, constant(I32X16, 1)), constant(I32X16, 23))
-        small = b.shl(b.add(e, constant(I32X16, 1)), constant(I32X16, 21))
-        is_small = b.icmp_unsigned("<", e, constant(I32X16, 2))
-        return b.bitcast(b.select(is_small, small, normal), F32X16)
+        e = b.zext(simd.load(b, at(b, self.unit, 16 * g), ir.VectorType(simd.I8, 16)), simd.I32X16)
+        normal = b.shl(b.sub(e, simd.constant(simd.I32X16, 1)), simd.constant(simd.I32X16, 23))
+        small = b.shl(b.add(e, simd.constant(simd.I32X16, 1)), simd.constant(simd.I32X16, 21))
+        is_small = b.icmp_unsigned("<", e, simd.constant(simd.I32X16, 2))
+        return b.bitcast(b.select(is_small, small, normal), simd.F32X16)
 
     def _six_bits(self, b: ir.IRBuilder, g: int) -> ir.Value:
         """Load the 6-bit fields of this block: two in bits 0..11, or one in bits 0..5."""
         if g not in self._six:
             n_blocks = 4 if self.fmt.coding == "six_single" else 2  # that share three bytes
             start = at(b, self.unit, 128 if self.fmt.has_minimum else 64)
-            start = b.add(start, b.mul(b.udiv(self.index, ir.Constant(I64, n_blocks)), ir.Constant(I64, 3 * PANEL_ROWS)))
-            shift = b.mul(b.urem(self.index, ir.Constant(I64, n_blocks)), ir.Constant(I64, 24 // n_blocks))
+            start = b.add(
+                start, b.mul(b.udiv(self.index, ir.Constant(simd.I64, n_blocks)), ir.Constant(simd.I64, 3 * PANEL_ROWS))
+            )
+            shift = b.mul(b.urem(self.index, ir.Constant(simd.I64, n_blocks)), ir.Constant(simd.I64, 24 // n_blocks))
             word = None
             for plane in range(3):
-                part = b.zext(load(b, at(b, start, plane * PANEL_ROWS + 16 * g), ir.VectorType(I8, 16)), I32X16)
-                word = part if word is None else b.or_(word, b.shl(part, constant(I32X16, 8 * plane)))
-            self._six[g] = b.lshr(word, splat(b, b.trunc(shift, I32X16.element), I32X16))
+                part = b.zext(simd.load(b, at(b, start, plane * PANEL_ROWS + 16 * g), ir.VectorType(simd.I8, 16)), simd.I32X16)
+                word = part if word is None else b.or_(word, b.shl(part, simd.constant(simd.I32X16, 8 * plane)))
+            self._six[g] = b.lshr(word, simd.splat(b, b.trunc(shift, simd.I32X16.element), simd.I32X16))
         return self._six[g]
 
     def _field(self, b: ir.IRBuilder, word: ir.Value, shift: int, offset: int = 0) -> ir.Value:
         """Take six bits of each lane as a float."""
-        moved = b.lshr(word, constant(I32X16, shift)) if shift else word
-        bits = b.and_(moved, constant(I32X16, 63))
-        return b.sitofp(b.sub(bits, constant(I32X16, offset)) if offset else bits, F32X16)
+        moved = b.lshr(word, simd.constant(simd.I32X16, shift)) if shift else word
+        bits = b.and_(moved, simd.constant(simd.I32X16, 63))
+        return b.sitofp(b.sub(bits, simd.constant(simd.I32X16, offset)) if offset else bits, simd.F32X16)
 
 
 def emit_floats(b: ir.IRBuilder, fmt: Format, address: ir.Value, g: int) -> ir.Value:
     """Load one column of a group of a float format as float32."""
     place = at(b, address, 16 * fmt.float_bytes * g)
     if fmt.kind == "f32":
-        return load(b, place, F32X16)
+        return simd.load(b, place, simd.F32X16)
     if fmt.kind == "f16":
-        return b.fpext(load(b, place, ir.VectorType(F16, 16)), F32X16)
-    return emit_load_bf16(b, place)
+        return b.fpext(simd.load(b, place, ir.VectorType(simd.F16, 16)), simd.F32X16)
+    return simd.emit_load_bf16(b, place)

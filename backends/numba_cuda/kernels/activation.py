@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    add,
-    div,
-    exp,
-    expm1,
-    float_of_half,
-    fma,
-    half_of_float,
-    lane,
-    log1p,
-    mul,
-    record,
-    tanh,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import lane, record
 
 GateArgs = record("GateArgs", i="kind has_up limits_activated", r="limit a b c d")
 """How a gate is activated: see `NUMBERS`; whether it is multiplied with `up`; its constants.
@@ -30,20 +18,20 @@ _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 @lane
 def sigmoid(g):
     """1 / (1 + e^-g)."""
-    return div(np.float32(1), add(np.float32(1), exp(-g)))
+    return gpu.div(np.float32(1), gpu.add(np.float32(1), gpu.exp(-g)))
 
 
 @lane
 def softplus(g):
     """Ln(1 + e^g)."""
-    return add(_relu(g), log1p(exp(-abs(g))))
+    return gpu.add(_relu(g), gpu.log1p(gpu.exp(-abs(g))))
 
 
 @lane
 def capped(value, cap):
     """Cap * tanh(value / cap); where cap is 0 the value."""
     cap = np.float32(cap)
-    return mul(cap, tanh(div(value, cap))) if cap != 0 else value
+    return gpu.mul(cap, gpu.tanh(gpu.div(value, cap))) if cap != 0 else value
 
 
 @lane
@@ -62,20 +50,20 @@ def clamped(value, limit):
 @lane
 def silu(g):
     """G * sigmoid(g)."""
-    return div(g, add(np.float32(1), exp(-g)))
+    return gpu.div(g, gpu.add(np.float32(1), gpu.exp(-g)))
 
 
 @lane
 def _tanh_gelu(g):
-    cube = mul(mul(g, g), g)
-    gated = tanh(mul(np.float32(0.7978845608028654), fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
-    return mul(mul(np.float32(0.5), g), add(np.float32(1), gated))
+    cube = gpu.mul(gpu.mul(g, g), g)
+    gated = gpu.tanh(gpu.mul(np.float32(0.7978845608028654), gpu.fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
+    return gpu.mul(gpu.mul(np.float32(0.5), g), gpu.add(np.float32(1), gated))
 
 
 @lane
 def _gelu_half(g):
     if abs(g) < np.float32(10):
-        return float_of_half(half_of_float(_tanh_gelu(float_of_half(half_of_float(g)))))
+        return gpu.float_of_half(gpu.half_of_float(_tanh_gelu(gpu.float_of_half(gpu.half_of_float(g)))))
     return _relu(g)
 
 
@@ -86,25 +74,25 @@ def _relu(g):
 
 @lane
 def _relu_squared(g):
-    return mul(_relu(g), g)
+    return gpu.mul(_relu(g), g)
 
 
 @lane
 def _situ(g, a, b, c, d):
-    return mul(capped(g, a), sigmoid(g))
+    return gpu.mul(capped(g, a), sigmoid(g))
 
 
 @lane
 def _xielu(g, below, above, slope, eps):
     least = limited(g, eps)
-    low = mul(np.float32(below), add(expm1(least), -g))
-    return fma(np.float32(slope), g, mul(np.float32(above), mul(g, g)) if g > np.float32(0) else low)
+    low = gpu.mul(np.float32(below), gpu.add(gpu.expm1(least), -g))
+    return gpu.fma(np.float32(slope), g, gpu.mul(np.float32(above), gpu.mul(g, g)) if g > np.float32(0) else low)
 
 
 @lane
 def _swiglu_oai(g):
     g = limited(g, _OAI_LIMIT)
-    return mul(g, sigmoid(mul(np.float32(_OAI_FACTOR), g)))
+    return gpu.mul(g, sigmoid(gpu.mul(np.float32(_OAI_FACTOR), g)))
 
 
 @lane
@@ -119,7 +107,7 @@ def _capped_up(up, b):
 
 @lane
 def _swiglu_oai_up(up, b):
-    return add(clamped(up, _OAI_LIMIT), np.float32(1))
+    return gpu.add(clamped(up, _OAI_LIMIT), np.float32(1))
 
 
 def _plain(function):

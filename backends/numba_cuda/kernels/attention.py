@@ -13,28 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import capped
 from augury.backends.numba_cuda.kernels.cells import EIGHT, CacheArgs
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    bits_of,
-    cuda,
-    float_of,
-    fma,
-    is_last_block,
-    kernel,
-    lane,
-    larger,
-    mul,
-    prefetch,
-    quad_max,
-    quotient,
-    read_early,
-    record,
-    remainder,
-    together,
-)
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, is_last_block, kernel, lane, quad_max, record, together
 from augury.backends.numba_cuda.kernels.fragments import (
     ATTEND_THREADS,
     ATTEND_WARPS,
@@ -98,7 +80,7 @@ def _end(block, size):
 @lane
 def is_chosen(choice, at, position):
     """Whether a position is in a list, see `ChoiceArgs`."""
-    return choice.block_size == 0 or choice.chosen[at + quotient(position, choice.block_size)] != 0
+    return choice.block_size == 0 or choice.chosen[at + gpu.quotient(position, choice.block_size)] != 0
 
 
 @lane
@@ -111,7 +93,7 @@ def _seen(inputs, how, t, position):
 @lane
 def _seen_blocks(inputs, how, t, position):
     """The first and the last block of positions, whose pooled rows a token sees."""
-    return np.int32(0), np.int32(quotient(position + 1, how.pool) - 1)
+    return np.int32(0), np.int32(gpu.quotient(position + 1, how.pool) - 1)
 
 
 @lane
@@ -159,7 +141,7 @@ def _slope(sums, at, distance, slope):
     for tile in range(TILES):
         for i in range(2):
             to = at + 4 * tile + i
-            sums[to] = fma(-np.float32(slope), np.float32(np.int32(distance - 8 * tile - i)), sums[to])
+            sums[to] = gpu.fma(-np.float32(slope), np.float32(np.int32(distance - 8 * tile - i)), sums[to])
 
 
 @lane
@@ -171,7 +153,7 @@ def _most(sums, at, cells, column, position, seen):
             to, there = at + 4 * tile + i, np.int32(position + 8 * tile + i)
             is_seen = first <= there <= last
             sums[to] = sums[to] if is_seen and cells[column + 8 * tile + i] >= 0 else np.float32(_NONE)
-            most = larger(most, sums[to])
+            most = gpu.larger(most, sums[to])
     return most
 
 
@@ -179,7 +161,7 @@ def _most(sums, at, cells, column, position, seen):
 def _prefetch(cache, cell, dim):
     """Let the halves of a cell come to the nearer memory."""
     for i in range(0, dim, 64):
-        prefetch(cache.words, (cell * dim + i) >> 1)
+        gpu.prefetch(cache.words, (cell * dim + i) >> 1)
 
 
 def _attend(type_k, type_v, *, is_pooled=False):
@@ -203,7 +185,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             values[2 * step] = how.rows[start + i + STEP * step] if is_there else np.float32(0)
             values[2 * step + 1] = how.rows[start + i + STEP * step + 1] if is_there else np.float32(0)
         for step in range(key_steps):
-            a, b = mul(values[2 * step], np.float32(how.scale)), mul(values[2 * step + 1], np.float32(how.scale))
+            a, b = gpu.mul(values[2 * step], np.float32(how.scale)), gpu.mul(values[2 * step + 1], np.float32(how.scale))
             word = thread + ATTEND_THREADS * step
             staged[word], staged[n_words + word] = two_halves(a, b)
 
@@ -229,7 +211,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
     @lane
     def stage_mix(mixed, warp, i, staged):
         for j in range(_N_SUMS):
-            staged[(warp * _N_SUMS + j) * _WORDS + i] = bits_of(mixed[j])
+            staged[(warp * _N_SUMS + j) * _WORDS + i] = gpu.bits_of(mixed[j])
 
     @lane
     def store_mix(staged, n_groups, n_shares, places, parts, dim, thread, sums):
@@ -240,7 +222,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             clear(sums, 4)
             for _ in range(n_shares):
                 for j in range(4):
-                    sums[j] = add(sums[j], float_of(staged[word + 16 * (j % 2) + 2 * _WORDS * (j // 2)]))
+                    sums[j] = gpu.add(sums[j], gpu.float_of(staged[word + 16 * (j % 2) + 2 * _WORDS * (j // 2)]))
                 word = np.uint32(word + n_groups * n_words_of_warp)
             for j in range(4):
                 place = places[row + 4 * j]
@@ -263,8 +245,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
             to: With a width of 0 nothing is merged.
         """
         split, t = cuda.blockIdx.x, np.int32(how.first_token + cuda.blockIdx.z)
-        n_tokens, place_of_t = read_early(inputs, N_TOKENS), read_early(inputs, POSITIONS + t)
-        slot, branch = read_early(inputs, SLOTS + t), read_early(inputs, BRANCHES + t)
+        n_tokens, place_of_t = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
+        slot, branch = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, BRANCHES + t)
         end, low, high = _tile(inputs, how, t, n_tokens, place_of_t)
         if t >= n_tokens or end == t:
             return
@@ -290,7 +272,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         warp, i, n_splits = np.uint32(thread // WARP), np.uint32(thread % WARP), how.n_splits
         n_of_group, group, n_blocks = how.n_of_group, cuda.blockIdx.y, (how.n_of_group + HEADS - 1) // HEADS
         if n_blocks > 1:
-            group = quotient(group, n_blocks)
+            group = gpu.quotient(group, n_blocks)
         first_head = np.int32(group * n_of_group + HEADS * (cuda.blockIdx.y - group * n_blocks))
         n_of_token, n_of_tile = np.int32(min(HEADS, (group + 1) * n_of_group - first_head)), np.int32(1 << how.n_doublings)
         if thread < HEADS:
@@ -349,8 +331,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
         if thread < HEADS and places[thread] >= 0:
             most, total = most_of_warps[thread], totals_of_warps[thread]
             for other in range(1, ATTEND_WARPS):
-                most = larger(most, most_of_warps[other * HEADS + thread])
-                total = add(total, totals_of_warps[other * HEADS + thread])
+                most = gpu.larger(most, most_of_warps[other * HEADS + thread])
+                total = gpu.add(total, totals_of_warps[other * HEADS + thread])
             parts[places[thread] + value_dim] = most
             parts[places[thread] + value_dim + 1] = total
         clear(mixed, _N_SUMS)
@@ -375,7 +357,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
             return
         first_head, n, step = first_group * n_of_group, n * n_of_group, n_splits * part
         for at in range(warp, (end - t) * n, ATTEND_WARPS):
-            token, head = t + quotient(at, n), first_head + remainder(at, n)
+            token, head = t + gpu.quotient(at, n), first_head + gpu.remainder(at, n)
             first, last = _seen(inputs, how, token, inputs[POSITIONS + token])
             first_split, n_others = first // SPLIT, np.int32(0)
             if is_pooled:

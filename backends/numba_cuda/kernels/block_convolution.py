@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, fma, kernel, lane, quotient
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, SLOTS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_of
 
@@ -27,10 +28,10 @@ def _convolved(inputs, x, weights, base, t, i, x_stride, at, size, group, n_taps
     total = np.float32(0)
     if i >= size:
         return total
-    n_groups, of, tap = quotient(size, group), t, 0
-    at += quotient(i, group)
+    n_groups, of, tap = gpu.quotient(size, group), t, 0
+    at += gpu.quotient(i, group)
     while tap < n_taps and of >= 0:
-        total = fma(add(base[tap * size + i], weights[at + tap * n_groups]), x[of * x_stride + i], total)
+        total = gpu.fma(gpu.add(base[tap * size + i], weights[at + tap * n_groups]), x[of * x_stride + i], total)
         of, tap = _before(inputs, of), tap + 1
     return total
 

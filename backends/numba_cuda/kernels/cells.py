@@ -9,29 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    bits_of,
-    cuda,
-    div,
-    float_of,
-    float_of_half,
-    fma,
-    half_of_float,
-    kernel,
-    lane,
-    load8,
-    load16,
-    mul,
-    nearest,
-    prmt,
-    quotient,
-    record,
-    remainder,
-    together,
-    warp_max,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, record, together, warp_max
 
 NOT_KEPT, F16, Q8_0, Q4_0, F32 = range(-1, 4)
 TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
@@ -54,7 +33,7 @@ def halves_of(name: str, dim: int) -> tuple[int, ...]:
 @lane
 def _half(value):
     """The bits of the nearest half."""
-    return np.uint16(half_of_float(np.float32(value)))
+    return np.uint16(gpu.half_of_float(np.float32(value)))
 
 
 @lane
@@ -63,17 +42,19 @@ def _rounded_q8_0(value, largest):
     value, largest = np.float32(value), np.float32(largest)
     if largest == np.float32(0):
         return np.int32(0), np.float32(0)
-    return nearest(mul(value, mul(np.float32(127), div(np.float32(1), largest)))), div(largest, np.float32(127))
+    return gpu.nearest(gpu.mul(value, gpu.mul(np.float32(127), gpu.div(np.float32(1), largest)))), gpu.div(
+        largest, np.float32(127)
+    )
 
 
 @lane
 def _rounded_q4_0(value, top, bottom):
     """A code from 0 to 15, and the scale: of the largest value and the negative of the smallest, the larger one's / -8."""
     value, top, bottom = np.float32(value), np.float32(top), np.float32(bottom)
-    scale = div(top if top >= bottom else -bottom, np.float32(-8))
+    scale = gpu.div(top if top >= bottom else -bottom, np.float32(-8))
     if scale == np.float32(0):
         return np.int32(8), np.float32(0)
-    code = add(mul(value, div(np.float32(1), scale)), np.float32(8.5))
+    code = gpu.add(gpu.mul(value, gpu.div(np.float32(1), scale)), np.float32(8.5))
     return np.int32(min(code, np.float32(15))), scale
 
 
@@ -86,7 +67,7 @@ def _two_codes(staged, i):
 
 @lane
 def _store_float(value, halves, at):
-    bits = bits_of(np.float32(value))
+    bits = gpu.bits_of(np.float32(value))
     halves[2 * at], halves[2 * at + 1] = np.uint16(bits & np.uint32(0xFFFF)), np.uint16(bits >> np.uint32(16))
 
 
@@ -133,7 +114,7 @@ def move_cells(plane, moves, n_moves, n_heads, n_halves, length):
         return
     for move in range(n_moves):
         slot, source, to = moves[3 * move], moves[3 * move + 1], moves[3 * move + 2]
-        start, at = (slot * n_heads + quotient(i, n_halves)) * length, remainder(i, n_halves)
+        start, at = (slot * n_heads + gpu.quotient(i, n_halves)) * length, gpu.remainder(i, n_halves)
         plane[(start + to) * n_halves + at] = plane[(start + source) * n_halves + at]
 
 
@@ -143,24 +124,24 @@ def move_cells(plane, moves, n_moves, n_heads, n_halves, length):
 @lane
 def _byte(word, i, offset):
     """Byte i of a word as a float, less the offset: exact, by the float 2^23 + byte."""
-    return add(float_of(prmt(word, np.uint32(0x4B000000), np.uint32(0x7440 + i))), np.float32(-8388608 - offset))
+    return gpu.add(gpu.float_of(gpu.prmt(word, np.uint32(0x4B000000), np.uint32(0x7440 + i))), np.float32(-8388608 - offset))
 
 
 @lane
 def _add_bytes(q, at, word, offset, a, b, c, d):
     """Add q times the bytes of a word to four sums."""
-    a, b = fma(q[at], _byte(word, 0, offset), a), fma(q[at + 1], _byte(word, 1, offset), b)
-    return a, b, fma(q[at + 2], _byte(word, 2, offset), c), fma(q[at + 3], _byte(word, 3, offset), d)
+    a, b = gpu.fma(q[at], _byte(word, 0, offset), a), gpu.fma(q[at + 1], _byte(word, 1, offset), b)
+    return a, b, gpu.fma(q[at + 2], _byte(word, 2, offset), c), gpu.fma(q[at + 3], _byte(word, 3, offset), d)
 
 
 @lane
 def _scale(halves, i):
-    return float_of_half(np.uint32(halves[i]))
+    return gpu.float_of_half(np.uint32(halves[i]))
 
 
 @lane
 def _two_halves(word):
-    return float_of_half(word & np.uint32(0xFFFF)), float_of_half(word >> np.uint32(16))
+    return gpu.float_of_half(word & np.uint32(0xFFFF)), gpu.float_of_half(word >> np.uint32(16))
 
 
 @lane
@@ -168,10 +149,10 @@ def dot_f32(q, start, cache, cell, dim):
     """Q k of floats, of which four neighbours are read at once."""
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(0, dim, 4):
-        first, second, third, fourth = load16(cache.words, cell * dim + i)
-        a, b = fma(q[start + i], float_of(first), a), fma(q[start + i + 1], float_of(second), b)
-        c, d = fma(q[start + i + 2], float_of(third), c), fma(q[start + i + 3], float_of(fourth), d)
-    return add(add(a, b), add(c, d))
+        first, second, third, fourth = gpu.load16(cache.words, cell * dim + i)
+        a, b = gpu.fma(q[start + i], gpu.float_of(first), a), gpu.fma(q[start + i + 1], gpu.float_of(second), b)
+        c, d = gpu.fma(q[start + i + 2], gpu.float_of(third), c), gpu.fma(q[start + i + 3], gpu.float_of(fourth), d)
+    return gpu.add(gpu.add(a, b), gpu.add(c, d))
 
 
 @lane
@@ -179,12 +160,12 @@ def _add_halves(q, at, words, a, b, c, d):
     """Add q times eight halves to four sums."""
     k0, k1 = _two_halves(words[0])
     k2, k3 = _two_halves(words[1])
-    a, b = fma(q[at], k0, a), fma(q[at + 1], k1, b)
-    c, d = fma(q[at + 2], k2, c), fma(q[at + 3], k3, d)
+    a, b = gpu.fma(q[at], k0, a), gpu.fma(q[at + 1], k1, b)
+    c, d = gpu.fma(q[at + 2], k2, c), gpu.fma(q[at + 3], k3, d)
     k0, k1 = _two_halves(words[2])
     k2, k3 = _two_halves(words[3])
-    a, b = fma(q[at + 4], k0, a), fma(q[at + 5], k1, b)
-    return a, b, fma(q[at + 6], k2, c), fma(q[at + 7], k3, d)
+    a, b = gpu.fma(q[at + 4], k0, a), gpu.fma(q[at + 5], k1, b)
+    return a, b, gpu.fma(q[at + 6], k2, c), gpu.fma(q[at + 7], k3, d)
 
 
 @lane
@@ -193,14 +174,14 @@ def _dot_f16(q, start, cache, cell, dim):
     words, first, whole = cache.words, cell * dim >> 1, dim // 32 * 32
     for i in range(0, whole, 32):  # of four loads each, which are waited for at once
         at, held = first + (i >> 1), start + i
-        k0, k1, k2, k3 = load16(words, at), load16(words, at + 4), load16(words, at + 8), load16(words, at + 12)
+        k0, k1, k2, k3 = gpu.load16(words, at), gpu.load16(words, at + 4), gpu.load16(words, at + 8), gpu.load16(words, at + 12)
         a, b, c, d = _add_halves(q, held, k0, a, b, c, d)
         a, b, c, d = _add_halves(q, held + 8, k1, a, b, c, d)
         a, b, c, d = _add_halves(q, held + 16, k2, a, b, c, d)
         a, b, c, d = _add_halves(q, held + 24, k3, a, b, c, d)
     for i in range(whole, dim, 8):
-        a, b, c, d = _add_halves(q, start + i, load16(words, first + (i >> 1)), a, b, c, d)
-    return add(add(a, b), add(c, d))
+        a, b, c, d = _add_halves(q, start + i, gpu.load16(words, first + (i >> 1)), a, b, c, d)
+    return gpu.add(gpu.add(a, b), gpu.add(c, d))
 
 
 @lane
@@ -209,12 +190,12 @@ def _dot_q8_0(q, start, cache, cell, dim):
     for i in range(0, dim, BLOCK):
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for at in range(i, i + BLOCK, 16):
-            first, second, third, fourth = load16(cache.words, (cell * dim + at) >> 2)
+            first, second, third, fourth = gpu.load16(cache.words, (cell * dim + at) >> 2)
             a, b, c, d = _add_bytes(q, start + at, first ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 4, second ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 8, third ^ flip, 128, a, b, c, d)
             a, b, c, d = _add_bytes(q, start + at + 12, fourth ^ flip, 128, a, b, c, d)
-        total = fma(add(add(a, b), add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
+        total = gpu.fma(gpu.add(gpu.add(a, b), gpu.add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
     return total
 
 
@@ -223,7 +204,7 @@ def _dot_q4_0(q, start, cache, cell, dim):
     total, low, four = np.float32(0), np.uint32(0x0F0F0F0F), np.uint32(4)
     for i in range(0, dim, BLOCK):
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        first, second, third, fourth = load16(cache.words, (cell * dim + i) >> 3)
+        first, second, third, fourth = gpu.load16(cache.words, (cell * dim + i) >> 3)
         at = start + i
         a, b, c, d = _add_bytes(q, at, first & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 4, second & low, 8, a, b, c, d)
@@ -233,7 +214,7 @@ def _dot_q4_0(q, start, cache, cell, dim):
         a, b, c, d = _add_bytes(q, at + 20, second >> four & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 24, third >> four & low, 8, a, b, c, d)
         a, b, c, d = _add_bytes(q, at + 28, fourth >> four & low, 8, a, b, c, d)
-        total = fma(add(add(a, b), add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
+        total = gpu.fma(gpu.add(gpu.add(a, b), gpu.add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
     return total
 
 
@@ -247,7 +228,7 @@ then these are added in rising order, times their scales.
 
 @lane
 def _read_f16(cache, cell, dim, i):
-    return load16(cache.words, cell * (dim >> 1) + (i >> 1))  # of several i the former is multiplied once
+    return gpu.load16(cache.words, cell * (dim >> 1) + (i >> 1))  # of several i the former is multiplied once
 
 
 @lane
@@ -258,34 +239,34 @@ def _values_f16(held, i):
 @lane
 def _four_bytes(word, offset, scale):
     return (
-        mul(_byte(word, 0, offset), scale),
-        mul(_byte(word, 1, offset), scale),
-        mul(_byte(word, 2, offset), scale),
-        mul(_byte(word, 3, offset), scale),
+        gpu.mul(_byte(word, 0, offset), scale),
+        gpu.mul(_byte(word, 1, offset), scale),
+        gpu.mul(_byte(word, 2, offset), scale),
+        gpu.mul(_byte(word, 3, offset), scale),
     )
 
 
 @lane
 def _read_q8_0(cache, cell, dim, i):
-    first, second = load8(cache.words, (cell * dim + i) >> 2)
+    first, second = gpu.load8(cache.words, (cell * dim + i) >> 2)
     return first, second, np.uint32(cache.halves[(cell * dim + i) >> 5])
 
 
 @lane
 def _values_q8_0(held, i):
-    flip, scale = np.uint32(0x80808080), float_of_half(held[2])
+    flip, scale = np.uint32(0x80808080), gpu.float_of_half(held[2])
     return _four_bytes(held[0] ^ flip, 128, scale) + _four_bytes(held[1] ^ flip, 128, scale)
 
 
 @lane
 def _read_q4_0(cache, cell, dim, i):
-    first, second = load8(cache.words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
+    first, second = gpu.load8(cache.words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
     return first, second, np.uint32(cache.halves[(cell * dim + i) >> 5])
 
 
 @lane
 def _values_q4_0(held, i):
-    low, shift, scale = np.uint32(0x0F0F0F0F), np.uint32(i >> 2 & 4), float_of_half(held[2])
+    low, shift, scale = np.uint32(0x0F0F0F0F), np.uint32(i >> 2 & 4), gpu.float_of_half(held[2])
     return _four_bytes(held[0] >> shift & low, 8, scale) + _four_bytes(held[1] >> shift & low, 8, scale)
 
 

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.cells import DOT, CacheArgs, dot_f32
-from augury.backends.numba_cuda.kernels.dialect import (
-    THREADS,
-    WARP,
-    add,
-    bits_of,
-    cuda,
-    fma,
-    is_last_block,
-    kernel,
-    lane,
-    larger,
-    mul,
-    quotient,
-    together,
-    warp_max,
-)
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, is_last_block, kernel, lane, together, warp_max
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
 
@@ -31,7 +17,7 @@ _LOWEST, _HIGHEST = float("-inf"), float("inf")
 @lane
 def _is_above(score, i, key, bound):
     """Whether a score is higher than that of a key, or the same and before a bound: bits that rise with the scores."""
-    bits = bits_of(score)
+    bits = gpu.bits_of(score)
     order = np.uint32(~bits) if bits >> np.uint32(31) else np.uint32(bits | np.uint32(0x80000000))
     return order > key or (order == key and i < bound)
 
@@ -42,7 +28,7 @@ def _count(scores, start, n, key, bound, first):
     total = np.float32(0)
     for i in range(first, n, THREADS):
         if _is_above(scores[start + i], i, key, bound):
-            total = add(total, np.float32(1))
+            total = gpu.add(total, np.float32(1))
     return total
 
 
@@ -91,9 +77,9 @@ def _score(dot):
         """The sum over heads of a weight times the positive part of q k."""
         cell, total = base + cell_of(inputs, t, position), np.float32(0)
         for head in range(n_heads):
-            product = larger(dot(rows, start + head * dim, keys, cell, dim), np.float32(0))
-            weight = mul(rows[start + shares + head], np.float32(share)) if shares else np.float32(share)
-            total = fma(weight, product, total)
+            product = gpu.larger(dot(rows, start + head * dim, keys, cell, dim), np.float32(0))
+            weight = gpu.mul(rows[start + shares + head], np.float32(share)) if shares else np.float32(share)
+            total = gpu.fma(weight, product, total)
         return total
 
     return score_of
@@ -122,8 +108,8 @@ def _choose(kind, dot):
         t = cuda.blockIdx.y
         if t >= inputs[N_TOKENS]:
             return
-        block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, quotient(inputs[POSITIONS + t] + 1, size)
-        n_there = quotient(n_seen + THREADS - 1, THREADS) if n_seen > n_chosen else 1
+        block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, gpu.quotient(inputs[POSITIONS + t] + 1, size)
+        n_there = gpu.quotient(n_seen + THREADS - 1, THREADS) if n_seen > n_chosen else 1
         if cuda.blockIdx.x >= n_there:
             return
         if n_chosen < n_seen and block < n_seen:
@@ -153,7 +139,7 @@ def _choose_blocks(kind):
         """The largest product of a query and of every 32nd key from the i-th on."""
         most = np.float32(_LOWEST)
         for position in range(first + i, end, WARP):
-            most = larger(most, dot(q, start, keys, base + cell_of(inputs, t, position), dim))
+            most = gpu.larger(most, dot(q, start, keys, base + cell_of(inputs, t, position), dim))
         return most
 
     @kernel("jf", CacheArgs, "fjiiiiiiii", name=f"choose_blocks_{kind}")
@@ -172,7 +158,7 @@ def _choose_blocks(kind):
             return
         parts = cuda.shared.array(_WARPS, np.float32)
         thread, last = cuda.threadIdx.x, inputs[POSITIONS + t]
-        i, n_seen = thread % WARP, quotient(last, size) + 1
+        i, n_seen = thread % WARP, gpu.quotient(last, size) + 1
         at, base = (t * n_groups + group) * n_blocks, inputs[SLOTS + t] * length
         for block in range(thread // WARP, n_seen, _WARPS):
             first = size * block

@@ -7,37 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import inputs as layout, instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import silu, softplus
-from augury.backends.numba_cuda.kernels.dialect import (
-    SIMULATED,
-    WARP,
-    add,
-    cuda,
-    exp,
-    fma,
-    kernel,
-    lane,
-    mul,
-    record,
-    remainder,
-    together,
-)
-from augury.backends.numba_cuda.kernels.inputs import (
-    ACCEPTED,
-    CELLS,
-    FIRST,
-    IS_RESTORED,
-    IS_START,
-    N_CERTAIN,
-    N_RUNS,
-    ORDER,
-    RUN_FIELDS,
-    RUNS,
-    SAVE,
-    SLOT,
-    STATES,
-    N,
-)
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, WARP, cuda, kernel, lane, record, together
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_of
 
 MAX_SIZE = 16  # of a convolution, with the inputs that it passes over
@@ -79,7 +51,7 @@ def _push(window, i, value, before):
 
 @lane
 def _input(x, gate, at, has_gates):
-    return mul(gate[at], x[at]) if has_gates else x[at]
+    return gpu.mul(gate[at], x[at]) if has_gates else x[at]
 
 
 @lane
@@ -87,8 +59,8 @@ def _output(window, i, value, taps, first, before):
     """The sum of the taps times the last inputs, the oldest first."""
     total = np.float32(0)
     for j in range(before):
-        total = fma(window[i + j * CONVOLVE_THREADS], taps[first + j], total)
-    return fma(value, taps[first + before], total)
+        total = gpu.fma(window[i + j * CONVOLVE_THREADS], taps[first + j], total)
+    return gpu.fma(value, taps[first + before], total)
 
 
 @lane
@@ -98,18 +70,18 @@ def _convolve_run(inputs, run, window, i, c, how):
     x, gate, x_stride, size, aside = how.x, how.gate_in, how.x_stride, how.size, how.aside
     if c >= n_channels:
         return
-    slot, first, n = inputs[run + SLOT], inputs[run + FIRST] + ORDER, inputs[run + N]
-    n_certain, save = inputs[run + N_CERTAIN], inputs[run + SAVE]
+    slot, first, n = inputs[run + layout.SLOT], inputs[run + layout.FIRST] + layout.ORDER, inputs[run + layout.N]
+    n_certain, save = inputs[run + layout.N_CERTAIN], inputs[run + layout.SAVE]
     before = size - 1
     own, kept = slot * before * n_channels + c, slot * n_aside * n_channels + c
-    if inputs[run + IS_START]:
+    if inputs[run + layout.IS_START]:
         for j in range(before):
             window[i + j * CONVOLVE_THREADS] = np.float32(0)
     else:
-        _load(window, i, how.saved if inputs[run + IS_RESTORED] else state, own, n_channels, before)
+        _load(window, i, how.saved if inputs[run + layout.IS_RESTORED] else state, own, n_channels, before)
     for j in range(-1, n):
         t = inputs[first + j] if j >= 0 else 0
-        path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
+        path = inputs[layout.STATES + t] if j >= 0 else inputs[run + layout.ACCEPTED]
         if path > 0:
             if j >= 0:
                 _load(window, i, state, own, n_channels, before)
@@ -123,11 +95,11 @@ def _convolve_run(inputs, run, window, i, c, how):
             value = _input(x, gate, t * x_stride + c, has_gates)
             total = _output(window, i, value, how.taps, c * size, before)
             if how.has_bias:
-                total = add(total, how.bias[c])
+                total = gpu.add(total, how.bias[c])
             if how.has_silu:
                 total = silu(total)
             if has_gates:
-                total = mul(total, how.gate_out[t * x_stride + c])
+                total = gpu.mul(total, how.gate_out[t * x_stride + c])
             how.y[t * how.y_stride + c] = total
             _push(window, i, value, before)
         if j + 1 == save:
@@ -136,15 +108,15 @@ def _convolve_run(inputs, run, window, i, c, how):
             _store(window, i, state, own, n_channels, before)
     for j in range(n_certain, n):  # perhaps in place of accepted ones
         t = inputs[first + j]
-        place = kept + remainder(inputs[CELLS + t], n_aside) * n_channels
+        place = kept + gpu.remainder(inputs[layout.CELLS + t], n_aside) * n_channels
         aside[place] = _input(x, gate, t * x_stride + c, has_gates)
 
 
 @together
 def _put_run(inputs, run, i, c, how, to):
     """Store channel c of a run's tokens where products read it; 0 beyond channels."""
-    first = inputs[run + FIRST] + ORDER
-    for j in range(inputs[run + N]):
+    first = inputs[run + layout.FIRST] + layout.ORDER
+    for j in range(inputs[run + layout.N]):
         t = inputs[first + j]
         value = how.y[t * how.y_stride + c] if c < how.n_channels else np.float32(0)
         put(value, i % WARP, to, t * to.width + c, unit_of(inputs, t, c // WARP, to.width // WARP))
@@ -153,11 +125,11 @@ def _put_run(inputs, run, i, c, how, to):
 @lane
 def _step_run(inputs, run, i, y, y_stride, steps):
     """Head i of a run's tokens: decays exp(a * s), after those of all heads betas s, s = softplus(t + dt)."""
-    first = inputs[run + FIRST] + ORDER
-    for j in range(inputs[run + N]):
+    first = inputs[run + layout.FIRST] + layout.ORDER
+    for j in range(inputs[run + layout.N]):
         t = inputs[first + j]
-        step, at = softplus(add(steps.ends[t * steps.stride + i], steps.dt[i])), t * y_stride + steps.at + i
-        y[at] = exp(mul(step, steps.a[i]))
+        step, at = softplus(gpu.add(steps.ends[t * steps.stride + i], steps.dt[i])), t * y_stride + steps.at + i
+        y[at] = gpu.exp(gpu.mul(step, steps.a[i]))
         y[at + steps.n] = step
 
 
@@ -173,13 +145,13 @@ def convolve(inputs, how, to, steps):
         to: Rows of whole units, if products read y, too.
         steps: See `StepArgs`.
     """
-    i, run = cuda.threadIdx.x, RUNS + cuda.blockIdx.y * RUN_FIELDS
+    i, run = cuda.threadIdx.x, layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
     window = cuda.shared.array(_WINDOWS, np.float32)
     n_blocks = (how.n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
-    if cuda.blockIdx.y < inputs[N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + steps.n:
+    if cuda.blockIdx.y < inputs[layout.N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + steps.n:
         _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, how.y, how.y_stride, steps)
-    if cuda.blockIdx.y >= inputs[N_RUNS] or c // WARP * WARP >= how.n_channels:
+    if cuda.blockIdx.y >= inputs[layout.N_RUNS] or c // WARP * WARP >= how.n_channels:
         return
     _convolve_run(inputs, run, window, i, c, how)
     if to.as_floats or to.as_bytes:

@@ -14,41 +14,7 @@ from itertools import islice
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - kernels take all from here
-    SIMULATED,
-    add,
-    arrive,
-    bits_of,
-    bring_near,
-    cuda,
-    div,
-    dp4a,
-    exp,
-    exp64,
-    expm1,
-    float_of,
-    float_of_half,
-    fma,
-    half_of_float,
-    index_of,
-    lane,
-    larger,
-    load8,
-    load16,
-    log1p,
-    mul,
-    nearest,
-    prefetch,
-    prmt,
-    quotient,
-    read_early,
-    remainder,
-    remainder64,
-    root,
-    stream16,
-    tanh,
-    wait_for_launch,
-)
+from augury.backends.numba_cuda.kernels.instructions import SIMULATED, add, arrive, cuda, lane, larger
 
 WARP = 32
 SLICES = 8  # of a row of weights: see `sums`

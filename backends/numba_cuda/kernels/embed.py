@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, kernel, lane, mul
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane
 from augury.backends.numba_cuda.kernels.formats import FORMATS, floats_of, unit_at, weights_of, words_of
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
 
@@ -19,7 +20,7 @@ def _look_up(fmt):
                 values = eight(w, n, u, i)
                 for j in range(8):
                     if 8 * i + j < size:
-                        out[start + 8 * i + j] = mul(values[j], scale)
+                        out[start + 8 * i + j] = gpu.mul(values[j], scale)
     else:
         read, weights, offset = words_of(fmt), weights_of(fmt), fmt.offset
         number_words, numbers = fmt.number_words, fmt.numbers
@@ -32,9 +33,9 @@ def _look_up(fmt):
                 by, from_least = (first, third) if i < 4 else (second, fourth)
                 for j in range(4):
                     byte = (np.int32(words[i] >> np.uint32(8 * j) & np.uint32(0xFF)) ^ 128) - 128
-                    value = mul(mul(factor, np.float32(by)), np.float32(np.int32(byte - offset)))
-                    value = add(value, mul(least, np.float32(from_least)))
-                    out[start + 4 * i + j] = mul(value, scale)
+                    value = gpu.mul(gpu.mul(factor, np.float32(by)), np.float32(np.int32(byte - offset)))
+                    value = gpu.add(value, gpu.mul(least, np.float32(from_least)))
+                    out[start + 4 * i + j] = gpu.mul(value, scale)
 
     return unit_of
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
-    add,
     better,
     cuda,
-    div,
-    exp,
     is_last_block,
     kernel,
     lane,
-    larger,
-    mul,
-    quotient,
     record,
-    remainder,
-    root,
     together,
     warp_barrier,
     warp_best,
@@ -57,7 +50,7 @@ that every token goes to, if `is_joined`. A pass has `n_most` rows at most, a ti
 def _largest(x, start, n, i):
     most = np.float32(_TAKEN)
     for j in range(start + i, start + n, WARP):
-        most = larger(most, x[j])
+        most = gpu.larger(most, x[j])
     return most
 
 
@@ -66,9 +59,9 @@ def _powers(logits, start, values, to, n, i, top):
     """E^(logit - the largest of a token), and their sum."""
     total = np.float32(0)
     for j in range(i, n, WARP):
-        power = exp(logits[start + j] - np.float32(top))
+        power = gpu.exp(logits[start + j] - np.float32(top))
         values[to + j] = power
-        total = add(total, power)
+        total = gpu.add(total, power)
     return total
 
 
@@ -77,15 +70,15 @@ def _scores(how, start, to, i, total):
     """The inputs of weights, and after them scores; NaN is never chosen before a number."""
     for j in range(i, how.n_experts, WARP):
         if how.gating == SOFTMAX:
-            value = div(how.values[to + j], np.float32(total))
+            value = gpu.div(how.values[to + j], np.float32(total))
         elif how.gating == SIGMOID:
             value = sigmoid(how.logits[start + j])
         elif how.gating == SQRT_SOFTPLUS:
-            value = root(softplus(how.logits[start + j]))
+            value = gpu.root(softplus(how.logits[start + j]))
         else:
             value = how.logits[start + j]
         how.values[to + j] = value
-        score = add(value, how.bias[j]) if how.has_bias else value
+        score = gpu.add(value, how.bias[j]) if how.has_bias else value
         how.values[to + how.n_experts + j] = max(np.float32(_NEVER), score)
 
 
@@ -108,14 +101,14 @@ def _sums_of_groups(scores, start, sums, n_groups, size, i):
                 first, second = scores[j], first
             elif scores[j] > second:
                 second = scores[j]
-        scores[sums + group] = add(first, second) if size > 1 else first
+        scores[sums + group] = gpu.add(first, second) if size > 1 else first
 
 
 @lane
 def _rule_out(scores, start, sums, n, size, i):
     """Leave the scores of groups that were not taken."""
     for j in range(i, n, WARP):
-        if scores[sums + quotient(j, size)] > np.float32(_TAKEN):
+        if scores[sums + gpu.quotient(j, size)] > np.float32(_TAKEN):
             scores[start + j] = np.float32(_NEVER)
 
 
@@ -126,18 +119,18 @@ def _weigh(weights, start, k, gating, is_normalised, factor):
     if gating == SOFTMAX_OF_CHOSEN:
         top = weights[start]
         for j in range(1, k):
-            top = larger(top, weights[start + j])
+            top = gpu.larger(top, weights[start + j])
         total = np.float32(0)
         for j in range(k):
-            weights[start + j] = exp(weights[start + j] - top)
-            total = add(total, weights[start + j])
+            weights[start + j] = gpu.exp(weights[start + j] - top)
+            total = gpu.add(total, weights[start + j])
     elif is_normalised:
         total = np.float32(0)
         for j in range(k):
-            total = add(total, weights[start + j])
-        total = larger(total, np.float32(_LEAST_SUM))
+            total = gpu.add(total, weights[start + j])
+        total = gpu.larger(total, np.float32(_LEAST_SUM))
     for j in range(k):
-        weights[start + j] = mul(div(weights[start + j], total), np.float32(factor))
+        weights[start + j] = gpu.mul(gpu.div(weights[start + j], total), np.float32(factor))
 
 
 @together
@@ -170,7 +163,7 @@ def _place(routes, n_most, n, tile, expert):
         four = _four(routes, EXPERTS * n_most, row, n)
         for j in range(4):
             if four[j] == expert:
-                place, at = first + index, remainder(before + index, tile)
+                place, at = first + index, gpu.remainder(before + index, tile)
                 routes[PLACES * n_most + row + j] = place
                 routes[SOURCES * n_most + place] = row + j
                 begins = index == 0 or at == 0
@@ -211,7 +204,7 @@ def _route(inputs, how):
         warp_barrier()
         scores = to + n_experts
         if n_groups > 1:
-            size, sums = quotient(n_experts, n_groups), to + 2 * n_experts
+            size, sums = gpu.quotient(n_experts, n_groups), to + 2 * n_experts
             _sums_of_groups(values, scores, sums, n_groups, size, i)
             warp_barrier()
             for _ in range(how.n_groups_used):
@@ -220,18 +213,18 @@ def _route(inputs, how):
             _rule_out(values, scores, sums, n_experts, size, i)
         for j in range(k):
             best = how.table[inputs[TOKENS + t] * k + j] if how.has_table else _take_best(values, scores, n_experts, i)
-            expert = quotient(best, how.n_alike)
+            expert = gpu.quotient(best, how.n_alike)
             if i == 0:
                 routes[EXPERTS * n_most + t * n_all + j] = expert
                 weights[at + j] = values[to + expert]
         if i == 0:
             if how.is_joined:
-                routes[EXPERTS * n_most + t * n_all + k] = quotient(n_experts, how.n_alike)
+                routes[EXPERTS * n_most + t * n_all + k] = gpu.quotient(n_experts, how.n_alike)
             factor = np.float32(how.scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
             _weigh(weights, at, k, gating, how.is_normalised, factor)
             weights[at + k] = sigmoid(logits[start + n_experts]) if how.has_share else np.float32(1)
     cuda.syncthreads()
-    n_kinds = quotient(n_experts, how.n_alike) + how.is_joined
+    n_kinds = gpu.quotient(n_experts, how.n_alike) + how.is_joined
     for expert in range(thread, n_kinds, n_threads):
         _place(routes, n_most, n * n_all, how.tile, expert)
     cuda.syncthreads()
@@ -262,7 +255,7 @@ def _multiply_and_route(fmt, n_tokens):
         staged = cuda.shared.array(n_staged, np.float32)
         tile = multiply_tile(w, cuda.blockIdx.x, 0, x, rows, staged, sums)
         put_rows(sums, n_tokens, tile, w, 0, t, n_there, how.logits, how.width, 0, STORE)
-        if is_last_block(counters, 0, n_blocks * quotient(n_there + n_tokens - 1, n_tokens)):
+        if is_last_block(counters, 0, n_blocks * gpu.quotient(n_there + n_tokens - 1, n_tokens)):
             _route_together(inputs, how)
 
     return multiply_and_route

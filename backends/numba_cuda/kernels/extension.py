@@ -5,26 +5,20 @@ from __future__ import annotations
 
 from augury.backends.numba_cuda.kernels import dialect
 from augury.backends.numba_cuda.kernels.activation import sigmoid
-from augury.backends.numba_cuda.kernels.dialect import (
-    SIMULATED,
-    THREADS,
-    WARP,
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, THREADS, WARP, cuda, lane, record, warp_barrier
+from augury.backends.numba_cuda.kernels.inputs import CELLS, MAX_TOKENS, N_TOKENS, POSITIONS, SLOTS, cell_of
+from augury.backends.numba_cuda.kernels.instructions import (
     add,
-    cuda,
     div,
     exp,
     fma,
-    lane,
     larger,
     mul,
     quotient,
-    record,
     remainder,
     remainder64,
     root,
-    warp_barrier,
 )
-from augury.backends.numba_cuda.kernels.inputs import CELLS, MAX_TOKENS, N_TOKENS, POSITIONS, SLOTS, cell_of
 from augury.backends.numba_cuda.kernels.norm import BIASED, NormArgs, moments, normed, sum_of_block
 from augury.lowering import source_key
 

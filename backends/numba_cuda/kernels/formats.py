@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.dialect import float_of, float_of_half, index_of, lane, load8, mul, prmt, stream16
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import lane
 
 UNIT, TILE_ROWS, TILE_UNITS = 32, 4, 8
 TILE = TILE_ROWS * TILE_UNITS  # units
@@ -155,10 +156,10 @@ def _codebook(values):
     @lane
     def look_up(nibbles):
         pairs = nibbles | nibbles >> np.uint32(4)
-        chosen = prmt(pairs, np.uint32(0), np.uint32(0x4420))  # the nibbles as a selector's
+        chosen = gpu.prmt(pairs, np.uint32(0), np.uint32(0x4420))  # the nibbles as a selector's
         lower = chosen & np.uint32(0x7777)
         which = np.uint32(0x3210) | (chosen & np.uint32(0x8888)) >> np.uint32(1)
-        return prmt(prmt(c0, c1, lower), prmt(c2, c3, lower), which)
+        return gpu.prmt(gpu.prmt(c0, c1, lower), gpu.prmt(c2, c3, lower), which)
 
     @lane
     def unpack(first, second, low, high, i):
@@ -180,13 +181,13 @@ def _factor_alone(words_before, is_power):
 
     @lane
     def words(w, n, u):
-        word = w[index_of(words_before * n + (u >> 1))]
+        word = w[gpu.index_of(words_before * n + (u >> 1))]
         return word, word
 
     @lane
     def numbers(words, u):
         bits = _half_of(words[0], u)
-        factor = float_of(bits << np.uint32(16)) if is_power else float_of_half(bits)
+        factor = gpu.float_of(bits << np.uint32(16)) if is_power else gpu.float_of_half(bits)
         return factor, np.int32(1), np.int32(1), np.float32(0), np.int32(0), np.int32(0)
 
     return {"number_words": words, "numbers": numbers}
@@ -197,13 +198,13 @@ def _factor_and_least(words_before):
 
     @lane
     def words(w, n, u):
-        word = w[index_of(words_before * n + u)]
+        word = w[gpu.index_of(words_before * n + u)]
         return word, word
 
     @lane
     def numbers(words, u):
         both, one = words[0], np.int32(1)
-        return float_of_half(both & np.uint32(0xFFFF)), one, one, float_of_half(both >> np.uint32(16)), one, one
+        return gpu.float_of_half(both & np.uint32(0xFFFF)), one, one, gpu.float_of_half(both >> np.uint32(16)), one, one
 
     return {"number_words": words, "numbers": numbers}
 
@@ -213,14 +214,14 @@ def _scales_and_factor(words_before, *, is_pair=True):
 
     @lane
     def words(w, n, u):
-        return w[index_of(words_before * n + (u >> 1))], w[index_of(words_before * n + (n >> 1) + (_shared_by(u) >> 1))]
+        return w[gpu.index_of(words_before * n + (u >> 1))], w[gpu.index_of(words_before * n + (n >> 1) + (_shared_by(u) >> 1))]
 
     @lane
     def numbers(words, u):
-        scales, factor = _half_of(words[0], u), float_of_half(_half_of(words[1], u))
+        scales, factor = _half_of(words[0], u), gpu.float_of_half(_half_of(words[1], u))
         first, second = signed_byte(scales), signed_byte(scales >> np.uint32(8))
         if not is_pair:
-            factor, first, second = mul(factor, np.float32(first)), np.int32(1), np.int32(1)
+            factor, first, second = gpu.mul(factor, np.float32(first)), np.int32(1), np.int32(1)
         return factor, first, second, np.float32(0), np.int32(0), np.int32(0)
 
     return {"number_words": words, "numbers": numbers, "has_shared_factor": True}
@@ -231,18 +232,18 @@ def _scales_factor_and_least(words_before, is_pair):
 
     @lane
     def words(w, n, u):
-        return w[index_of(words_before * n + (u >> 1))], w[index_of(words_before * n + (n >> 1) + _shared_by(u))]
+        return w[gpu.index_of(words_before * n + (u >> 1))], w[gpu.index_of(words_before * n + (n >> 1) + _shared_by(u))]
 
     @lane
     def numbers(words, u):
         scales, both = _half_of(words[0], u), words[1]
-        factor, least = float_of_half(both & np.uint32(0xFFFF)), float_of_half(both >> np.uint32(16))
+        factor, least = gpu.float_of_half(both & np.uint32(0xFFFF)), gpu.float_of_half(both >> np.uint32(16))
         if is_pair:
             first, second = np.int32(scales & 15), np.int32(scales >> np.uint32(4) & 15)
             third, fourth = np.int32(scales >> np.uint32(8) & 15), np.int32(scales >> np.uint32(12))
         else:
-            factor = mul(factor, np.float32(np.int32(scales & 0xFF)))
-            least = mul(least, np.float32(np.int32(scales >> np.uint32(8))))
+            factor = gpu.mul(factor, np.float32(np.int32(scales & 0xFF)))
+            least = gpu.mul(least, np.float32(np.int32(scales >> np.uint32(8))))
             first = second = third = fourth = np.int32(1)
         return factor, first, second, -least, third, fourth
 
@@ -279,8 +280,8 @@ def _high_words(fmt):
     @lane
     def high_words(w, n, u):
         if n_high == 2:
-            return load8(w, index_of(n_before * n + 2 * u))
-        one = w[index_of(n_before * n + u)] if n_high else np.uint32(0)
+            return gpu.load8(w, gpu.index_of(n_before * n + 2 * u))
+        one = w[gpu.index_of(n_before * n + u)] if n_high else np.uint32(0)
         return one, one
 
     return high_words
@@ -293,12 +294,12 @@ def words_of(fmt):
     @lane
     def main_words(w, n, u):
         if n_main == 2:
-            p, q = load8(w, 2 * u)
+            p, q = gpu.load8(w, 2 * u)
             return p, p, p, p, q, q, q, q
-        a, b, c, d = stream16(w, index_of(4 * u))
+        a, b, c, d = gpu.stream16(w, gpu.index_of(4 * u))
         if n_main == 4:
             return a, b, c, d, a, b, c, d
-        e, f, g, h = stream16(w, index_of(4 * (n + u)))
+        e, f, g, h = gpu.stream16(w, gpu.index_of(4 * (n + u)))
         return a, b, c, d, e, f, g, h
 
     @lane
@@ -332,9 +333,9 @@ def fragment_words_of(fmt):
     @lane
     def main_words(w, n, u, i):
         if n_main == 2:
-            return load8(w, index_of(2 * u))
-        one = w[index_of(4 * u + i)]
-        return one, w[index_of(4 * (n + u) + i)] if n_main == 8 else one
+            return gpu.load8(w, gpu.index_of(2 * u))
+        one = w[gpu.index_of(4 * u + i)]
+        return one, w[gpu.index_of(4 * (n + u) + i)] if n_main == 8 else one
 
     @lane
     def words(w, n, u, i):
@@ -367,24 +368,24 @@ def fragment_of(fmt):
 
 def floats_of(name):
     """The lane function (array, units, unit, i) → weights 8 i … 8 i + 7 of a unit, as float32, of a type of floats."""
-    is_brain = name == "BF16"
+    is_brain, float_of = name == "BF16", gpu.float_of
 
     @lane
     def eight(w, n, u, i):
-        a, b, c, d = stream16(w, 4 * (2 * i * n + u))
-        e, f, g, h = stream16(w, 4 * ((2 * i + 1) * n + u))
+        a, b, c, d = gpu.stream16(w, 4 * (2 * i * n + u))
+        e, f, g, h = gpu.stream16(w, 4 * ((2 * i + 1) * n + u))
         return float_of(a), float_of(b), float_of(c), float_of(d), float_of(e), float_of(f), float_of(g), float_of(h)
 
     @lane
     def two(word):
         low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
         if is_brain:
-            return float_of(low << np.uint32(16)), float_of(high << np.uint32(16))
-        return float_of_half(low), float_of_half(high)
+            return gpu.float_of(low << np.uint32(16)), gpu.float_of(high << np.uint32(16))
+        return gpu.float_of_half(low), gpu.float_of_half(high)
 
     @lane
     def eight_halves(w, n, u, i):
-        p, q, r, v = stream16(w, 4 * (i * n + u))
+        p, q, r, v = gpu.stream16(w, 4 * (i * n + u))
         (a, b), (c, d), (e, f), (g, h) = two(p), two(q), two(r), two(v)
         return a, b, c, d, e, f, g, h
 

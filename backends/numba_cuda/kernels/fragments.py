@@ -13,20 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.cells import EIGHT
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    exp,
-    float_of_half,
-    half_of_float,
-    lane,
-    larger,
-    mma_halves,
-    prmt,
-    quad_sum,
-    together,
-)
+from augury.backends.numba_cuda.kernels.dialect import WARP, lane, mma_halves, quad_sum, together
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 
 HEADS = 16  # rows of an instruction
@@ -45,9 +34,9 @@ N_HELD = 4 * max(TILES, 4)  # words of nearest halves that a lane holds of rows:
 def two_halves(a, b):
     """The words of two floats: of their nearest halves, and of the nearest halves of the remainders."""
     a, b = np.float32(a), np.float32(b)
-    low, high = half_of_float(a), half_of_float(b)
+    low, high = gpu.half_of_float(a), gpu.half_of_float(b)
     first = np.uint32(low | high << np.uint32(16))
-    low, high = half_of_float(add(a, -float_of_half(low))), half_of_float(add(b, -float_of_half(high)))
+    low, high = gpu.half_of_float(gpu.add(a, -gpu.float_of_half(low))), gpu.half_of_float(gpu.add(b, -gpu.float_of_half(high)))
     return first, np.uint32(low | high << np.uint32(16))
 
 
@@ -123,7 +112,7 @@ def fragments_of(kind, n_rows):
         """Dimension `tile` of two positions that are neighbours, and of the other two."""
         chosen = np.uint32(0x7632 if tile % 2 else 0x5410)
         at += tile // 2
-        return prmt(held[at], held[at + 4], chosen), prmt(held[at + 8], held[at + 12], chosen)
+        return gpu.prmt(held[at], held[at + 4], chosen), gpu.prmt(held[at + 8], held[at + 12], chosen)
 
     @together
     def add_values(staged, step, i, held, first, sums, rows):
@@ -184,7 +173,7 @@ def _weigh(tile, sums, at, most):
     """Make weights of the scores of a tile."""
     for j in range(at + 4 * tile, at + 4 * tile + 2):
         score = sums[j]
-        weight = exp(add(score, -np.float32(most)))
+        weight = gpu.exp(gpu.add(score, -np.float32(most)))
         sums[j] = np.float32(0) if score == np.float32(_NONE) else weight
 
 
@@ -193,7 +182,7 @@ def _total(sums, at):
     """The sum of a row's weights that a lane has."""
     total = np.float32(0)
     for tile in range(TILES):
-        total = add(add(total, sums[at + 4 * tile]), sums[at + 4 * tile + 1])
+        total = gpu.add(gpu.add(total, sums[at + 4 * tile]), sums[at + 4 * tile + 1])
     return total
 
 
@@ -223,7 +212,7 @@ def weights_of(n_rows):
         """Make weights of such scores, and write their sum."""
         most = most_of_warps[8 * row + i // 4]
         for other in range(1, ATTEND_WARPS):
-            most = larger(most, most_of_warps[other * n_heads_of_block + 8 * row + i // 4])
+            most = gpu.larger(most, most_of_warps[other * n_heads_of_block + 8 * row + i // 4])
         at = 4 * (row // 2 * TILES) + 2 * (row % 2)
         _weigh_tiles(sums, at, most)
         total = quad_sum(_total(sums, at))

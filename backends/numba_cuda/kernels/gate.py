@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import GateArgs, activated, beside_gate
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, lane, mul, together
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, together
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_among, unit_of
 
@@ -18,7 +19,7 @@ def _gated(staged, at, i, size, how):
     if i >= size:
         return np.float32(0)
     value = activated(staged[at], how)
-    return mul(value, beside_gate(staged[at + _UNIT], how)) if how.has_up else value
+    return gpu.mul(value, beside_gate(staged[at + _UNIT], how)) if how.has_up else value
 
 
 @together
@@ -37,8 +38,8 @@ def _value(rows, at, ups, up_at, divisors, has_divisors, i, size, how):
         return np.float32(0)
     value = activated(rows[at + i], how)
     if has_divisors:
-        value = div(value, divisors[i])
-    return mul(value, beside_gate(ups[up_at + i], how)) if how.has_up else value
+        value = gpu.div(value, divisors[i])
+    return gpu.mul(value, beside_gate(ups[up_at + i], how)) if how.has_up else value
 
 
 @kernel("jfffiiiiii", GateArgs, TargetArgs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import GateArgs
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, slice_sums, wait_for_launch
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, slice_sums
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
 from augury.backends.numba_cuda.kernels.gate import put_gated
 from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, kind_of_rows_of, list_rows, product_of, tile_of_block
@@ -45,7 +46,7 @@ def _multiply(fmt, n_tokens):
         if which == OF_TOKENS and cuda.blockIdx.y == 0:
             for half in range(1 + how.has_up):
                 bring_tiles_near(w, size // TILE_ROWS * half + GATED_WARPS * unit, GATED_WARPS)
-        wait_for_launch()
+        gpu.wait_for_launch()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
         if t >= n_wanted:
             return

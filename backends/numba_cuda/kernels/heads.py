@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import clamped
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, StoreArgs, store_cell
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, fma, kernel, lane, mul, read_early, record, together
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, record, together
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS
 from augury.backends.numba_cuda.kernels.norm import BIASED, NOTHING, NormArgs, moments, normed
 
@@ -32,7 +33,7 @@ def _pair_of(turn, i):
 
 @lane
 def _turned(value, other, is_first, cosine, sine):
-    return fma(value, np.float32(cosine), mul(other, -np.float32(sine) if is_first else np.float32(sine)))
+    return gpu.fma(value, np.float32(cosine), gpu.mul(other, -np.float32(sine) if is_first else np.float32(sine)))
 
 
 @lane
@@ -108,8 +109,8 @@ def prepare_heads(
         keys, values: Caches (slots, n_kv_heads, length, …).
     """
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-    n_tokens, position = read_early(inputs, N_TOKENS), read_early(inputs, POSITIONS + t)
-    slot, cell = read_early(inputs, SLOTS + t), read_early(inputs, CELLS + t)
+    n_tokens, position = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
+    slot, cell = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, CELLS + t)
     n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.head_dim
     is_value = head >= n_heads + n_kv_heads
     is_query = head < n_heads
@@ -144,7 +145,7 @@ def prepare_heads(
     if kept_as == NOT_KEPT:
         factor = factors[position] if is_query and has_factors else np.float32(1)
         for j in range(i, dim, WARP):
-            rows[start + j] = mul(turned[j], factor)
+            rows[start + j] = gpu.mul(turned[j], factor)
         return
     cell += (slot * n_kv_heads + group) * length
     if is_value:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane, quotient
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane
 
 MAX_TOKENS = 256  # of a pass
 MAX_ROWS = 64  # of logits of a pass, and tokens of one that has a tree
@@ -50,7 +51,7 @@ def first_seen(position, window):
 @lane
 def first_of_chunk(position, chunk):
     """The first position that a token sees of chunks that do not see each other; without chunks 0."""
-    return np.int32(quotient(position, chunk) * chunk) if chunk > 0 else np.int32(0)
+    return np.int32(gpu.quotient(position, chunk) * chunk) if chunk > 0 else np.int32(0)
 
 
 @kernel("jjjii")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import sigmoid
 from augury.backends.numba_cuda.kernels.cells import StoreArgs, store_cell
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, mul, quotient, remainder
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel
 from augury.backends.numba_cuda.kernels.heads import TurnArgs, norm_head, turned_value
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, first_seen
 from augury.backends.numba_cuda.kernels.norm import NOTHING, NormArgs
@@ -25,7 +26,7 @@ _NONE = float("-inf")
 def split_heads(inputs, x, stride, head_dim, size, n, to):
     """The first `size` values of heads of rows (tokens, stride), head by head; a warp takes 32."""
     row, thread = cuda.blockIdx.y, cuda.threadIdx.x
-    head, t = quotient(row, n), remainder(row, n)
+    head, t = gpu.quotient(row, n), gpu.remainder(row, n)
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
     if t >= inputs[N_TOKENS] or WARP * unit >= to.width:
         return
@@ -80,7 +81,7 @@ def prepare_latents(
 def merge_latents(inputs, parts, sinks, n_heads, n_splits, window, size, n, has_sinks, first_token, n_merged, to):
     """Merge the `size` values of each head that splits gave `n_merged` tokens, head by head; see `merged`."""
     thread = cuda.threadIdx.x
-    head, t = quotient(cuda.blockIdx.y, n_merged), remainder(cuda.blockIdx.y, n_merged)
+    head, t = gpu.quotient(cuda.blockIdx.y, n_merged), gpu.remainder(cuda.blockIdx.y, n_merged)
     at, t = (t * n_heads + head) * n_splits * (size + 2), first_token + t
     row = head * n + t
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
@@ -106,7 +107,7 @@ def join_heads(inputs, x, gates, size, n_values, n, gate_stride, gate_size, to):
     i = WARP * unit + thread % WARP
     value = np.float32(0)
     if i < n_values:
-        value = x[(quotient(i, size) * n + t) * size + remainder(i, size)]
+        value = x[(gpu.quotient(i, size) * n + t) * size + gpu.remainder(i, size)]
         if gate_size:
-            value = mul(value, sigmoid(gates[t * gate_stride + quotient(i, gate_size)]))
+            value = gpu.mul(value, sigmoid(gates[t * gate_stride + gpu.quotient(i, gate_size)]))
     put(value, thread % WARP, to, t * to.width + i, unit_of(inputs, t, unit, to.width // WARP))

@@ -8,25 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.attention import ChoiceArgs, is_chosen
 from augury.backends.numba_cuda.kernels.cells import EIGHT, CacheArgs
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    cuda,
-    div,
-    exp,
-    fma,
-    is_last_block,
-    kernel,
-    lane,
-    larger,
-    mul,
-    quad_max,
-    quotient,
-    record,
-    together,
-)
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, is_last_block, kernel, lane, quad_max, record, together
 from augury.backends.numba_cuda.kernels.fragments import (
     ATTEND_THREADS,
     ATTEND_WARPS,
@@ -64,7 +49,7 @@ def _most(sums, at, cells, column):
         for i in range(2):
             score = np.float32(_NONE) if cells[column + 8 * tile + i] < 0 else sums[at + 4 * tile + i]
             sums[at + 4 * tile + i] = score
-            most = larger(most, score)
+            most = gpu.larger(most, score)
     return most
 
 
@@ -73,12 +58,12 @@ def _share(parts, at, step, n, sink, shares, first):
     """Write the weight of each of n splits in a head's mix; returns the sum of the weights: see `splits.merged`."""
     most = np.float32(sink)
     for split in range(n):
-        most = larger(most, parts[at + split * step])
-    total = exp(add(np.float32(sink), -most))
+        most = gpu.larger(most, parts[at + split * step])
+    total = gpu.exp(gpu.add(np.float32(sink), -most))
     for split in range(n):
-        share = exp(add(parts[at + split * step], -most))
+        share = gpu.exp(gpu.add(parts[at + split * step], -most))
         shares[first + split] = share
-        total = fma(parts[at + split * step + 1], share, total)
+        total = gpu.fma(parts[at + split * step + 1], share, total)
     return total
 
 
@@ -87,8 +72,8 @@ def _merged(parts, at, step, n, shares, first, total):
     """A value of a head's mix."""
     value = np.float32(0)
     for split in range(n):
-        value = fma(parts[at + split * step], shares[first + split], value)
-    return div(value, total)
+        value = gpu.fma(parts[at + split * step], shares[first + split], value)
+    return gpu.div(value, total)
 
 
 LatentArgs = record(
@@ -112,10 +97,10 @@ positions; 0: all. A position has `dim` values in the cache.
 def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
     """Value i of a head's query, times its factor: first the absorbed ones, then the turned ones."""
     if i < how.n_latent:
-        return mul(how.absorbed[at_absorbed + i], factor)
+        return gpu.mul(how.absorbed[at_absorbed + i], factor)
     if i >= how.dim:
         return np.float32(0)
-    return mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
+    return gpu.mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
 
 
 def _stage_of(n_rows):
@@ -204,7 +189,7 @@ def _attend(kind, n_rows):
         if is_seen and is_chosen(choice, t * choice.stride, position):
             cell = np.int32(inputs[SLOTS + t] * how.length + cell_of(inputs, t, position))
         cells[thread] = cell
-        factor = mul(how.factors[last] if how.has_factors else np.float32(1), np.float32(how.scale))
+        factor = gpu.mul(how.factors[last] if how.has_factors else np.float32(1), np.float32(how.scale))
         has_seen = start + OF_WARP * warp <= last and start + OF_WARP * (warp + 1) > first
         clear(sums, n_sums)
         for chunk in range(0, dim, STAGED):
@@ -225,8 +210,8 @@ def _attend(kind, n_rows):
         if thread < n_heads_of_block and first_head + thread < n_heads:
             most, total = most_of_warps[thread], totals_of_warps[thread]
             for other in range(1, ATTEND_WARPS):
-                most = larger(most, most_of_warps[other * n_heads_of_block + thread])
-                total = add(total, totals_of_warps[other * n_heads_of_block + thread])
+                most = gpu.larger(most, most_of_warps[other * n_heads_of_block + thread])
+                total = gpu.add(total, totals_of_warps[other * n_heads_of_block + thread])
             parts[at_part + thread * head_stride + n_latent] = most
             parts[at_part + thread * head_stride + n_latent + 1] = total
         values = cuda.local.array(n_values, np.float32)
@@ -239,7 +224,7 @@ def _attend(kind, n_rows):
         if n_rows > 1:  # which are for many splits
             return
         first_split, n_seen = first // SPLIT, last // SPLIT + 1 - first // SPLIT
-        counter = t * quotient(n_heads + HEADS - 1, HEADS) + cuda.blockIdx.y
+        counter = t * gpu.quotient(n_heads + HEADS - 1, HEADS) + cuda.blockIdx.y
         if to.width == 0 or not is_last_block(how.counters, counter, n_seen):
             return
         shares, part = cuda.shared.array(n_shares, np.float32), n_latent + 2
@@ -251,7 +236,7 @@ def _attend(kind, n_rows):
         cuda.syncthreads()
         n_units = to.width // WARP
         for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, ATTEND_WARPS):
-            head = quotient(unit, n_units)
+            head = gpu.quotient(unit, n_units)
             j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * how.n + t
             if j < n_latent:
                 at, total = at_part + head * n_splits * part + j, totals_of_warps[head]

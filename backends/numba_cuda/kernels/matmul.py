@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    cuda,
-    is_last_block,
-    kernel,
-    lane,
-    mul,
-    quotient,
-    remainder,
-    slice_sums,
-    together,
-    wait_for_launch,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, is_last_block, kernel, lane, slice_sums, together
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine, token_at
@@ -39,17 +27,17 @@ def kind_of_rows_of(n_tokens):
 @lane
 def product_of(total, of, row):
     """A product, whose sum this is."""
-    value = mul(total, np.float32(of.scale))
+    value = gpu.mul(total, np.float32(of.scale))
     if of.has_bias == HAS_BIAS:
-        return add(value, of.bias[row])
-    return add(mul(value, of.bias[2 * row + 1]), of.bias[2 * row]) if of.has_bias else value
+        return gpu.add(value, of.bias[row])
+    return gpu.add(gpu.mul(value, of.bias[2 * row + 1]), of.bias[2 * row]) if of.has_bias else value
 
 
 @lane
 def put(y, place, total, of, row, mode):
     """Store a product, or add it to the stored value."""
     value = product_of(total, of, row)
-    y[place] = add(y[place], value) if mode == ADD else value
+    y[place] = gpu.add(y[place], value) if mode == ADD else value
 
 
 @together
@@ -82,7 +70,7 @@ def tile_of_block(inputs, which, block, n_tokens):
 @lane
 def _rows_of_block(block, n_warps, n_cuts, n_rows):
     """The first row that a block's warps multiply by, and how many there are."""
-    n = TILE_ROWS * quotient(n_warps, n_cuts)
+    n = TILE_ROWS * gpu.quotient(n_warps, n_cuts)
     return block * n, min(n, n_rows - block * n)
 
 
@@ -103,7 +91,7 @@ def multiply_tile_of(fmt, n_tokens):
     def multiply_tile(w, block, matrix, x, rows, staged, sums):
         i, n_cuts = cuda.threadIdx.x % WARP, w.n_cuts
         warp = block * (cuda.blockDim.x // WARP) + cuda.threadIdx.x // WARP
-        tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
+        tile, cut = gpu.quotient(warp, n_cuts), gpu.remainder(warp, n_cuts)
         sums_of_cut(w, tile, cut, n_cuts, matrix, x, rows, i, sums)
         if n_cuts > 1:
             add_cuts(sums, staged, cut, n_cuts, n_tokens)
@@ -134,9 +122,9 @@ def _multiply(fmt, n_tokens):
             counters: One for each block along the rows.
         """
         if which == OF_TOKENS and cuda.blockIdx.y == 0:
-            n_tiles = quotient(cuda.blockDim.x // WARP, w.n_cuts)
+            n_tiles = gpu.quotient(cuda.blockDim.x // WARP, w.n_cuts)
             bring_tiles_near(w, cuda.blockIdx.x * n_tiles, n_tiles)
-        wait_for_launch()
+        gpu.wait_for_launch()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
         if t >= n_wanted:  # most of a prompt has no logits
             return

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    THREADS,
-    WARP,
-    add,
-    cuda,
-    div,
-    fma,
-    kernel,
-    lane,
-    mul,
-    record,
-    root,
-    together,
-    wait_for_launch,
-    warp_sum,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, kernel, lane, record, together, warp_sum
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS, ROWS
 from augury.backends.numba_cuda.kernels.quantise import SEVERAL, TargetArgs, quantise_several, unit_of
 
@@ -49,8 +35,8 @@ def squares(x, start, size, first, step):
     for i in range(start + first, end, 8 * step):
         a, b, c, d = _four(x, i, step, end)
         e, f, g, h = _four(x, i + 4 * step, step, end)
-        total = fma(d, d, fma(c, c, fma(b, b, fma(a, a, total))))
-        total = fma(h, h, fma(g, g, fma(f, f, fma(e, e, total))))
+        total = gpu.fma(d, d, gpu.fma(c, c, gpu.fma(b, b, gpu.fma(a, a, total))))
+        total = gpu.fma(h, h, gpu.fma(g, g, gpu.fma(f, f, gpu.fma(e, e, total))))
     return total
 
 
@@ -58,7 +44,7 @@ def squares(x, start, size, first, step):
 def _sum(x, start, size, first, step):
     total = np.float32(0)
     for i in range(start + first, start + size, step):
-        total = add(total, x[i])
+        total = gpu.add(total, x[i])
     return total
 
 
@@ -67,16 +53,16 @@ def _deviations(x, start, size, first, step, mean):
     """The sum of the squares of how far values are from their mean."""
     total = np.float32(0)
     for i in range(start + first, start + size, step):
-        distance = add(x[i], -np.float32(mean))
-        total = fma(distance, distance, total)
+        distance = gpu.add(x[i], -np.float32(mean))
+        total = gpu.fma(distance, distance, total)
     return total
 
 
 @lane
 def inverse_root(total, size, eps):
     """1 / sqrt(total / size + eps)."""
-    mean = div(np.float32(total), np.float32(size))
-    return div(np.float32(1), root(add(mean, np.float32(eps))))
+    mean = gpu.div(np.float32(total), np.float32(size))
+    return gpu.div(np.float32(1), gpu.root(gpu.add(mean, np.float32(eps))))
 
 
 @lane
@@ -84,8 +70,8 @@ def _scaled(value, weight, norm, i, size, mean, inverse):
     """Value i of a norm's `size`: (value - mean) * inverse * weight + bias, as far as its kind has them."""
     if norm.kind == AS_IS:
         return np.float32(value)
-    value = mul(mul(add(np.float32(value), -np.float32(mean)), np.float32(inverse)), np.float32(weight))
-    return add(value, norm.weight[size + i]) if norm.kind & BIASED else value
+    value = gpu.mul(gpu.mul(gpu.add(np.float32(value), -np.float32(mean)), np.float32(inverse)), np.float32(weight))
+    return gpu.add(value, norm.weight[size + i]) if norm.kind & BIASED else value
 
 
 @lane
@@ -99,7 +85,7 @@ def _add_normed(x, start, y, at, size, first, step, norm, mean, inverse, is_trad
     """Add a norm of y to x, every `step`-th value from the `first` on; y may become the previous x."""
     for i in range(first, size, step):
         was = x[start + i]
-        x[start + i] = add(was, normed(y, at + i, norm, i, size, mean, inverse))
+        x[start + i] = gpu.add(was, normed(y, at + i, norm, i, size, mean, inverse))
         if is_traded:
             y[at + i] = was
 
@@ -136,7 +122,7 @@ def sum_of_block(value, parts):
     cuda.syncthreads()
     total = parts[0]
     for warp in range(1, cuda.blockDim.x // WARP):
-        total = add(total, parts[warp])
+        total = gpu.add(total, parts[warp])
     return total
 
 
@@ -148,7 +134,7 @@ def moments(x, start, size, n_threads, norm, parts):
     if norm.kind & 3 == AS_IS:
         return mean, np.float32(1)
     if norm.kind & 3 == LAYER:
-        mean = div(sum_of_block(_sum(x, start, size, thread, n_threads), parts), np.float32(size))
+        mean = gpu.div(sum_of_block(_sum(x, start, size, thread, n_threads), parts), np.float32(size))
         cuda.syncthreads()  # all threads have read before the next write
         total = sum_of_block(_deviations(x, start, size, thread, n_threads, mean), parts)
     else:
@@ -204,7 +190,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
     t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
     parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
     _read_weights(norm, group * step, size, thread, weights)
-    wait_for_launch()
+    gpu.wait_for_launch()
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
     start = (inputs[ROWS + t] if is_output else t) * stride + group * size
@@ -257,5 +243,5 @@ def blend_rows(inputs, x, y, size, x_stride, y_stride, a, b):
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
         return
-    value = mul(y[t * y_stride + i], np.float32(b))
-    x[t * x_stride + i] = value if a == 0 else fma(x[t * x_stride + i], np.float32(a), value)
+    value = gpu.mul(y[t * y_stride + i], np.float32(b))
+    x[t * x_stride + i] = value if a == 0 else gpu.fma(x[t * x_stride + i], np.float32(a), value)

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    cuda,
-    div,
-    half_warp_sums,
-    lane,
-    mul,
-    nearest,
-    record,
-    together,
-    warp_barrier,
-    warp_max,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import cuda, half_warp_sums, lane, record, together, warp_barrier, warp_max
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
 
 TargetArgs = record("TargetArgs", f="floats factors sums", b="quantised", j="halves", i="width as_floats as_bytes")
@@ -35,7 +25,7 @@ def _scales(largest):
     largest, most = np.float32(largest), np.float32(127)
     if largest < np.float32(_SMALLEST):
         return np.float32(0), np.float32(0)
-    return div(most, largest), div(largest, most)
+    return gpu.div(most, largest), gpu.div(largest, most)
 
 
 @lane
@@ -62,14 +52,14 @@ def _store_sums(of_half, of_all, factor, i, to, unit):
         to.halves[2 * unit + i // 16] = of_half
     if i == 0:
         to.factors[unit] = factor
-        to.sums[unit] = mul(factor, np.float32(of_all))
+        to.sums[unit] = gpu.mul(factor, np.float32(of_all))
 
 
 @together
 def quantise(value, i, to, unit):
     """Store the values that a warp's lanes i hold as one unit."""
     scale, factor = _scales(warp_max(abs(value)))
-    byte = nearest(mul(value, scale))
+    byte = gpu.nearest(gpu.mul(value, scale))
     _store_byte(byte, i, to, unit)
     of_half, of_all = half_warp_sums(byte)
     _store_sums(of_half, of_all, factor, i, to, unit)
@@ -78,7 +68,7 @@ def quantise(value, i, to, unit):
 @lane
 def _store_bytes(values, bytes_of_lane, i, to, unit, step, n, scales, at):
     for j in range(SEVERAL):
-        bytes_of_lane[j] = nearest(mul(values[j], scales[at + j]))
+        bytes_of_lane[j] = gpu.nearest(gpu.mul(values[j], scales[at + j]))
         if j < n:
             _store_byte(bytes_of_lane[j], i, to, unit + j * step)
 

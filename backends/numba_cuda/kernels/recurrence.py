@@ -10,37 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    cuda,
-    exp,
-    fma,
-    kernel,
-    lane,
-    mul,
-    quotient,
-    record,
-    remainder,
-    warp_barrier,
-    warp_sums,
-)
-from augury.backends.numba_cuda.kernels.inputs import (
-    ACCEPTED,
-    CELLS,
-    FIRST,
-    IS_RESTORED,
-    IS_START,
-    N_CERTAIN,
-    N_RUNS,
-    ORDER,
-    RUN_FIELDS,
-    RUNS,
-    SAVE,
-    SLOT,
-    STATES,
-    N,
-)
+from augury.backends.numba_cuda.kernels import inputs as layout, instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, record, warp_barrier, warp_sums
 
 COLUMNS = 4  # of a warp
 MAX_ROWS = 256  # of a matrix
@@ -86,7 +57,7 @@ def _recur(kind, has_delta):
     def decay(x, step, table, row, c, k):
         """The factor of row k of column c: steps begin at `step`; see `recur`."""
         if kind == BY_CHANNEL:
-            return exp(mul(x[step + c], table[row + COLUMNS * k + c]))
+            return gpu.exp(gpu.mul(x[step + c], table[row + COLUMNS * k + c]))
         return x[step + k] if kind == BY_KEY else x[step]
 
     @lane
@@ -94,8 +65,8 @@ def _recur(kind, has_delta):
         """Take in a token that nobody reads."""
         for k in range(i, n_rows, WARP):
             for c in range(COLUMNS):
-                decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
-                tile[c * MAX_ROWS + k] = fma(x[key + k], added[at + c], decayed)
+                decayed = gpu.mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                tile[c * MAX_ROWS + k] = gpu.fma(x[key + k], added[at + c], decayed)
 
     @lane
     def product(tile, x, key, step, table, row, n_rows, i, sums):
@@ -105,15 +76,15 @@ def _recur(kind, has_delta):
         if has_delta:
             for k in range(i, n_rows, WARP):
                 for c in range(COLUMNS):
-                    decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
-                    sums[c] = fma(decayed, x[key + k], sums[c])
+                    decayed = gpu.mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                    sums[c] = gpu.fma(decayed, x[key + k], sums[c])
 
     @lane
     def add_values(x, value, beta, sums):
         """The update for the values of a token, in place of the sums of `product`."""
         for c in range(COLUMNS):
             factor = x[beta + c] if kind == BY_CHANNEL else x[beta]
-            sums[c] = mul(add(x[value + c], -sums[c]) if has_delta else x[value + c], factor)
+            sums[c] = gpu.mul(gpu.add(x[value + c], -sums[c]) if has_delta else x[value + c], factor)
 
     @lane
     def sweep(tile, x, key, step, query, table, row, n_rows, i, added, sums):
@@ -122,10 +93,10 @@ def _recur(kind, has_delta):
             sums[c] = np.float32(0)
         for k in range(i, n_rows, WARP):
             for c in range(COLUMNS):
-                decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
-                decayed = fma(x[key + k], added[c], decayed)
+                decayed = gpu.mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                decayed = gpu.fma(x[key + k], added[c], decayed)
                 tile[c * MAX_ROWS + k] = decayed
-                sums[c] = fma(decayed, x[query + k], sums[c])
+                sums[c] = gpu.fma(decayed, x[query + k], sums[c])
 
     @lane
     def put(values, to, at):
@@ -144,33 +115,39 @@ def _recur(kind, has_delta):
             how.n_rows,
             how.n_steps,
         )
-        run, i = RUNS + cuda.blockIdx.y * RUN_FIELDS, cuda.threadIdx.x
-        if cuda.blockIdx.y >= inputs[N_RUNS]:
+        run, i = layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS, cuda.threadIdx.x
+        if cuda.blockIdx.y >= inputs[layout.N_RUNS]:
             return
         tile = cuda.shared.array(_TILE, np.float32)
         sums = cuda.local.array(COLUMNS, np.float32)
         values = cuda.local.array(COLUMNS, np.float32)
         column, width, n_key_heads = COLUMNS * cuda.blockIdx.x, how.n_heads * how.value_dim, how.n_key_heads
-        head = quotient(column, how.value_dim)
-        key_head = remainder(head, n_key_heads) if how.is_tiled else quotient(head, quotient(how.n_heads, n_key_heads))
-        key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + SLOT] * width + column) * n_rows
+        head = gpu.quotient(column, how.value_dim)
+        key_head = (
+            gpu.remainder(head, n_key_heads) if how.is_tiled else gpu.quotient(head, gpu.quotient(how.n_heads, n_key_heads))
+        )
+        key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + layout.SLOT] * width + column) * n_rows
         step = column if kind == BY_CHANNEL else head * n_rows if kind == BY_KEY else head
         beta, row = column if kind == BY_CHANNEL else head, column * n_rows
-        kept, n_certain, save = inputs[run + SLOT] * how.n_aside, inputs[run + N_CERTAIN], inputs[run + SAVE]
-        if inputs[run + IS_START]:
+        kept, n_certain, save = (
+            inputs[run + layout.SLOT] * how.n_aside,
+            inputs[run + layout.N_CERTAIN],
+            inputs[run + layout.SAVE],
+        )
+        if inputs[run + layout.IS_START]:
             _clear(tile, n_rows, i)
         else:
-            _load(tile, how.saved if inputs[run + IS_RESTORED] else state, own, n_rows, i)
-        for j in range(-1, inputs[run + N]):
-            t = inputs[ORDER + inputs[run + FIRST] + j] if j >= 0 else 0
-            path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
+            _load(tile, how.saved if inputs[run + layout.IS_RESTORED] else state, own, n_rows, i)
+        for j in range(-1, inputs[run + layout.N]):
+            t = inputs[layout.ORDER + inputs[run + layout.FIRST] + j] if j >= 0 else 0
+            path = inputs[layout.STATES + t] if j >= 0 else inputs[run + layout.ACCEPTED]
             if path > 0:
                 if j >= 0:
                     _load(tile, state, own, n_rows, i)
                 for node in range(path + 1, path + 1 + inputs[path]):
                     above = inputs[node]
                     is_aside = above < 0
-                    place = kept + (-1 - above if is_aside else remainder(inputs[CELLS + above], how.n_aside))
+                    place = kept + (-1 - above if is_aside else gpu.remainder(inputs[layout.CELLS + above], how.n_aside))
                     at = place * (n_keys + n_steps) if is_aside else above * how.stride
                     at_key = at + key + (0 if is_aside else how.key_at)
                     at_step = at + step + (n_keys if is_aside else how.step_at)
@@ -190,7 +167,7 @@ def _recur(kind, has_delta):
                 if i == 0:
                     put(sums, how.y, t * width + column)
                     if j >= n_certain:
-                        put(values, added, (kept + remainder(inputs[CELLS + t], how.n_aside)) * width + column)
+                        put(values, added, (kept + gpu.remainder(inputs[layout.CELLS + t], how.n_aside)) * width + column)
                 warp_barrier()
             if j + 1 == save:
                 _store(tile, how.saved, own, n_rows, i)

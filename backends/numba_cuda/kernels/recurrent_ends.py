@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import sigmoid, silu, softplus
-from augury.backends.numba_cuda.kernels.dialect import (
-    THREADS,
-    WARP,
-    add,
-    cuda,
-    div,
-    exp,
-    fma,
-    kernel,
-    lane,
-    mul,
-    record,
-    remainder,
-    root,
-    together,
-    warp_sum,
-)
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, kernel, lane, record, together, warp_sum
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, SLOTS, STATES
 from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, quantise, unit_of
@@ -49,7 +34,7 @@ FedArgs = record("FedArgs", f="x aside", i="stride key_at n_keys step_at n_aside
 @lane
 def _scale(rows, start, size, i, factor):
     for j in range(start + i, start + size, WARP):
-        rows[j] = mul(rows[j], np.float32(factor))
+        rows[j] = gpu.mul(rows[j], np.float32(factor))
 
 
 @together
@@ -57,9 +42,9 @@ def _scale_head(rows, stride, t, heads):
     """Divide a head of a token by its length, and multiply it by a scale: a warp, whose block has the head's number."""
     i, head = cuda.threadIdx.x, cuda.blockIdx.x
     start = t * stride + head * heads.size
-    total = add(warp_sum(squares(rows, start, heads.size, i, WARP)), np.float32(heads.eps))
+    total = gpu.add(warp_sum(squares(rows, start, heads.size, i, WARP)), np.float32(heads.eps))
     scale = heads.scale if head < heads.n_scaled else np.float32(1)
-    _scale(rows, start, heads.size, i, div(np.float32(scale), root(total)))
+    _scale(rows, start, heads.size, i, gpu.div(np.float32(scale), gpu.root(total)))
 
 
 @kernel("jfffiiii", DecayArgs, LengthArgs)
@@ -83,9 +68,9 @@ def decay(inputs, ends, dt, a, ends_stride, size, has_dt, betas_at, to, heads):
         return
     step = ends[t * ends_stride + i]
     if has_dt:
-        step = add(step, dt[i])
+        step = gpu.add(step, dt[i])
     step = softplus(step)
-    to.rows[t * to.stride + to.decay_at + i] = exp(mul(step, a[i]))
+    to.rows[t * to.stride + to.decay_at + i] = gpu.exp(gpu.mul(step, a[i]))
     to.rows[t * to.stride + to.beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
 
 
@@ -99,8 +84,8 @@ def decay_keys(inputs, times, betas, a, times_stride, betas_stride, size, key_di
         _scale_head(to.rows, to.stride, t, heads)
         return
     step, factor = times[t * times_stride + i], a[i // key_dim]
-    step = mul(factor, softplus(step)) if floor == 0 else mul(np.float32(floor), sigmoid(mul(factor, step)))
-    to.rows[t * to.stride + to.decay_at + i] = exp(step)
+    step = gpu.mul(factor, softplus(step)) if floor == 0 else gpu.mul(np.float32(floor), sigmoid(gpu.mul(factor, step)))
+    to.rows[t * to.stride + to.decay_at + i] = gpu.exp(step)
     if i < n_heads:
         to.rows[t * to.stride + to.beta_at + i] = sigmoid(betas[t * betas_stride + i])
 
@@ -115,7 +100,7 @@ def light(inputs, rows, ends, stride, size):
 
 @lane
 def _gated(value, gate, is_sigmoid):
-    return mul(value, sigmoid(gate) if is_sigmoid else silu(gate))
+    return gpu.mul(value, sigmoid(gate) if is_sigmoid else silu(gate))
 
 
 @lane
@@ -125,11 +110,11 @@ def _skip(how, t, first, i):
     for j in range(first + i, first + how.group, WARP):
         value = how.y[y_at + j]
         if how.has_skip:
-            value = fma(how.skip[j], how.values[values_at + j], value)
+            value = gpu.fma(how.skip[j], how.values[values_at + j], value)
         if how.is_gated_first:
             value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
         how.y[y_at + j] = value
-        total = fma(value, value, total)
+        total = gpu.fma(value, value, total)
     return total
 
 
@@ -140,7 +125,7 @@ def _norm_group(how, out, to, t, first, step, i, inverse):
     for j in range(i, how.group, WARP):
         value = how.y[y_at + j]
         if how.has_norm:
-            value = mul(mul(value, np.float32(inverse)), how.weight[step + j])
+            value = gpu.mul(gpu.mul(value, np.float32(inverse)), how.weight[step + j])
         if not how.is_gated_first:
             value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
         out[to + first + j] = value
@@ -149,7 +134,7 @@ def _norm_group(how, out, to, t, first, step, i, inverse):
 @lane
 def _keep_aside(inputs, fed, t, first, step):
     """Keep keys and steps of a drafted token aside, after the recurrence has read the old ones."""
-    place = inputs[SLOTS + t] * fed.n_aside + remainder(inputs[CELLS + t], fed.n_aside)
+    place = inputs[SLOTS + t] * fed.n_aside + gpu.remainder(inputs[CELLS + t], fed.n_aside)
     for i in range(first, fed.n_kept, step):
         at = fed.key_at + i if i < fed.n_keys else fed.step_at + i - fed.n_keys
         fed.aside[place * fed.n_kept + i] = fed.x[t * fed.stride + at]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, fma, kernel, lane, mul, quotient, record, remainder
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, record
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, put, unit_among
 
@@ -29,7 +30,7 @@ CombineArgs = record("CombineArgs", f="weights shared y", i="n_most k n_weights 
 @lane
 def token_at(routes, n_most, per_token, place):
     """The token whose row has a place."""
-    return quotient(routes[SOURCES * n_most + place], per_token)
+    return gpu.quotient(routes[SOURCES * n_most + place], per_token)
 
 
 @kernel("jffjiiii", TargetArgs)
@@ -43,10 +44,10 @@ def gather_rows(inputs, x, weights, routes, n_most, k, n_apart, has_weights, to)
     if WARP * unit >= to.width:
         return
     row = routes[SOURCES * n_most + place]
-    t = quotient(row, k)
+    t = gpu.quotient(row, k)
     value = x[t * to.width + WARP * unit + i]
     if has_weights:
-        value = mul(value, weights[t + row])
+        value = gpu.mul(value, weights[t + row])
     put(value, i, to, place * to.width + WARP * unit + i, unit_among(n_apart, place, unit, to.width // WARP))
 
 
@@ -56,19 +57,19 @@ def _put_combined(routes, rows, stride, how, t, i):
     total, at = np.float32(0), t * how.n_weights
     for j in range(how.k):
         weight = np.float32(1) if how.is_weighed else how.weights[at + j]
-        total = fma(rows[routes[PLACES * how.n_most + t * how.k + j] * stride + i], weight, total)
+        total = gpu.fma(rows[routes[PLACES * how.n_most + t * how.k + j] * stride + i], weight, total)
     if how.has_shared:
-        total = fma(how.shared[t * stride + i], how.weights[at + how.n_weights - 1], total)
-    how.y[t * stride + i] = add(how.y[t * stride + i], total) if how.adds else total
+        total = gpu.fma(how.shared[t * stride + i], how.weights[at + how.n_weights - 1], total)
+    how.y[t * stride + i] = gpu.add(how.y[t * stride + i], total) if how.adds else total
 
 
 @lane
 def combine(routes, rows, stride, how, first, n, thread, n_threads):
     """Values of y[t], n from the first on: the weighted sums of tokens' rows (places, stride), and of shared ones."""
-    n_tokens = quotient(routes[3 * routes[0]], how.k)  # the last tile ends with the last row
+    n_tokens = gpu.quotient(routes[3 * routes[0]], how.k)  # the last tile ends with the last row
     value, end = np.int32(thread), np.int32(n * n_tokens)
     while value < end:  # a range would take more registers
-        t, i = quotient(value, n), first + remainder(value, n)
+        t, i = gpu.quotient(value, n), first + gpu.remainder(value, n)
         _put_combined(routes, rows, stride, how, t, i)
         value = np.int32(value + n_threads)
 

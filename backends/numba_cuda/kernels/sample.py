@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import capped
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, better, cuda, exp64, kernel, lane, together, warp_best
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, better, cuda, kernel, lane, together, warp_best
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS
 
 _WARPS = THREADS // WARP
@@ -115,7 +116,7 @@ def sums_of_chunks(inputs, logits, values, sums, n, stride, n_chunks, size):
     total = np.float64(0)
     if best != np.float32(_LOWEST):
         for i in range(chunk * size + thread, min(n, (chunk + 1) * size), THREADS):
-            total += exp64(np.float64(logits[t * stride + i]) - np.float64(best))
+            total += gpu.exp64(np.float64(logits[t * stride + i]) - np.float64(best))
     parts[thread] = total
     cuda.syncthreads()
     step = THREADS // 2

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import sigmoid, softplus
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    cuda,
-    div,
-    exp,
-    fma,
-    lane,
-    larger,
-    mul,
-    quotient,
-    record,
-    together,
-    warp_max,
-    warp_sum,
-)
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, lane, record, together, warp_max, warp_sum
 from augury.backends.numba_cuda.kernels.quantise import put, unit_of
 
 _NONE = float("-inf")
@@ -46,14 +32,14 @@ def merged(parts, start, n, dim, i, sink):
     """Value i of a head, from n splits of which the first one's values begin at a place. A sink of -inf is none."""
     step, most, at = dim + 2, np.float32(sink), start + dim
     for _ in range(n):  # places are added up: to multiply for each would take more registers
-        most, at = larger(most, parts[at]), at + step
-    total, value, at = exp(np.float32(sink) - most), np.float32(0), start
+        most, at = gpu.larger(most, parts[at]), at + step
+    total, value, at = gpu.exp(np.float32(sink) - most), np.float32(0), start
     for _ in range(n):
-        share = exp(parts[at + dim] - most)
-        total = fma(parts[at + dim + 1], share, total)
-        value = fma(parts[at + i], share, value)
+        share = gpu.exp(parts[at + dim] - most)
+        total = gpu.fma(parts[at + dim + 1], share, total)
+        value = gpu.fma(parts[at + i], share, value)
         at += step
-    return div(value, total)
+    return gpu.div(value, total)
 
 
 @lane
@@ -68,7 +54,7 @@ def _largest(parts, start, splits, dim, i):
     """The largest score of every 32nd split, from the i-th on."""
     most = np.float32(_NONE)
     for split in range(i, splits[1] + splits[3], WARP):
-        most = larger(most, parts[_place(start, split, splits, dim + 2) + dim])
+        most = gpu.larger(most, parts[_place(start, split, splits, dim + 2) + dim])
     return most
 
 
@@ -78,7 +64,7 @@ def _sum_of_weights(parts, start, splits, dim, i, most):
     total = np.float32(0)
     for split in range(i, splits[1] + splits[3], WARP):
         at = _place(start, split, splits, dim + 2) + dim
-        total = fma(parts[at + 1], exp(parts[at] - np.float32(most)), total)
+        total = gpu.fma(parts[at + 1], gpu.exp(parts[at] - np.float32(most)), total)
     return total
 
 
@@ -95,16 +81,16 @@ def _mix(parts, start, splits, dim, first, most, held, mixed):
                 held[_AT_ONCE * j + i] = parts[at + first + WARP * i] if first + WARP * i < dim else np.float32(0)
             held[_AT_ONCE * _AT_ONCE + j] = parts[at + dim]
         for j in range(_AT_ONCE):
-            share = exp(held[_AT_ONCE * _AT_ONCE + j] - np.float32(most)) if split + j < n_all else np.float32(0)
+            share = gpu.exp(held[_AT_ONCE * _AT_ONCE + j] - np.float32(most)) if split + j < n_all else np.float32(0)
             for i in range(_AT_ONCE):
-                mixed[i] = fma(held[_AT_ONCE * j + i], share, mixed[i])
+                mixed[i] = gpu.fma(held[_AT_ONCE * j + i], share, mixed[i])
 
 
 @lane
 def _store(parts, start, dim, first, total, mixed):
     for i in range(_AT_ONCE):
         if first + WARP * i < dim:
-            parts[start + first + WARP * i] = div(mixed[i], np.float32(total))
+            parts[start + first + WARP * i] = gpu.div(mixed[i], np.float32(total))
 
 
 @together
@@ -118,8 +104,8 @@ def merge_head(parts, start, splits, dim, sink):
     i = cuda.threadIdx.x % WARP
     held = cuda.local.array(_N_HELD, np.float32)
     mixed = cuda.local.array(_AT_ONCE, np.float32)
-    most = larger(warp_max(_largest(parts, start, splits, dim, i)), sink)
-    total = add(warp_sum(_sum_of_weights(parts, start, splits, dim, i, most)), exp(sink - most))
+    most = gpu.larger(warp_max(_largest(parts, start, splits, dim, i)), sink)
+    total = gpu.add(warp_sum(_sum_of_weights(parts, start, splits, dim, i, most)), gpu.exp(sink - most))
     for first in range(i, dim, WARP * _AT_ONCE):
         _mix(parts, start, splits, dim, first, most, held, mixed)
         _store(parts, start, dim, first, total, mixed)
@@ -140,9 +126,9 @@ def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
         value, j = np.float32(0), WARP * unit + i
         column = first_head * dim + j
         if j < size:
-            head = quotient(j, dim)
+            head = gpu.quotient(j, dim)
             value = parts[start + head * step + j - head * dim]
             if how.gate_size:
-                gate = how.gates[t * how.gate_stride + quotient(column, how.gate_size)]
-                value = mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))
+                gate = how.gates[t * how.gate_stride + gpu.quotient(column, how.gate_size)]
+                value = gpu.mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))
         put(value, i, to, t * to.width + column, unit_of(inputs, t, column // WARP, to.width // WARP))

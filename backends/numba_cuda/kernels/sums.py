@@ -13,22 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    add,
-    bring_near,
-    cuda,
-    dp4a,
-    float_of,
-    fma,
-    lane,
-    load8,
-    load16,
-    mul,
-    quotient,
-    record,
-    together,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, lane, record, together
 from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS, TILE_UNITS, floats_of, weights_of, words_of
 
 MatrixArgs = record("MatrixArgs", w="words", f="bias", i="n_rows n_units n_steps n n_cuts has_bias", r="scale")
@@ -55,11 +41,13 @@ def add_unit_of(fmt, offset):
         factor, scale, other_scale, least, least_scale, other_least_scale = numbers
         low, high = low - offset * x_low, high - offset * x_high
         whole = np.int32(scale * low + other_scale * high if has_two_scales else low + high)
-        total = fma(np.float32(whole), mul(factor, x_factor), total)
+        total = gpu.fma(np.float32(whole), gpu.mul(factor, x_factor), total)
         if has_least and has_two_scales:
-            total = fma(np.float32(np.int32(least_scale * x_low + other_least_scale * x_high)), mul(least, x_factor), total)
+            total = gpu.fma(
+                np.float32(np.int32(least_scale * x_low + other_least_scale * x_high)), gpu.mul(least, x_factor), total
+            )
         elif has_least:
-            total = fma(least, x_sum, total)
+            total = gpu.fma(least, x_sum, total)
         return total
 
     return add_unit
@@ -74,14 +62,14 @@ def bring_near_of(fmt):
 
     @together
     def bring_tiles_near(of, first, n):
-        n_units = min(n, quotient(of.n_rows + TILE_ROWS - 1, TILE_ROWS) - first) * of.n_steps * TILE
+        n_units = min(n, gpu.quotient(of.n_rows + TILE_ROWS - 1, TILE_ROWS) - first) * of.n_steps * TILE
         if cuda.threadIdx.x > 0 or n_units <= 0:
             return
         before = 0
         for size in sizes:
             at = (before * of.n + size * TILE * first * of.n_steps) // 16
             aligned = at & ~3
-            bring_near(of.words, aligned, np.uint32((size * n_units // 4 + 4 * (at - aligned) + 15) & ~15))
+            gpu.bring_near(of.words, aligned, np.uint32((size * n_units // 4 + 4 * (at - aligned) + 15) & ~15))
             before += size
 
     return bring_tiles_near
@@ -90,7 +78,7 @@ def bring_near_of(fmt):
 @lane
 def cut_of(cut, n_steps, n_cuts):
     """The first step of a cut of a row, and the end."""
-    size = quotient(n_steps + n_cuts - 1, n_cuts)
+    size = gpu.quotient(n_steps + n_cuts - 1, n_cuts)
     return min(n_steps, cut * size), min(n_steps, (cut + 1) * size)
 
 
@@ -109,12 +97,12 @@ def _quantised_unit(fmt, n_tokens):
         of_unit = numbers(held[1], u)
         for i in range(n_tokens):
             place = rows[i] * n_units + unit
-            p, q, r, v = load16(x.values, 8 * place)
-            low, high = dp4a(b, r, dp4a(a, p, np.int32(0))), dp4a(f, v, dp4a(e, q, np.int32(0)))
-            p, q, r, v = load16(x.values, 8 * place + 4)
-            low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
-            x_low, x_high = load8(x.halves, 2 * place)
-            x_factor, x_sum = float_of(x.factors[place]), float_of(x.sums[place])
+            p, q, r, v = gpu.load16(x.values, 8 * place)
+            low, high = gpu.dp4a(b, r, gpu.dp4a(a, p, np.int32(0))), gpu.dp4a(f, v, gpu.dp4a(e, q, np.int32(0)))
+            p, q, r, v = gpu.load16(x.values, 8 * place + 4)
+            low, high = gpu.dp4a(d, r, gpu.dp4a(c, p, low)), gpu.dp4a(h, v, gpu.dp4a(g, q, high))
+            x_low, x_high = gpu.load8(x.halves, 2 * place)
+            x_factor, x_sum = gpu.float_of(x.factors[place]), gpu.float_of(x.sums[place])
             sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, x_sum, of_unit)
 
     return read_unit, add_products
@@ -134,12 +122,12 @@ def _float_unit(fmt, n_tokens):
             a, b, c, d, e, f, g, h = eight(w, n, u, i)
             for token in range(n_tokens):
                 at = (rows[token] * n_units + unit) * 32 + 8 * i
-                p, q, r, v = load16(x.values, at)
-                total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
-                total = fma(d, float_of(v), fma(c, float_of(r), total))
-                p, q, r, v = load16(x.values, at + 4)
-                total = fma(f, float_of(q), fma(e, float_of(p), total))
-                sums[token] = fma(h, float_of(v), fma(g, float_of(r), total))
+                p, q, r, v = gpu.load16(x.values, at)
+                total = gpu.fma(b, gpu.float_of(q), gpu.fma(a, gpu.float_of(p), sums[token]))
+                total = gpu.fma(d, gpu.float_of(v), gpu.fma(c, gpu.float_of(r), total))
+                p, q, r, v = gpu.load16(x.values, at + 4)
+                total = gpu.fma(f, gpu.float_of(q), gpu.fma(e, gpu.float_of(p), total))
+                sums[token] = gpu.fma(h, gpu.float_of(v), gpu.fma(g, gpu.float_of(r), total))
 
     return read_unit, add_products
 
@@ -174,7 +162,7 @@ def sums_of(fmt, n_tokens, n_ahead):
     @lane
     def sums_of_slice(of, first, begin, end, s, x, rows, sums):
         w, n, n_units = of.words, of.n, of.n_units
-        n_groups = quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
+        n_groups = gpu.quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
         u, unit = first + TILE * begin, TILE_UNITS * begin + s
         if n_groups > 0:
             held = read_several(w, n, u)
@@ -219,4 +207,4 @@ def add_cuts(sums, staged, cut, n_cuts, n_tokens):
     if cut == 0:
         for at in range(first + n_tokens, first + n_cuts * n_tokens, n_tokens):
             for token in range(n_tokens):
-                sums[token] = add(sums[token], staged[(at + token) * WARP + i])
+                sums[token] = gpu.add(sums[token], staged[(at + token) * WARP + i])

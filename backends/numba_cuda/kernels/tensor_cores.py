@@ -8,23 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    SLICES,
-    WARP,
-    add,
-    cuda,
-    float_of,
-    index_of,
-    is_last_block,
-    kernel,
-    lane,
-    load8,
-    load16,
-    mma16,
-    mma32,
-    together,
-    wait_for_launch,
-)
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, is_last_block, kernel, lane, mma16, mma32, together
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of, fragment_words_of
 from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, put, tile_of_block, tokens_of_block
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, bring_near_of, cut_of
@@ -42,11 +27,11 @@ def _tree_of(n):
 
     @lane
     def two(totals, at, slices):
-        return add(totals[at + np.uint64(n * slices)], totals[at + np.uint64(n * (slices + 1))])
+        return gpu.add(totals[at + np.uint64(n * slices)], totals[at + np.uint64(n * (slices + 1))])
 
     @lane
     def tree(totals, at):
-        return add(add(two(totals, at, 0), two(totals, at, 2)), add(two(totals, at, 4), two(totals, at, 6)))
+        return gpu.add(gpu.add(two(totals, at, 0), two(totals, at, 2)), gpu.add(two(totals, at, 4), two(totals, at, 6)))
 
     return tree
 
@@ -66,7 +51,7 @@ def _unit_of(fmt, n_tokens):
         for j in range(4):  # of two tokens those with one row, then those with the other
             token, numbers = j % 2, upper if j < 2 else lower
             x_low, x_high = np.int32(halves[2 * token]), np.int32(halves[2 * token + 1])
-            x_factor, x_sum = float_of(x_factors[token]), float_of(x_sums[token])
+            x_factor, x_sum = gpu.float_of(x_factors[token]), gpu.float_of(x_sums[token])
             sums[at + j] = add_unit(sums[at + j], low[j], high[j], x_low, x_high, x_factor, x_sum, numbers)
 
     nothing = (np.int32(0),) * 4
@@ -77,15 +62,15 @@ def _unit_of(fmt, n_tokens):
         a, b = fragment(held[0], i % 4)
         c, d = fragment(held[1], i % 4)
         upper, lower = numbers(held[2], u), numbers(held[3], v)
-        first_words, first = index_of(8 * place + 2 * i), index_of(place + 2 * (i % 4))
+        first_words, first = gpu.index_of(8 * place + 2 * i), gpu.index_of(place + 2 * (i % 4))
         for tile in range(n_tokens // _COLUMNS):
-            p, q = load8(x.values, first_words + 8 * _COLUMNS * tile)
+            p, q = gpu.load8(x.values, first_words + 8 * _COLUMNS * tile)
             at = first + _COLUMNS * tile
             if has_two_scales:
                 low, high = mma16(a, c, p), mma16(b, d, q)
             else:
                 low, high = mma32(a, c, b, d, p, q), nothing
-            halves, factors, sums_of_x = load16(x.halves, 2 * at), load8(x.factors, at), load8(x.sums, at)
+            halves, factors, sums_of_x = gpu.load16(x.halves, 2 * at), gpu.load8(x.factors, at), gpu.load8(x.sums, at)
             add_four(sums, 4 * tile, low, high, halves, factors, sums_of_x, upper, lower)
 
     return read, add_products
@@ -111,7 +96,7 @@ def _multiply(fmt, n_tokens):
         for each in range(n_cuts):
             for j in range(n_sums):
                 part = parts[first + each * n_totals + own + WARP * j]
-                own_sums[j] = add(own_sums[j], part) if each else part
+                own_sums[j] = gpu.add(own_sums[j], part) if each else part
         for j in range(n_sums):
             totals[own + WARP * j] = own_sums[j]
         return True
@@ -126,7 +111,7 @@ def _multiply(fmt, n_tokens):
         n_rows, n_steps, n_cuts = w.n_rows, w.n_steps, w.n_cuts
         if which == OF_TOKENS and cuda.blockIdx.y == 0 and cuda.blockIdx.z == 0:
             bring_tiles_near(w, cuda.blockIdx.x * (MATRIX_ROWS // TILE_ROWS), MATRIX_ROWS // TILE_ROWS)
-        wait_for_launch()
+        gpu.wait_for_launch()
         matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
         if first >= n_wanted:
             return
@@ -162,7 +147,7 @@ def _multiply(fmt, n_tokens):
                 u, v, place, held = np.uint32(u + TILE), np.uint32(v + TILE), np.uint32(place + step), ahead
             for j in range(n_sums):
                 at = own + np.uint64(WARP * j)
-                totals[at] = add(totals[at], sums[j]) if cut > first_cut else sums[j]
+                totals[at] = gpu.add(totals[at], sums[j]) if cut > first_cut else sums[j]
         if is_least and is_split:
             block = cuda.blockIdx.y * ((n_rows + MATRIX_ROWS - 1) // MATRIX_ROWS) + cuda.blockIdx.x
             if not add_parts(totals, s * n_of_slice + i, block, n_cuts, parts, counters):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums, wait_for_launch
+from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, slice_sums
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_STAGED, STORE, put_rows
@@ -32,17 +33,17 @@ def _multiply_two(fmt, other, n_tokens):
             block, y = block - n_blocks, other_y
         own = MatrixArgs(words, bias, n_rows, n_units, n_steps, n, n_cuts, has_bias, scale)
         if cuda.blockIdx.y == 0:
-            n_tiles = quotient(cuda.blockDim.x // WARP, n_cuts)
+            n_tiles = gpu.quotient(cuda.blockDim.x // WARP, n_cuts)
             if is_other:
                 bring_other_near(own, block * n_tiles, n_tiles)
             else:
                 bring_one_near(own, block * n_tiles, n_tiles)
-        wait_for_launch()
+        gpu.wait_for_launch()
         if t >= inputs[N_TOKENS]:
             return
         i = cuda.threadIdx.x % WARP
         warp = block * (cuda.blockDim.x // WARP) + cuda.threadIdx.x // WARP
-        tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
+        tile, cut = gpu.quotient(warp, n_cuts), gpu.remainder(warp, n_cuts)
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, np.int64)
         for token in range(n_tokens):
             rows[token] = t + token

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from augury.backends.numba_cuda.kernels import dialect, simulator
+from augury.backends.numba_cuda.kernels import dialect, instructions as gpu, simulator
 from augury.backends.numba_cuda.kernels.dialect import cuda
 
 RNG = np.random.default_rng(5)
@@ -17,7 +17,7 @@ def bytes_of(word):
 def test_dp4a_adds_products_of_signed_bytes():
     for a, b in zip(WORDS, reversed(WORDS), strict=True):
         right = 1000 + sum(x * y for x, y in zip(bytes_of(a), bytes_of(b), strict=True))
-        assert dialect.dp4a(a, b, 1000) == right
+        assert gpu.dp4a(a, b, 1000) == right
 
 
 def test_prmt_chooses_bytes_or_their_signs():
@@ -26,13 +26,13 @@ def test_prmt_chooses_bytes_or_their_signs():
         for selector in (0x3210, 0x7654, 0x4420, 0x0123, 0xFEDC, 0x8A5D):
             chosen = [selector >> 4 * i & 15 for i in range(4)]
             right = [(255 if both[each & 7] & 128 else 0) if each & 8 else both[each] for each in chosen]
-            assert dialect.prmt(a, b, selector) == int.from_bytes(bytes(right), "little")
+            assert gpu.prmt(a, b, selector) == int.from_bytes(bytes(right), "little")
 
 
 def test_every_half_is_the_float_that_it_is():
     halves = np.arange(65536, dtype=np.uint16)
     right = halves.view(np.float16).astype(np.float32)
-    found = np.array([dialect.float_of_half(int(half)) for half in halves], np.float32)
+    found = np.array([gpu.float_of_half(int(half)) for half in halves], np.float32)
     assert np.array_equal(found, right, equal_nan=True)
     assert np.array_equal(np.signbit(found[::0x8000]), [False, True])
 
@@ -46,25 +46,25 @@ def test_floats_become_the_nearest_half_of_two_the_even_one():
     between = (halves.view(np.float16).astype(np.float32) + (halves + np.uint16(1)).view(np.float16).astype(np.float32)) / 2
     floats = np.concatenate([floats, between, -between, np.float32([0, -0.0, 65504, 65519.99, 65520, 1e9, np.inf, -np.inf])])
     floats = floats[~np.isnan(floats)]
-    found = np.array([dialect.half_of_float(each) for each in floats], np.uint32)
+    found = np.array([gpu.half_of_float(each) for each in floats], np.uint32)
     assert np.array_equal(found, floats.astype(np.float16).view(np.uint16))
-    assert dialect.half_of_float(np.nan) & 0x7C00 == 0x7C00
+    assert gpu.half_of_float(np.nan) & 0x7C00 == 0x7C00
 
 
 def test_rounding_to_an_integer():
     for value, right in ((0.5, 0), (1.5, 2), (-2.5, -2), (126.7, 127), (np.nan, 0), (1e20, 2**31 - 1), (-np.inf, -(2**31))):
-        assert dialect.nearest(value) == right
+        assert gpu.nearest(value) == right
 
 
 def test_a_product_is_added_and_rounded_once():
     a, less = np.float32(1 + 2**-12), np.float32(-1 - 2**-11)
-    assert dialect.fma(a, a, less) == 2**-24
-    assert dialect.add(dialect.mul(a, a), less) == 0
+    assert gpu.fma(a, a, less) == 2**-24
+    assert gpu.add(gpu.mul(a, a), less) == 0
 
 
 def test_nan_is_larger_than_anything():
-    assert np.isnan([dialect.larger(np.nan, 1), dialect.larger(1, np.nan)]).all()
-    assert dialect.larger(-np.inf, 2) == 2
+    assert np.isnan([gpu.larger(np.nan, 1), gpu.larger(1, np.nan)]).all()
+    assert gpu.larger(-np.inf, 2) == 2
 
 
 def of_warp(operation, values):
@@ -136,6 +136,6 @@ def test_wide_loads_take_what_is_aligned():
     words = np.empty(16, np.uint32)
     words = words[-words.ctypes.data // 4 % 4 :][:12]
     words[:] = range(12)
-    assert [dialect.load16(words, 4), dialect.load8(words, 6)] == [(4, 5, 6, 7), (6, 7)]
-    assert dialect.load16(words, 2) == dialect.load16(words[1:], 4) == (0xFFFFFFFF,) * 4
-    assert dialect.load8(words, 3) == dialect.load8(words[1:], 2) == (0xFFFFFFFF,) * 2
+    assert [gpu.load16(words, 4), gpu.load8(words, 6)] == [(4, 5, 6, 7), (6, 7)]
+    assert gpu.load16(words, 2) == gpu.load16(words[1:], 4) == (0xFFFFFFFF,) * 4
+    assert gpu.load8(words, 3) == gpu.load8(words[1:], 2) == (0xFFFFFFFF,) * 2
