@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.backends.numba_cpu.cache import Cache
+from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
@@ -16,16 +17,13 @@ from augury.backends.numba_cpu.operations.ends import InPlaceEmitter
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.backends.numba_cpu.state import State
+from augury.backends.numba_cpu.tape import Tape
+from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block
 from augury.errors import UnsupportedError
 from augury.lowering import BeginStreams, LookUp, Multiply, Normalize, Operation, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.tape import Tape
-    from augury.backends.numba_cpu.weights import Weights
 
 
 class BlockEmitter:

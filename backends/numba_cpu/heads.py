@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.head import HeadSteps
 from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Preparation, Rope
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.weights import Weights
 
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 TABLES = "rope tables"

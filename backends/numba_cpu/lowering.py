@@ -7,7 +7,7 @@ longer passes, where the threads divide that work, too (see `kernels/step.py`). 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import evolve
@@ -21,11 +21,9 @@ from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
+from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block, Layer, ModelPlan, Output
 from augury.types import ModelOptions, StateSpec
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.weights import Weights
 
 
 class Lowering:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype
+from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
 from augury.backends.numba_cpu.passes import passes, runs_of
@@ -23,14 +23,11 @@ from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, UnsupportedError
+from augury.files.gguf import ModelFile
 from augury.interfaces import Model, Progress
 from augury.passes import NamedPass, Pass
+from augury.profile import KernelTime, Limits
 from augury.types import Allocation, ModelInfo
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.lowering import Lowering
-    from augury.files.gguf import ModelFile
-    from augury.profile import KernelTime, Limits
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 import numpy as np
 from attrs import frozen
@@ -11,10 +9,8 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.struct import dtype, view
+from augury.backends.numba_cpu.tape import Program
 from augury.batch import check_vocabulary
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.tape import Program
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
 _ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of operations on all of the logits, see `CapLogits`

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -28,11 +28,9 @@ from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.packing import Layout, aligned
 from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
+from augury.files.gguf import ModelFile, Tensor
 from augury.interfaces import Progress
 from augury.log import get_logger
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)
 WORTH_BYTES = 64 << 20  # smaller models are packed within a tenth of a second

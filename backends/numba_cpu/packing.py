@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
@@ -16,10 +15,8 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import n_blocks
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.errors import ModelFileError
-
-if TYPE_CHECKING:
-    from augury.files.gguf import Tensor
-    from augury.files.tensor_type import TensorType
+from augury.files.gguf import Tensor
+from augury.files.tensor_type import TensorType
 
 _LINE = 64
 _HUGE_PAGE = 1 << 21

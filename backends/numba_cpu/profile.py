@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
@@ -12,10 +11,8 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import probe
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.packing import PackedMatrix, aligned
+from augury.backends.numba_cpu.team import Team
 from augury.profile import KernelTime, Limits
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.team import Team
 
 _READ_BYTES = 256 << 20  # more than caches hold
 _MULTIPLY_ADDS = 1 << 29  # of a thread: some milliseconds

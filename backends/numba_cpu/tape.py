@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import field, frozen
@@ -14,11 +14,9 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Linear, ModelPlan, Norm, Output
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.weights import Weights
-    from augury.lowering import Value
+from augury.lowering import Value
 
 GIVEN = "given"
 """The buffer of an output's normed x for features."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.kernels.norm import NormTable
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.backends.numba_cpu.kernels.struct import table
+from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
 from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows
@@ -23,9 +24,6 @@ from augury.files.atomic_file import is_being_written
 from augury.files.gguf import BORROWED, ModelFile, Tensor, TensorType
 from augury.interfaces import Progress
 from augury.log import get_logger
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.memory import Arena
 
 PURPOSE = "weights"
 _LOGGER = "augury.backends.numba_cpu"

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
 from augury.backends.numba_cuda.first_products import FirstProducts
 from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.emitter import Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block
 from augury.errors import UnsupportedError
 from augury.lowering import Normalize
 from augury.lowering.rewrites import check_norms, n_early
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
-    from augury.backends.numba_cuda.tape import Tape
 
 
 class BlockEmitter:

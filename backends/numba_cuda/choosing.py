@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.device import Launch, Pointer
+from augury.backends.numba_cuda.device import Device, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, N_ROWS
 from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Device
 
 __all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Logits", "PendingRows", "RowReader", "RowRequest", "RowResult"]
 

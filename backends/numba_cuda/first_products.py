@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.tape import Tape
 
 
 @frozen(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
@@ -12,6 +11,7 @@ from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
 from augury.backends.numba_cuda.first_products import FirstProducts, columns_of, multiply_first
+from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
@@ -19,13 +19,10 @@ from augury.backends.numba_cuda.products import SPLIT_BUFFERS
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
+from augury.backends.numba_cuda.weights import Weights
 from augury.batch import check_vocabulary
 from augury.blocks import Block, Linear, ModelPlan, Norm, Output
 from augury.types import ModelOptions, StateSpec
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.weights import Weights
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
@@ -14,6 +13,7 @@ from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
+from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
 from augury.backends.numba_cuda.sequences import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size, tokens_of
@@ -22,9 +22,6 @@ from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, NamedPass, Pass
 from augury.types import Allocation, ModelInfo
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.narrow_output import NarrowOutput
 
 _MOST_PROGRAMS = 48  # graphs take memory of the device
 _CHAIN_ROWS = MAX_ROWS * 2 // 3  # of two passes or more; beside them there is room for those of a pass

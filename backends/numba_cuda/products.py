@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.backends.numba_cuda.device import Arguments, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -22,10 +22,8 @@ from augury.backends.numba_cuda.kernels.tensor_cores import (
     MULTIPLY_MATRIX,
 )
 from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
-    from augury.backends.numba_cuda.weights import Matrix
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.weights import Matrix
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 SPLIT_BUFFERS = {  # of products whose cuts have blocks of their own: of fewer blocks than enough, with 16 tokens

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
 from augury.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from augury.files.gguf import TensorType
+from augury.files.gguf import TensorType
 
 _MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
 _PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache

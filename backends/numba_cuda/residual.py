@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.tape import Tape
 
 _ALL, _ADDED = "streams", "added to streams"
 

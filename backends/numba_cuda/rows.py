@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
+from augury.backends.numba_cuda.device import Pointer
 from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES, SourceArgs
 from augury.blocks import Norm
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Pointer
 
 
 def units_of(n: int) -> int:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from augury.backends.numba_cuda.device import Device, Part, Pointer
 from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.convolution import MAX_SIZE
 from augury.blocks import SequenceState
 from augury.errors import UnsupportedError
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Device, Part, Pointer
 
 
 class State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
@@ -19,14 +19,12 @@ from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, 
 from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
+from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
+from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.narrow_output import NarrowOutput
-    from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.lowering import Value
+from augury.lowering import Value
 
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2

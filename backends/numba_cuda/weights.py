@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from augury.backends.numba_cuda.device import Device, Pointer
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST_CUTS
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
@@ -19,9 +20,6 @@ from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, No
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.interfaces import Progress
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Device, Pointer
 
 PURPOSE = "weights"
 _WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md

@@ -6,17 +6,15 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury import blocks
+from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
-
-if TYPE_CHECKING:
-    from augury.backends.reference.cache import LayerCache
 
 
 def embed(block: blocks.Embedding, weights: Weights, batch: Batch) -> np.ndarray:

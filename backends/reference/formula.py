@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.blocks import Activation, Attention, Gating, NormKind, Rope, Router
-
-if TYPE_CHECKING:
-    from augury.lowering import Attend
+from augury.lowering import Attend
 
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from augury.backends.reference.blocks import sharpness
+from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree
 from augury.blocks import LatentAttention, Rope
-
-if TYPE_CHECKING:
-    from augury.backends.reference.cache import LayerCache
 
 
 def latent_attention(

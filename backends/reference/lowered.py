@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
+from augury.backends.reference.weights import Weights
 from augury.batch import Batch, Tree
 from augury.blocks import Block
 from augury.lowering import Attend, Convolve, PrepareHeads, Recur, Value
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.backends.reference.weights import Weights
 
 Choice = list[tuple[np.ndarray, np.ndarray]]
 """For each token the positions that take part (lists, T), and the last positions of blocks whose pooled rows do."""

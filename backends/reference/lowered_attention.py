@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.formula import attend, rotate
+from augury.backends.reference.lowered import Run
 from augury.backends.reference.weights import each_normed
 from augury.blocks import Preparation
 from augury.lowering import Attend, Choose, ChooseByHead, MultiplyHeads, Operation, PrepareHeads, PrepareLatents
-
-if TYPE_CHECKING:
-    from augury.backends.reference.lowered import Run
 
 
 def _prepare_heads(run: Run, each: PrepareHeads) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury import lowering as op
 from augury.backends.reference.blocks import routes, sum_of_experts
 from augury.backends.reference.formula import activate, gated, sigmoid, softcap
+from augury.backends.reference.lowered import Run
 from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import Weights, each_normed
 from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import KeptRows, Operation, Value
-
-if TYPE_CHECKING:
-    from augury.backends.reference.lowered import Run
 
 
 def check_operations(block: Block, n_embd: int) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.reference.formula import norm, products
 from augury.blocks import Linear, Matrices, ModelPlan, Norm, Rows
+from augury.files.gguf import ModelFile, Tensor
 from augury.interfaces import Progress
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile, Tensor
 
 _N_ROWS = 1024  # rows of a matrix made float64 at a time, so that they stay in the CPU's cache for all tokens of a pass
 

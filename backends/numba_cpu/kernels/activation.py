@@ -1,7 +1,5 @@
 """Functions of vectors that have no instruction: exponential, gates of feed-forwards."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

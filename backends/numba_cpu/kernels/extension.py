@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,6 @@ from augury.backends.numba_cpu.kernels.team import (
 )
 from augury.errors import PluginError
 from augury.lowering import source_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def kernel(function: Callable[..., None] | None = None, **structs: type) -> Any:

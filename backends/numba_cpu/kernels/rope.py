@@ -1,7 +1,5 @@
 """Rotary position embedding of one head."""
 
-from __future__ import annotations
-
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import load_doubled, load_part, negate_even, store_part, swap_pairs
 from augury.backends.numba_cpu.kernels.simd import fma, fnma, mul

@@ -1,7 +1,5 @@
 """Adjustments of scores before their softmax, beside the scale."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent

@@ -1,7 +1,5 @@
 """The softmax of a row of scores, chunk by chunk: exponentials and their sum, and how chunks come together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd

@@ -11,12 +11,12 @@ a tile, or on which tile a token falls into.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.dot import Dot
 from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
     BLOCK,
@@ -31,9 +31,6 @@ from augury.backends.numba_cpu.kernels.format import (
 )
 from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, at, emit_floats
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.kernels.dot import Dot
 
 _LARGEST_UNIT = 8  # blocks
 _TOKEN = ACTIVATION_BYTES["q8_16"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places, n_listed
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Tape
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, PrepareHeads, Value
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.tape import Tape
 
 _NO_WINDOW = 1 << 40
 

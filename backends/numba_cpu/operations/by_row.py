@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba.core.serialize import dumps
@@ -13,12 +13,10 @@ from augury.backends.numba_cpu.kernels.by_row import Operand, by_row_kernel
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Tape
 from augury.blocks import Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value, source_key
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cpu.tape import Tape
 
 
 class ByRowEmitter(OperationEmitter[Operation]):

@@ -6,7 +6,7 @@ Lists of cells lie in buffers that all layers share, so that layers after the on
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import attention_layer, choice
 from augury.backends.numba_cpu.kernels.attention_layer import PART
@@ -18,14 +18,9 @@ from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Place, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.errors import UnsupportedError
 from augury.lowering import Choice, Choose, ChooseByHead
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.backends.numba_cpu.tape import Tape
 
 __all__ = ["OPERATIONS", "list_buffers", "list_places"]
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
 
-from augury.backends.numba_cpu.tape import Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from augury.backends.numba_cpu.cache import Cache
-    from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.operations.layout import Layout
-    from augury.backends.numba_cpu.state import State
-    from augury.backends.numba_cpu.tape import Place, Tape
-    from augury.backends.numba_cpu.weights import Weights
-    from augury.lowering import Operation, Value
-    from augury.types import ModelOptions
+from augury.backends.numba_cpu.cache import Cache
+from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.operations.layout import Layout
+from augury.backends.numba_cpu.state import State
+from augury.backends.numba_cpu.tape import Place, Rows, Tape
+from augury.backends.numba_cpu.weights import Weights
+from augury.lowering import Operation, Value
+from augury.types import ModelOptions
 
 _Emitted = TypeVar("_Emitted", bound="Operation")
 __all__ = ["Emitters", "OperationEmitter", "Placed", "Scope"]

@@ -1,7 +1,5 @@
 """Activations of one value: of a gate `g`, with the constants that some have, and of its factor."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -9,8 +9,6 @@ row. It may depend on values whose weight is 0, since these may say how an instr
 tokens of a tile do not see all are mixed for each token by itself: masked values are then 0, and other rows stay.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -3,8 +3,6 @@
 Source: DFlash2, as llama.cpp computes it (`src/models/dflash.cpp`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

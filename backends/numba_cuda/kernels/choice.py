@@ -1,7 +1,5 @@
 """Which positions, or blocks of them, tokens attend to: those with the highest scores, see `augury.blocks.indexer`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

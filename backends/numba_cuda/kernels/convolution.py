@@ -3,8 +3,6 @@
 A thread takes a channel of a run: accepted tokens, then certain ones, go into the state; drafted ones into a copy.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import inputs as layout, instructions as gpu

@@ -1,7 +1,5 @@
 """The embedding: rows of a matrix as floats, and the ids of tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -1,7 +1,5 @@
 """Which experts the tokens of a pass go to, and with which weights; see `routes`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

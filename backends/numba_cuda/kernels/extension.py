@@ -1,8 +1,6 @@
 """The primitives of packages' kernels; see docs/write-an-architecture.md."""
 # ruff: noqa: F401 - packages take these names from here
 
-from __future__ import annotations
-
 from augury.backends.numba_cuda.kernels import dialect
 from augury.backends.numba_cuda.kernels.activation import sigmoid
 from augury.backends.numba_cuda.kernels.dialect import SIMULATED, THREADS, WARP, cuda, lane, record, warp_barrier

@@ -9,8 +9,6 @@ codes times scales: together they have the precision of a float32, up to the 25t
 and the sums are float32.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -1,7 +1,5 @@
 """Feed-forwards between their products: the activated gate, times `up`, quantised; by itself, or after a product."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

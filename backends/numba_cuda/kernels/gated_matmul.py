@@ -1,7 +1,5 @@
 """Products of gate and up with a few tokens, activated in the same launch: see `sums` for the order of additions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

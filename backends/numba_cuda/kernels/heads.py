@@ -1,7 +1,5 @@
 """The preparation of heads of queries, keys and values: norm, rotary embedding, and the cache."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -1,7 +1,5 @@
 """The inputs of a pass: one array of int32, copied to the device once per pass. Constants are offsets."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -4,8 +4,6 @@ This is the only file with inline PTX. `bits` means an uint32, `float` a float32
 """
 # ruff: noqa: PLW0108 - numba compiles functions of Python
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -3,8 +3,6 @@
 Lanes run for microseconds there, and compiling them would be most of a kernel test's time.
 """
 
-from __future__ import annotations
-
 from numba import njit
 
 from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler

@@ -4,8 +4,6 @@ Heads have a matrix each, see `matmul`: their rows lie head by head, row h * n +
 by token.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -4,8 +4,6 @@ A block takes one split of positions (see `attention`) and 16 or 32 heads of one
 never tokens, so a token's result depends on no other one. Few splits are merged by the last block of some heads to end.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

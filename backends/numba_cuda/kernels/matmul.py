@@ -1,7 +1,5 @@
 """Products of a matrix and a few tokens, and the other work of their launch: see `sums` for the order of additions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -1,7 +1,5 @@
 """Norms of rows, one block each, and their quantisation."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

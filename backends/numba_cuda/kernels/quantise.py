@@ -5,8 +5,6 @@ cores are neighbours. In a pass of few tokens the units of a token are neighbour
 are multiplied with the same weights (`unit_of`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -6,8 +6,6 @@ token's key, decays and update are kept aside: taking it in, once it was accepte
 the bit as if it had been certain. A branch of a tree begins anew with the state.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import inputs as layout, instructions as gpu

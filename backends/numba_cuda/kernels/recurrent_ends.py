@@ -1,7 +1,5 @@
 """The steps before and after a linear recurrence: keys and decays of tokens, and the gates of its output."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

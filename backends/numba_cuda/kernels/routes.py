@@ -9,8 +9,6 @@ words of each for `matmul`; the experts of rows, the places of rows, the rows of
 times its expert, and how many rows it has.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

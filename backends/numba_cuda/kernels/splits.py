@@ -1,7 +1,5 @@
 """Merging the results of splits of positions: the last block of a head to end merges them, in rising order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -7,8 +7,6 @@ neighbouring slices are added, then pairs of them, then fours. None of this depe
 kernel: see `tensor_cores`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

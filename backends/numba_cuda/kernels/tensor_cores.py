@@ -4,8 +4,6 @@ A block takes 16 rows and 16, 32 or 64 tokens, its eight warps a slice each. One
 tokens; whole numbers are exact in any order.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

@@ -1,7 +1,5 @@
 """Products of the same few tokens and two matrices of different types, in one launch; see `matmul`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu

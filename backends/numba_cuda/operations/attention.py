@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -17,16 +19,12 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
+from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import GateKind, Preparation, Rope, Temperature
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, Choice, PrepareHeads
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.cache import Cache
-    from augury.backends.numba_cuda.device import Arguments
-    from augury.backends.numba_cuda.rows import Rows
-    from augury.backends.numba_cuda.weights import Weights
 
 CHOSEN = "chosen blocks"
 FOREVER = 2**30  # a window that sees all

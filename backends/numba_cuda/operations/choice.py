@@ -6,8 +6,9 @@ A choice lies in a buffer that all layers share, so that layers after the one th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS
@@ -15,15 +16,9 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.operations.attention import CHOSEN, n_blocks
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
-from augury.backends.numba_cuda.tape import splits_of, tokens_of
+from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.errors import UnsupportedError
 from augury.lowering import Choose, ChooseByHead
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.backends.numba_cuda.device import Arguments
-    from augury.backends.numba_cuda.tape import Tape
 
 __all__ = ["OPERATIONS"]
 

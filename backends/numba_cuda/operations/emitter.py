@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from attrs import frozen
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.backends.numba_cuda.cache import Cache
-    from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.state import State
-    from augury.backends.numba_cuda.tape import Tape
-    from augury.lowering import Operation
-    from augury.types import ModelOptions
+from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.operations.layout import Layout
+from augury.backends.numba_cuda.state import State
+from augury.backends.numba_cuda.tape import Tape
+from augury.lowering import Operation
+from augury.types import ModelOptions
 
 _Emitted = TypeVar("_Emitted", bound="Operation")
 __all__ = ["Emitters", "OperationEmitter", "Scope"]

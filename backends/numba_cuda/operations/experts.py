@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
+from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels import experts, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
@@ -24,9 +25,6 @@ from augury.blocks import Gating
 from augury.errors import UnsupportedError
 from augury.lowering import AddWeighed, FeedExperts
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Arguments
 
 GATINGS = {each: getattr(experts, each.name) for each in Gating}
 

@@ -6,10 +6,10 @@ Rows of heads come head by head, of each the tokens, in buffers that a block's o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.backends.numba_cuda.device import Arguments, Pointer
 from augury.backends.numba_cuda.kernels.cells import CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP, Kernel
 from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
@@ -27,9 +27,6 @@ from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
 from augury.blocks import Matrices
 from augury.errors import UnsupportedError
 from augury.lowering import MultiplyHeads, PrepareLatents
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Arguments, Pointer
 
 _ROWS, _SPLIT = "rows of heads", "split heads"
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import evolve
 
+from augury.backends.numba_cuda.device import Arguments, Pointer
 from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, ConvolveArgs, StepArgs, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
+from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.state import State
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Activation, GateKind, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Arguments, Pointer
-    from augury.backends.numba_cuda.operations.layout import Layout
-    from augury.backends.numba_cuda.rows import Rows
-    from augury.backends.numba_cuda.tape import Tape
 
 
 class ConvolveEmitter(OperationEmitter[Convolve]):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
 
+from augury.backends.numba_cuda.device import Arguments, Pointer
 from augury.backends.numba_cuda.kernels import gate as kernels
 from augury.backends.numba_cuda.kernels.block_convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -21,9 +21,6 @@ from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
 from augury.lowering.rewrites import MultiplyActivated
-
-if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Arguments, Pointer
 
 
 class NormalizeEmitter(OperationEmitter[Normalize]):
