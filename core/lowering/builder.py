@@ -316,10 +316,15 @@ class Builder:
         is_causal: bool = True,
     ) -> Value:
         """The values that heads mix by their queries; see `Attend`."""
-        out, scores = Value(n_heads * value_dim), (softcap, slopes, sinks)
-        return self.write(
-            Attend(queries, keys, values, n_heads, scale, window, chunk, *scores, choice, pooled, source, is_causal, out)
-        )[0]
+        made = Attend(
+            *(queries, keys, values, n_heads, scale, window, chunk, softcap, slopes, sinks),
+            choice=choice,
+            pooled=pooled,
+            source=source,
+            is_causal=is_causal,
+            out=Value(n_heads * value_dim),
+        )
+        return self.write(made)[0]
 
     def choose(
         self,
