@@ -10,6 +10,19 @@ def head_specs(target):
     return {kind: f"{kind}:model={head}" for kind, head in heads.items() if head is not None}
 
 
+WAYS = {  # of choosing tokens
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
+    "shaped": {
+        "temperature": 0.9,
+        "seed": 5,
+        "dry_multiplier": 0.8,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.4,
+        "dynatemp_range": 0.3,
+    },
+    "mirostat": {"temperature": 0.7, "seed": 9, "mirostat": 2, "mirostat_tau": 3.0},
+}
 SPECS = {  # some in several ways; a drafter without an entry runs as it is
     "ngram-simple": "ngram-simple:n=1,m=5",
     "ngram-map-k": "ngram-map-k:n=1,m=5",

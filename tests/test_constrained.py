@@ -4,12 +4,13 @@ import functools
 
 import numpy as np
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS
 from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
 
 from augury import Engine
 from augury.constraint import ConstraintSession
+from augury.testing.drafter.engines import output
 from augury.testing.toys import ToyConstraint, ToyOptions, registry_with_toys
 
 REGISTRY = registry_with_toys()
@@ -29,19 +30,8 @@ def reversed_odd(_, ids, logits):
     return ids[::-1], (logits + ids % 2)[::-1]
 
 
-WAYS = {
-    "greedy": {"temperature": 0.0},
+WAYS = DRAFTER_WAYS | {
     "greedy with a penalty": {"temperature": 0.0, "repeat_penalty": 1.1},
-    "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
-    "shaped": {
-        "temperature": 0.9,
-        "seed": 5,
-        "dry_multiplier": 0.8,
-        "top_n_sigma": 2.0,
-        "xtc_probability": 0.4,
-        "dynatemp_range": 0.3,
-    },
-    "mirostat": {"temperature": 0.7, "seed": 9, "mirostat": 2, "mirostat_tau": 3.0},
     "processed": {"temperature": 0.8, "seed": 5, "logits_processors": [seldom_again, reversed_odd]},
     "processed, greedy": {"temperature": 0.0, "logits_processors": [seldom_again]},
     # 5 is forbidden, and forced after a 0 that was drawn
@@ -86,8 +76,7 @@ def follow(tokens, n_vocab):
 
 @functools.cache
 def plain(way, model="llama-dense"):
-    results = answers(way, model, threads=1, spec_type="none")
-    return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results]
+    return output(answers(way, model, threads=1, spec_type="none"))
 
 
 @pytest.mark.sample(8)
@@ -95,7 +84,7 @@ def plain(way, model="llama-dense"):
 def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
     model = "mtp-qwen35" if drafter == "draft-mtp" else "llama-dense"  # which has no layers for it
     results = answers(way, model, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=1)
-    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way, model)
+    assert output(results) == plain(way, model)
     is_sure = way == "greedy" and drafter in {*SPECS, "draft-mtp"}  # what is drawn repeats itself too seldom
     if is_fixed and (drafter == "forced" or is_sure):
         assert sum(result.stats.n_accepted for result in results) > 0, "what declines every time proves nothing"
@@ -110,7 +99,7 @@ def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(dra
     results = answers(way, spec_type=SPECS.get(drafter, drafter), **how)
     assert not is_fixed or sum(result.stats.n_accepted for result in results) > 0
     if WAYS[way]["temperature"] == 0:
-        assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
+        assert output(results) == plain(way)
 
 
 def test_forced_tokens_are_all_accepted():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, head_specs
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs
 from oracles.models import RECURRENT, tiny_model
 
 from augury import Engine, Registry
+from augury.testing.drafter.engines import output
 
 REGISTRY = Registry.discover()
 BACKENDS = ("numba-cpu", "reference")
-WAYS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8}}
+WAYS = {way: DRAFTER_WAYS[way] for way in ("greedy", "sampled")}
 N_CTX = 192
 
 
@@ -55,7 +56,7 @@ def answers(engine, n, *ways):
     """One way after the other: the later ones find slots as the first left them."""
     asked = [engine.generate(prompts(), max_tokens=n, logprobs=1, ignore_eos=True, **WAYS[way]) for way in ways]
     results = [result for each in asked for result in each]
-    return results, [(list(result.tokens), [piece.logprob for piece in result.pieces]) for result in results]
+    return results, output(results)
 
 
 @functools.cache

@@ -13,13 +13,14 @@ import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from drafter_specs import SPECS as DRAFTER_SPECS, head_specs
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs
 from oracles.drafts import HEADS, agreeing, assistance
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
 from augury.drafters.model.model_drafter import ModelDrafter
 from augury.loader import plan_of
+from augury.testing.drafter.engines import output
 from augury.types import CACHE_TYPES
 
 REGISTRY = Registry.discover()
@@ -27,18 +28,7 @@ BACKENDS = cpu_backends(REGISTRY)
 SPECS = DRAFTER_SPECS | {
     "a chain": f"ngram-simple:n=2,m=5;draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x2;suffix",
 }
-WAYS = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
-    "shaped": {
-        "temperature": 0.9,
-        "seed": 5,
-        "dry_multiplier": 0.8,
-        "top_n_sigma": 2.0,
-        "xtc_probability": 0.4,
-        "dynatemp_range": 0.3,
-    },
-    "mirostat": {"temperature": 0.7, "seed": 9, "mirostat": 2, "mirostat_tau": 3.0},
+WAYS = DRAFTER_WAYS | {
     "penalised": {"temperature": 0.9, "seed": 3, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "repeat_last_n": 16},
 }
 N_CTX = 192
@@ -80,11 +70,7 @@ def load(backend, **how):
 @functools.cache
 def plain(backend, n, way, cache_type="f16"):
     with load(backend, threads=1, spec_type="none", cache_type_k=cache_type, cache_type_v=cache_type) as engine:
-        return tokens_and_logprobs(answers(engine, n, way))
-
-
-def tokens_and_logprobs(results):
-    return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results]
+        return output(answers(engine, n, way))
 
 
 @pytest.mark.sample(7)
@@ -94,7 +80,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draf
     n = LONGER.get((backend, drafter), N_TOKENS[backend])
     with load(backend, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, **how) as engine:
         results = answers(engine, n, way)
-    assert tokens_and_logprobs(results) == plain(backend, n, way)
+    assert output(results) == plain(backend, n, way)
     if drafter in SPECS:
         drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
@@ -108,7 +94,7 @@ def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, 
     draft_model = tiny_model("llama-dense-q4_0") if drafter == "auto" else None
     with load("numba-cpu", spec_type=SPECS.get(drafter, drafter), draft_model=draft_model, slots=slots, threads=1) as engine:
         results = answers(engine, 120, way)
-    assert tokens_and_logprobs(results) == plain("numba-cpu", 120, way)
+    assert output(results) == plain("numba-cpu", 120, way)
 
 
 @pytest.mark.sample(2)
@@ -126,7 +112,7 @@ def test_passes_of_the_first_layers_leave_what_a_tree_left_to_be_moved(backend, 
         forward = model.forward
         monkeypatch.setattr(model, "forward", lambda batch: batches.append(batch) or forward(batch))
         results = answers(engine, n, way)
-    assert tokens_and_logprobs(results) == plain(backend, n, way)
+    assert output(results) == plain(backend, n, way)
     assert any(batch.layers is not None and batch.accepted is not None for batch in batches)
     for name in ("self-spec", "draft-model"):
         stats = [result.stats.drafters[name] for result in results]
@@ -141,7 +127,7 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     how = {"spec_type": SPECS["ngram-simple"], "spec_fixed": True, "slots": 4, "threads": 2}
     with load(backend, cache_type_k=cache_type, cache_type_v=cache_type, **how) as engine:
         results = answers(engine, n, "greedy")
-    assert tokens_and_logprobs(results) == plain(backend, n, "greedy", cache_type)
+    assert output(results) == plain(backend, n, "greedy", cache_type)
     assert sum(result.stats.n_accepted for result in results) > 0
 
 
@@ -185,7 +171,7 @@ def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path,
     for drafts in ({"spec_type": spec, "spec_fixed": True}, {"spec_type": "none"}):
         with Engine.load(path, **how, **drafts) as engine:
             found.append(list(eventful(engine, tmp_path, monkeypatch)))
-    assert tokens_and_logprobs(found[0]) == tokens_and_logprobs(found[1])
+    assert output(found[0]) == output(found[1])
     shifted, after, elsewhere = (found[0][i] for i in (3, 6, 7))
     assert shifted.stats.n_shifts > 1
     assert elsewhere.stats.n_reused + elsewhere.stats.n_recomputed == found[1][7].stats.n_reused == 34  # for hidden states
@@ -211,7 +197,7 @@ def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, draf
     def run(**how):
         with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
             results = [each for asked in (prompts()[:1], prompts()[1:]) for each in answers(engine, 167, "sampled", asked)]
-        return tokens_and_logprobs(results)
+        return output(results)
 
     how = {"slots": 3, "threads": threads, "draft_max": 4}  # longer drafts only have more that is rejected
     assert run(spec_type=spec, spec_fixed=True, **how) == run(spec_type="none", threads=1, slots=5)
@@ -278,7 +264,7 @@ NEXTN_CASES = [
 def plain_nextn(name, backend, n, way):
     how = {**assistance(name), "draft_model": None, "n_ctx": N_CTX, "threads": 1, "registry": REGISTRY}
     with Engine.load(agreeing(name), backend=backend, spec_type="none", **how) as engine:
-        return tokens_and_logprobs(answers(engine, n, way))
+        return output(answers(engine, n, way))
 
 
 @pytest.mark.sample(5)
@@ -288,7 +274,7 @@ def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, back
     how |= assistance(name)
     with Engine.load(agreeing(name), backend=backend, spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, N_TOKENS[backend], way)
-    assert tokens_and_logprobs(results) == plain_nextn(name, backend, N_TOKENS[backend], way)
+    assert output(results) == plain_nextn(name, backend, N_TOKENS[backend], way)
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert accepted > 0 if way == "greedy" else drafted > accepted > 0, "the test must see right and wrong drafts"
 
@@ -307,7 +293,7 @@ def test_so_do_their_trees(name, slots, way, monkeypatch):
     how |= assistance(name)
     with Engine.load(agreeing(name), spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, 60, way)
-    assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 60, way)
+    assert output(results) == plain_nextn(name, "numba-cpu", 60, way)
     stats = [result.stats.drafters["draft-mtp"] for result in results]
     assert sum(each.drafted for each in stats) > 2 * sum(each.used for each in stats), "no tree was verified"
     assert sum(each.accepted for each in stats) > 0
@@ -320,5 +306,5 @@ def test_so_do_they_beside_lookups_whatever_the_planner_chooses(name, way):
     how = {"slots": 2, "threads": 1, "n_ctx": N_CTX, "registry": REGISTRY, "backend": "numba-cpu", **assistance(name)}
     with Engine.load(agreeing(name), **how) as engine:
         results = answers(engine, 100, way)
-    assert tokens_and_logprobs(results) == plain_nextn(name, "numba-cpu", 100, way)
+    assert output(results) == plain_nextn(name, "numba-cpu", 100, way)
     assert all("draft-mtp" in result.stats.drafters for result in results)
