@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
-from augury.blocks.parts import HasKernels, HasParts
+from augury.blocks.parts import Convolution, HasKernels, HasParts, LinearRecurrence
 from augury.errors import PluginError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ class Block(HasParts):
         return ()
 
     def states(self) -> tuple[SequenceState, ...]:
-        """Its states per sequence."""
-        return ()
+        """Its states per sequence: those of its convolutions and recurrences in the order of its fields."""
+        values = (getattr(self, each.name) for each in fields(type(self)))
+        return tuple(value.state for value in values if isinstance(value, Convolution | LinearRecurrence))
 
     def lower(self, build: Builder) -> None:  # noqa: ARG002 - for blocks that say it
         """Say how the block is computed: write operations that read x, the residual stream, and add to it.

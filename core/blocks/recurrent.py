@@ -15,7 +15,7 @@ from augury.blocks.block import Block
 from augury.blocks.parts import Activation, GateKind
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, SequenceState, Vector
+    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
     from augury.lowering.builder import Builder
 
 
@@ -27,9 +27,6 @@ class ShortConvolution(Block):
     inputs: Linear  # E → 3 C: b, c, v
     conv: Convolution
     o: Linear  # C → E
-
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.conv.state,)
 
     def lower(self, build: Builder) -> None:
         (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="convolution's inputs")
@@ -58,9 +55,6 @@ class GatedDeltaNet(Block):
     out_norm: Norm  # of V values
     o: Linear  # H V → E
     has_sigmoid: bool = False
-
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
         heads, linears = self.recurrence, (self.inputs, self.gate, self.alpha, self.beta)
@@ -106,9 +100,6 @@ class KimiDeltaAttention(Block):
     gate_down: Linear | None = None
     floor: float | None = None
 
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
-
     def lower(self, build: Builder) -> None:
         heads, convs = self.recurrence, (self.q_conv, self.k_conv, self.v_conv)
         linears = (self.beta, self.decay_down or self.decay, self.gate_down or self.gate, self.q, self.k, self.v)
@@ -142,9 +133,6 @@ class Mamba2(Block):
     recurrence: LinearRecurrence
     o: Linear  # H V → E
     out_norm: Norm | None = None  # over groups of heads
-
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.conv.state, self.recurrence.state)
 
     def lower(self, build: Builder) -> None:
         heads = self.recurrence
@@ -183,9 +171,6 @@ class Mamba(Block):
     query_norm: Norm | None = None
     post_norm: Norm | None = None  # of the update
 
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.conv.state, self.recurrence.state)
-
     def lower(self, build: Builder) -> None:
         heads, is_by_channel = self.recurrence, self.recurrence.is_by_channel
         n = build.normalize(build.x, self.norm)
@@ -218,9 +203,6 @@ class LightningAttention(Block):
     recurrence: LinearRecurrence
     out_norm: Norm  # over all heads
     o: Linear  # H V → E
-
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.recurrence.state,)
 
     def lower(self, build: Builder) -> None:
         n, linears = build.normalize(build.x, self.norm), (self.q, self.k, self.v, self.gate)

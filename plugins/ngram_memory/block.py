@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from attrs import frozen
 
-from augury.blocks import Block, Preparation, SequenceState
+from augury.blocks import Block, Preparation
 from augury.lowering import KeptRows, Operation, Value
 
 if TYPE_CHECKING:
@@ -146,9 +146,6 @@ class NgramMemory(Block):
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         return (("f32", 1, 1),)
-
-    def states(self) -> tuple[SequenceState, ...]:
-        return (self.conv.state,)
 
     def lower(self, build: Builder) -> None:
         x = build.normalize(build.x, None)
