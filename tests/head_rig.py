@@ -127,15 +127,15 @@ class Told:
                 self.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
 
 
-def rounds(name, backend, n=None):
-    """What each round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
+def rounds(name, backend, wanted=slice(None)):
+    """What each wanted round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
 
-    Of the first `n` rounds, if they are not all wanted: a target computes no more of the text than they need.
     What llama.cpp drafted is right, whose caches were of floats, or what the reference drafts with caches of halves: these
     decide where two tokens are nearly as good. The logits are those of the last token, by layers that predict further tokens.
     """
     run = runs(name)[-1]
-    run = attrs.evolve(run, last=run.last[:n], drafts=run.drafts[:n], logits=None if run.logits is None else run.logits[:n])
+    logits = None if run.logits is None else run.logits[wanted]
+    run = attrs.evolve(run, last=run.last[wanted], drafts=run.drafts[wanted], logits=logits)
     if name not in NEXTN:
         fed = run.last[-1]
         drafted = Rig(name, backend, loaded=HALVES, n=fed).replayed(run)

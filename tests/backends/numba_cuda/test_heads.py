@@ -20,14 +20,14 @@ from augury.files.gguf import ModelFile, TensorType
 from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 
-N_ROUNDS = 3  # of 20 or more: the simulator takes a second for each, and more for the prompt
+ROUNDS = slice(1, 3)  # of 20 or more, one after a token that was accepted: the simulator takes a second for each
 N_TOKENS = 20  # which tensor cores multiply
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [*DRAFTS, *NEXTN])
 def test_first_drafts_are_those_of_llama_cpp(name):
-    for found, right, error in rounds(name, "numba-cuda", N_ROUNDS):
+    for found, right, error in rounds(name, "numba-cuda", ROUNDS):
         assert found == right
         assert error < NumbaCuda.tolerance
 
@@ -89,7 +89,7 @@ def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name):
     assert all(map(np.array_equal, model.slot_memory(0, 5), kept))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", ["dflash2-qwen3", "dflash-llama-swa"])
 def test_a_block_has_the_same_bits_in_any_company(name, monkeypatch):
     model, rng = loaded(name), np.random.default_rng(2)
