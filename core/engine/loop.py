@@ -92,13 +92,12 @@ class Loop:
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
-        self._admit()
-        plain, drafted, prefilling = list[Sequence](), list[Sequence](), list[Sequence]()
+        plain, drafted = list[Sequence](), list[Sequence]()
         for sequence in tuple(self._running):
-            if sequence.is_prefilling:
-                prefilling.append(sequence)
-            elif not (sequence.waits_for_drafters and self._waits(sequence)):
+            if not sequence.is_prefilling and not (sequence.waits_for_drafters and self._waits(sequence)):
                 (drafted if sequence.is_drafted else plain).append(sequence)
+        self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
+        prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
         start = perf_counter()
         shares = self._shares(plain, drafted, prefilling)
         draft_s = perf_counter() - start

@@ -118,6 +118,8 @@ class NextnRunner:
         text.first = min(text.first, text.n)
         text.tokens[: len(history)], text.n_computed = history, None
         n_computed = min(self._target.n_nextn_held(slot, history, layer) for layer in range(self._n_layers))
+        if n_computed and (text.n < n_computed or not text.has_before(n_computed)):
+            self._take_over(text, history, n_computed)
         n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be fed
         return max(text.n, n_by_states) if text.has_before(n_computed) else n_by_states
 
@@ -201,6 +203,12 @@ class NextnRunner:
             return np.full(n, -1, np.int32)
         feed = NextnSlotInput(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
         return self._forward([feed], 0).argmax()
+
+    def _take_over(self, text: HiddenText, history: np.ndarray, n: int) -> None:
+        """Copy the hidden state of token n - 1 of a new text from a slot that holds the same n tokens, if there is one."""
+        others = (each for each in self._texts.values() if each.has_before(n) and each.n_agreed(history[:n]) == n)
+        if (other := next(others, None)) is not None:
+            text.add(n - 1, history[n - 1 : n], other.before(n, n + 1))
 
     def _text(self, slot: int) -> HiddenText:
         if slot not in self._texts:

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from drafter_specs import head_specs
+from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
 from toys import Gate, toy_engine
 
@@ -36,6 +38,27 @@ def test_they_are_those_of_separate_requests_and_the_prompt_is_processed_once(mo
     assert len({result.tokens for result in results}) == 4
     assert counts.n_prompt == len(PROMPT) + 3 * n_again
     assert [result.stats.n_reused for result in results] == [0] + [len(PROMPT) - n_again] * 3
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        *(("llama-dense", head) for head in HEADS),
+        ("falcon-h1-dense", "draft-eagle3"),
+        *((name, "draft-mtp") for name in ("mtp-deepseek2", "mtp-qwen35", "mtp-step35")),
+    ],
+)
+def test_drafters_that_read_hidden_states_take_the_prompt_over_too(name, drafter):
+    path, how = agreeing(name) if name in NEXTN else tiny_model(name), {"backend": "numba-cpu", "threads": 1, "n_ctx": 160}
+    spec, found = head_specs(name)[drafter] if drafter in HEADS else drafter, []
+    for spec_type in ("none", spec):
+        with Engine.load(path, spec_type=spec_type, spec_fixed=True, slots=3, **how) as engine:
+            found.append(engine.generate(PROMPT, n=3, **WAY))
+    assert outputs(found[0]) == outputs(found[1])
+    for plain, drafted in zip(*found, strict=True):
+        assert drafted.stats.n_reused >= plain.stats.n_reused - (drafter == "draft-eagle3")  # which lags behind by a token
+        assert drafted.stats.n_drafted > 0
 
 
 def test_every_prompt_has_its_answers_in_order():
