@@ -71,8 +71,9 @@ def test_a_vocabulary_that_saves_little_has_all_logits_and_so_have_tokens_of_a_t
 @functools.cache
 def loaded():
     file = tiny_file("qwen2-dense")
-    options = ModelOptions(n_slots=2, n_ctx=64, threads=1)
-    return NumbaCuda(NumbaCudaOptions()).load(file, plan_of(file, REGISTRY), options, Progress())
+    plan, options = plan_of(file, REGISTRY), ModelOptions(n_slots=2, n_ctx=64, threads=1)
+    plan = attrs.evolve(plan, layers=plan.layers[:1])
+    return NumbaCuda(NumbaCudaOptions()).load(file, plan, options, Progress())
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -107,12 +108,11 @@ def test_logits_of_a_vocabulary_are_those_among_all_and_no_others_are_computed(n
 def test_a_chain_among_a_vocabulary_is_its_passes_one_by_one():
     model = loaded()
     batch = attrs.evolve(joined(run_of([5, 6, 7]), run_of([9], slot=1)), rows=np.int32([2, 3]))
-    for wanted in (np.arange(8, dtype=np.int32), FEW):
-        narrow = attrs.evolve(batch, vocabulary=wanted)
-        rows, found = Model.forward_chain(model, narrow, 3).rows(), model.forward_chain(narrow, 3)
-        assert (rows > -np.inf).sum() == 6 * TILE_ROWS * (2 + 16)
-        assert np.array_equal(found.rows(), rows)
-        assert np.array_equal(found.argmax(), rows.argmax(axis=1))
+    narrow = attrs.evolve(batch, vocabulary=FEW)
+    rows, found = Model.forward_chain(model, narrow, 3).rows(), model.forward_chain(narrow, 3)
+    assert (rows > -np.inf).sum() == 6 * TILE_ROWS * (2 + 16)
+    assert np.array_equal(found.rows(), rows)
+    assert np.array_equal(found.argmax(), rows.argmax(axis=1))
 
 
 def test_a_vocabulary_that_the_model_cannot_have_is_refused():
