@@ -283,7 +283,7 @@ def test_tiles_are_used_of_large_models_where_they_are_permitted(monkeypatch):
 def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkeypatch):
     monkeypatch.delenv("AUGURY_CPU_ISA", raising=False)
     monkeypatch.setattr(model, "choose_isa", lambda n_bytes: "amx-stand-in" if n_bytes > 100 else isa.choose_isa())
-    file = tiny_file("llama-dense-q4_k")
+    file = tiny_file("llama-dense-q4_0")
     logits = {}
     for n_bytes in (100, 101):
         file.n_bytes = n_bytes

@@ -111,7 +111,7 @@ def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_types, tmp_path)
 
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 def test_what_another_cache_type_has_saved_is_foreign(backend):
-    types = {"cache_type_k": "bf16", "cache_type_v": "bf16"}
+    types = {"cache_type_k": "f32", "cache_type_v": "f32"}
     with load(backend, None, spec_type="none", **types) as one, load(backend, None, spec_type="none") as other:
         one.generate([1, 2, 3], max_tokens=4, **HOW)
         with pytest.raises(
