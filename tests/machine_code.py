@@ -1,7 +1,7 @@
-"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py OUT.json MODULE`.
+"""The machine code of CUDA kernels, and its faults: `python tests/machine_code.py OUT.json PART N`, or `... OUT.json MODULE`.
 
-A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. MODULE is a file with
-kernels to compile beside augury's. Needs the dependency group `cuda`, and no GPU.
+A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. It compiles part PART of
+N of augury's kernels, from 0 on, or those of a file, MODULE. Needs the dependency group `cuda`, and no GPU.
 """
 
 import itertools
@@ -204,6 +204,11 @@ if __name__ == "__main__":
     from augury.backends.numba_cuda.aot import all_kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-    beside = [value for value in runpy.run_path(sys.argv[2]).values() if isinstance(value, Kernel)]
-    told = [report(kernels, CAPABILITIES) for kernels in (all_kernels(), beside)]
-    Path(sys.argv[1]).write_text(json.dumps([{"{}.{}".format(*key): found for key, found in each.items()} for each in told]))
+    out, *words = sys.argv[1:]
+    if len(words) == 1:
+        kernels = [value for value in runpy.run_path(words[0]).values() if isinstance(value, Kernel)]
+    else:  # neighbours, which have functions in common that are typed once
+        kernels, (part, n) = all_kernels(), map(int, words)
+        kernels = kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n]
+    told = report(kernels, CAPABILITIES)
+    Path(out).write_text(json.dumps({"{}.{}".format(*key): found for key, found in told.items()}))
