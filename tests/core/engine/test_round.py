@@ -91,3 +91,9 @@ def test_a_round_is_read_in_twenty_functions_of_eight_files_which_the_page_draws
 
     found = [(depth(name), name[1], "/".join(name[0].split(".")[1:]) + ".py") for name in steps]
     assert found == list(drawn()), "the round as it ran (left) and docs/architecture.md, One round (right), differ"
+
+
+def test_a_round_without_drafters_leads_through_no_function_of_speculation(traced):
+    with toy_engine() as engine:
+        engine.generate([1, 2, 3], max_tokens=8, temperature=0.0)
+    assert [name for name in traced[3][0] if name[0].startswith("augury.speculation.")] == []

@@ -122,6 +122,18 @@ def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
             assert not engine._worker._loop._taken
 
 
+def test_drafting_that_fails_ends_nobody_who_has_no_drafters():
+    with toy_engine(slots=2, drafter=ScriptedDrafter, kind=Engine) as engine:
+        gate = Gate(engine)
+        Fault(RuntimeError("planted"), 3, n_times=10**9).into(*site(engine, "drafting.propose"))
+        drafted = engine.submit([1], max_tokens=9, **GREEDY)
+        alone = engine.submit([2], max_tokens=9, speculative=False, **GREEDY)
+        gate.open()
+        assert alone.result().tokens == plain([2], 9)
+        with pytest.raises(RuntimeError, match="planted"):
+            drafted.result()
+
+
 def test_a_request_cancelled_in_a_round_that_fails_is_not_lost():
     with toy_engine(slots=2) as engine:
         gate = Gate(engine)
