@@ -74,9 +74,9 @@ def _mixer(decoder: Decoder, layer: int) -> DeltaNetMixer:
     n_key, n_value = n_heads * decoder.head_dim, n_heads * decoder.value_dim
     n_taps, sizes = decoder.keys.count("ssm.conv_kernel", least=2), {"q": n_key, "k": n_key, "v": n_value}
     q, k, v = (decoder.linear(f"{at}.attn_{part}", n_embd, n) for part, n in sizes.items())
-    q_conv, k_conv, v_conv = (Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps) for part, n in sizes.items())
-    for conv in (q_conv, k_conv, v_conv):
-        decoder.check(conv)
+    q_conv, k_conv, v_conv = (
+        decoder.check(Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps)) for part, n in sizes.items()
+    )
     return DeltaNetMixer(
         norm=decoder.norm(f"{at}.attn_norm"),
         q=q,

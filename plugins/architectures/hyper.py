@@ -20,7 +20,6 @@ from augury.blocks import (
     NormKind,
     Output,
     Rope,
-    Vector,
 )
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
@@ -168,12 +167,10 @@ class Glm5Next(KimiK3):
         pooling = Pooling(
             size,
             values=decoder.matrix(f"{at}.attn_k", n_embd, width),
-            value_norm=Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", NormKind.LAYER),
+            value_norm=decoder.check(Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", NormKind.LAYER)),
             weights=decoder.matrix(f"{at}_compressor_gate", n_embd, width),
-            places=Vector(f"{at}_compressor_ape.weight", size * width, (size, width)),
+            places=decoder.vector(f"{at}_compressor_ape.weight", size * width, (size, width)),
         )
-        for part in pooling.tensors():
-            decoder.check(part)
         return PoolIndexer(
             q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width),
             keys=pooling,

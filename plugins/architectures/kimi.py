@@ -74,10 +74,9 @@ class KimiLinear(Architecture):
         n, n_embd, n_taps = n_heads * size, decoder.n_embd, decoder.keys.count("ssm.conv_kernel", least=2)
         q, k, v = decoder.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (n, n, n), has_scale=False, has_bias=False)
         convolutions: dict[str, Any] = {
-            f"{part}_conv": Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps)) for part in "qkv"
+            f"{part}_conv": decoder.check(Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps)))
+            for part in "qkv"
         }
-        for conv in convolutions.values():
-            decoder.check(conv)
         downs: dict[str, Any] = {}
         ends = {}
         for part, names in (("decay", cls.decay_names), ("gate", cls.gate_names)):

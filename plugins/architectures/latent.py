@@ -115,7 +115,7 @@ def latent_attention(
         to_latent = Matrices(name, n_heads, n_plain, n_latent, is_transposed=True, **common)
         from_latent = Matrices(name, n_heads, n_latent, value_dim, first=n_plain, **common)
     for part in (to_latent, from_latent):
-        decoder.file.tensor(part.weight, part.shapes[part.weight])
+        decoder.check(part)
     is_low = f"{at}.attn_q_a.weight" in tensors
     n_low = keys.count("attention.q_lora_rank") if is_low else decoder.n_embd
     return LatentAttention(

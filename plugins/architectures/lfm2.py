@@ -64,11 +64,10 @@ class Lfm2Moe(Lfm2):
 
 def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
     at, n_embd = f"blk.{layer}", decoder.n_embd
-    conv = Convolution(f"{at}.shortconv.conv.weight", n_embd, decoder.keys.count("shortconv.l_cache", least=2))
-    decoder.check(conv)
+    n_taps = decoder.keys.count("shortconv.l_cache", least=2)
     return ShortConvolution(
         norm=decoder.norm(f"{at}.attn_norm"),
         inputs=decoder.linear(f"{at}.shortconv.in_proj", n_embd, 3 * n_embd, has_scale=False),
-        conv=conv,
+        conv=decoder.check(Convolution(f"{at}.shortconv.conv.weight", n_embd, n_taps)),
         o=decoder.linear(f"{at}.shortconv.out_proj", n_embd, n_embd, has_scale=False),
     )

@@ -91,12 +91,10 @@ def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Inde
     n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
     if size < decoder.n_rot:
         keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
-    norm = Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", NormKind.LAYER)
-    decoder.check(norm)
     return Indexer(
         q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size),
         k=decoder.matrix(f"{at}.attn_k", decoder.n_embd, size),
-        k_norm=norm,
+        k_norm=decoder.check(Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", NormKind.LAYER)),
         weights=decoder.matrix(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(size * n_heads)),
         rope=rope,
         n_chosen=keys.count("attention.indexer.top_k"),

@@ -80,6 +80,4 @@ def convolution(decoder: Decoder, layer: int, n_channels: int, *, has_bias: bool
     """The convolution of a layer, with a bias where the file has one and the family takes note of it."""
     name, bias = f"blk.{layer}.ssm_conv1d.weight", f"blk.{layer}.ssm_conv1d.bias"
     size = decoder.keys.count("ssm.conv_kernel", least=2)
-    conv = Convolution(name, n_channels, size, bias if has_bias and bias in decoder.file.tensors else None)
-    decoder.check(conv)
-    return conv
+    return decoder.check(Convolution(name, n_channels, size, bias if has_bias and bias in decoder.file.tensors else None))

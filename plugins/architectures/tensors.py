@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -13,6 +13,8 @@ from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures.keys import Keys
 
 __all__ = ["Tensors"]
+
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 class Tensors:
@@ -125,18 +127,17 @@ class Tensors:
 
     def vector(self, name: str, size: int, stored: tuple[int, ...] | None = None) -> Vector:
         """A small tensor, stored as (size,) unless it is said otherwise."""
-        part = Vector(f"{self.prefix}{name}", size, stored)
-        self.check(part)
-        return part
+        return self.check(Vector(f"{self.prefix}{name}", size, stored))
 
     def optional_vector(self, name: str, size: int) -> Vector | None:
         """A small tensor, where the file has it."""
         return self.vector(name, size) if f"{self.prefix}{name}" in self.file.tensors else None
 
-    def check(self, part: Part) -> None:
-        """See that the file has a part's tensors, in its shapes."""
+    def check(self, part: AnyPart) -> AnyPart:
+        """A part, once it is certain that the file has its tensors, in its shapes."""
         for name, shape in part.shapes.items():
             self.file.tensor(name, shape)
+        return part
 
     def values(self, name: str, n: int) -> np.ndarray:
         """The numbers (n,) float64 of a small tensor that belongs in the plan itself."""

@@ -76,7 +76,7 @@ class DeepSeek4(HyperConnected):
         stored = decoder.file.tensor(groups.weight).shape
         if stored == (n_groups * n_out, groups.n_in):
             groups = attrs.evolve(groups, is_flat=True)
-        decoder.file.tensor(groups.weight, groups.shapes[groups.weight])
+        decoder.check(groups)
         return CompressedAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
             q_down=decoder.matrix(f"{at}.attn_q_a", n_embd, n_low),

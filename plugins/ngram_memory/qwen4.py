@@ -135,8 +135,8 @@ class Qwen4(Qwen35):
         if n_rows < max(map(sum, zip(first, size, strict=True))):
             keys.fail("ple.head_offsets", first, f"rows of the {n_rows} in tensor {name!r}")
         file.tensor(name, (n_rows, width))
-        conv = Convolution(f"{at}.ple_conv1d.weight", n_all, keys.count("ple.conv_kernel"), dilation=n_tokens)
-        decoder.check(conv)
+        n_taps = keys.count("ple.conv_kernel")
+        conv = decoder.check(Convolution(f"{at}.ple_conv1d.weight", n_all, n_taps, dilation=n_tokens))
         key_norm, query_norm, conv_norm = (
             _norm_of_streams(decoder, f"{at}.ple_norm_{each}") for each in ("key", "query", "conv")
         )
