@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.cache import Cache
+from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
-from augury.backends.numba_cpu.operations.ends import InPlaceEmitter
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
-from augury.backends.numba_cpu.operations.rows import ResidualNormEmitter
 from augury.backends.numba_cpu.state import State
 from augury.backends.numba_cpu.tape import Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block
 from augury.errors import UnsupportedError
-from augury.lowering import BeginStreams, LookUp, Multiply, Normalize, Operation, ReadHidden, ReadInput, Value
+from augury.lowering import AddWeighed, BeginStreams, LookUp, Multiply, Normalize, Operation, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 from augury.types import ModelOptions
 
@@ -157,3 +156,27 @@ def _conflicts(emitter: OperationEmitter[Any], written: set[Value], read: set[Va
     reads = {value.root for value in emitter.operation.read}
     writes = {value.root for value in emitter.written}
     return not (reads.isdisjoint(written) and writes.isdisjoint(written) and writes.isdisjoint(read))
+
+
+class ResidualNormEmitter(OperationEmitter[Normalize]):
+    """Norms the residual stream, once pending rows are added to it."""
+
+    def __init__(self, operation: Normalize, scope: Scope, *, waits: bool) -> None:
+        super().__init__(operation, scope)
+        self._waits = waits
+
+    def emit(self, tape: Tape) -> None:
+        tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
+
+
+class InPlaceEmitter(OperationEmitter[Normalize | AddWeighed]):
+    """Changes x where it lies, as it begins; see `Layout.begun`."""
+
+    kernels = (step.add_rows,)
+
+    def emit(self, tape: Tape) -> None:
+        if isinstance(self.operation, Normalize):
+            tape.norm_x(self.operation.norm)
+        else:
+            tape.add_to_x(self.placed.rows(self.operation.other, tape))
+            tape.waits = True  # the next record may write these rows

@@ -12,7 +12,7 @@ from augury.lowering.attention import (
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
 from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
-from augury.lowering.operation import KeptRows, Operation, Value, source_key
+from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -75,5 +75,6 @@ __all__ = [
     "ScaleToLength",
     "Value",
     "connection_emitters",
+    "emitters_of",
     "source_key",
 ]

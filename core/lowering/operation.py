@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Self
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin
 
 from attrs import evolve, fields, frozen
 
@@ -15,7 +15,7 @@ from augury.blocks.parts import HasKernels
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
 
-__all__ = ["KeptRows", "Operation", "Value", "source_key"]
+__all__ = ["KeptRows", "Operation", "Value", "emitters_of", "source_key"]
 
 
 @frozen(eq=False)
@@ -99,6 +99,16 @@ class Operation(HasKernels):
     def cached(self) -> dict[int, int]:
         """The caches of the block that it writes, by their places in `Block.cached`, and the values of a row of all heads."""
         return {}
+
+
+def emitters_of(base: type, files: Iterable[ModuleType]) -> dict[type[Operation], Any]:
+    """A backend's classes by the operations that they emit, which each names: `class MultiplyEmitter(base[Multiply])`."""
+    found = dict[type[Operation], Any]()
+    for file in files:
+        for emitter in (each for each in vars(file).values() if getattr(each, "__module__", None) == file.__name__):
+            for named in (get_args(each)[0] for each in vars(emitter).get("__orig_bases__", ()) if get_origin(each) is base):
+                found |= dict.fromkeys(get_args(named) or (named,), emitter)
+    return found
 
 
 def source_key(function: Any) -> str:

@@ -1,5 +1,7 @@
 """Operations that do not fit each other are refused before a kernel sees them."""
 
+from types import ModuleType
+
 import attrs
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from augury.blocks import (
     Vector,
 )
 from augury.errors import PluginError, UnsupportedError
-from augury.lowering import Builder, KeptRows, LookUp, Value
+from augury.lowering import Add, Builder, Gate, Join, KeptRows, LookUp, Value, emitters_of
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 
 HEADS = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=3, value_dim=4, has_delta=True)
@@ -169,3 +171,20 @@ def test_values_overlap_where_they_have_a_column_in_common(first, width, expecte
 def test_a_block_that_does_not_say_how_it_is_computed_is_refused():
     with pytest.raises(UnsupportedError, match="block Block does not say how it is computed; define its `lower`"):
         Block().lowered(8)
+
+
+EMITTERS = """
+from typing import Generic, TypeVar
+from augury.lowering import Add, Gate, Join
+Emitted = TypeVar("Emitted")
+class Base(Generic[Emitted]): ...
+class One(Base[Add]): ...
+class Two(Base[Join | Gate]): ...
+class Heir(Two): ...
+"""
+
+
+def test_an_emitter_emits_the_operations_that_its_base_names():
+    file = ModuleType("file")
+    exec(EMITTERS, vars(file))
+    assert emitters_of(file.Base, [file]) == {Add: file.One, Join: file.Two, Gate: file.Two}

@@ -7,9 +7,10 @@ from augury.backends.numba_cpu.operations import attention, choice, ends, expert
 from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape, row_bytes
+from augury.lowering import emitters_of
 
 __all__ = ["OPERATIONS", "OperationEmitter", "Place", "Placed", "Rows", "Tape", "Work", "row_bytes", "table"]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
-OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
+OPERATIONS: Emitters = emitters_of(OperationEmitter, _FILES)
 """The emitter of each operation that this backend computes."""

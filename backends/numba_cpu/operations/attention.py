@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places, n_listed
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape
 from augury.errors import UnsupportedError
@@ -152,6 +152,3 @@ def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
             f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {BLOCK} "
             "values; use backend reference"
         )
-
-
-OPERATIONS: Emitters = {PrepareHeads: PrepareHeadsEmitter, Attend: AttendEmitter}

@@ -16,13 +16,11 @@ from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.errors import UnsupportedError
 from augury.lowering import Choice, Choose, ChooseByHead
-
-__all__ = ["OPERATIONS", "list_buffers", "list_places"]
 
 NOWHERE = Place(0, 0)
 NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)
@@ -115,6 +113,3 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
             n = 1 if self._n_local else operation.out.size  # positions that share a key
             tape.add(Work("indexer", keys.row_bytes // n, operation.queries.width // n), self._score, choice=self._choice)
         tape.add(Work("choosing"), choice.choose, choice=self._choice)
-
-
-OPERATIONS: Emitters = {Choose: ChooseEmitter, ChooseByHead: ChooseEmitter}

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
-from augury.lowering import AddWeighed, GiveInputs, GiveLogits, LookUp, Normalize, ReadTokens
+from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens
 
 
 class LookUpEmitter(OperationEmitter[LookUp]):
@@ -42,19 +42,6 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
 
     def emit(self, tape: Tape) -> None:
         tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
-
-
-class InPlaceEmitter(OperationEmitter[Normalize | AddWeighed]):
-    """Changes x where it lies, as it begins; see `Layout.begun`."""
-
-    kernels = (step.add_rows,)
-
-    def emit(self, tape: Tape) -> None:
-        if isinstance(self.operation, Normalize):
-            tape.norm_x(self.operation.norm)
-        else:
-            tape.add_to_x(self.placed.rows(self.operation.other, tape))
-            tape.waits = True  # the next record may write these rows
 
 
 class GiveInputsEmitter(OperationEmitter[GiveInputs]):
@@ -89,11 +76,3 @@ class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
         tape.logits = tape.multiply("output", rows, ((operation.linear, 0),), is_output=True)
         if operation.softcap is not None:
             tape.add(Work("capping logits"), logits.cap_logits, entry=tape.logits.ctypes.data, cap=operation.softcap)
-
-
-OPERATIONS: Emitters = {
-    LookUp: LookUpEmitter,
-    ReadTokens: ReadTokensEmitter,
-    GiveInputs: GiveInputsEmitter,
-    GiveLogits: GiveLogitsEmitter,
-}

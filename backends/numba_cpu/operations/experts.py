@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
@@ -260,11 +260,3 @@ def _routes_bytes(n: int, router: Router) -> int:
     """Bytes of the routes of n tokens."""
     n_rows = n * router.n_used
     return up(4 * 8 * n_rows + 8 + dtype(routing.Group).itemsize * min(n_rows, router.logits.n_out), 64) + 64
-
-
-OPERATIONS: Emitters = {
-    AddWeighed: AddWeighedEmitter,
-    Route: RouteEmitter,
-    FeedExperts: FeedExpertsEmitter,
-    FeedExpertsAndAdd: FeedExpertsEmitter,
-}

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
@@ -156,6 +156,3 @@ def _multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
     n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
     work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
     tape.add(work, latent.multiply_heads, heads=place)
-
-
-OPERATIONS: Emitters = {PrepareLatents: PrepareLatentsEmitter, MultiplyHeads: MultiplyHeadsEmitter}

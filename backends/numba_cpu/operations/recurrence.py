@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
@@ -240,13 +240,3 @@ def _by_block(a: np.ndarray) -> np.ndarray:
     padded = np.zeros((up(len(a), width), a.shape[1]), np.float32)
     padded[: len(a)] = a
     return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))
-
-
-OPERATIONS: Emitters = {
-    Gate: GateEmitter,
-    Convolve: ConvolveEmitter,
-    ScaleToLength: ScaleToLengthEmitter,
-    Decay: DecayEmitter,
-    DecayByKey: DecayByKeyEmitter,
-    Recur: RecurEmitter,
-}

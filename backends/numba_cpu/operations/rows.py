@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.blocks import Experts, Norm
@@ -44,17 +44,6 @@ def _place(tape: Tape, work: str, x: Place, to: Place, size: int, *, norm: Norm 
     group = size if norm is None else norm.size
     fields = {"size": size, "norm": tape.weights.norm(norm), "group": group, "apart": apart}
     tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, **fields)
-
-
-class ResidualNormEmitter(OperationEmitter[Normalize]):
-    """Norms the residual stream, once pending rows are added to it."""
-
-    def __init__(self, operation: Normalize, scope: Scope, *, waits: bool) -> None:
-        super().__init__(operation, scope)
-        self._waits = waits
-
-    def emit(self, tape: Tape) -> None:
-        tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
 
 
 class MultiplyEmitter(OperationEmitter[Multiply]):
@@ -239,17 +228,3 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
             block_bytes=block_bytes,
         )
         tape.kept[operation.out[0]] = Rows(hidden.address, 0, width, is_operand=operation.reader is not None)
-
-
-OPERATIONS: Emitters = {
-    Normalize: NormalizeEmitter,
-    Multiply: MultiplyEmitter,
-    MultiplyActivated: MultiplyActivatedEmitter,
-    Add: AddEmitter,
-    AddStream: AddStreamEmitter,
-    Activate: ActivateEmitter,
-    BeginStreams: BeginStreamsEmitter,
-    Constant: ConstantEmitter,
-    ConvolveBlock: ConvolveBlockEmitter,
-    Join: JoinEmitter,
-}

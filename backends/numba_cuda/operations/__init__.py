@@ -7,9 +7,11 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, recurrence, rows
 from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay
 from augury.backends.numba_cuda.operations.rows import activate, look_up
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Gate, Tape
+from augury.lowering import emitters_of
 
 __all__ = [
     "MAX_TOKENS",
@@ -26,5 +28,5 @@ __all__ = [
 ]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
-OPERATIONS: Emitters = {operation: emitter for file in _FILES for operation, emitter in file.OPERATIONS.items()}
+OPERATIONS: Emitters = emitters_of(OperationEmitter, _FILES) | {ConvolveAndDecay: recurrence.ConvolveAndDecayEmitter}
 """The emitter of each operation that this backend computes."""

@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArg
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.backends.numba_cuda.weights import Weights
@@ -79,7 +79,7 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         prepare(tape, layout.rows(operation.x[0], tape), self.scope.options.n_ctx, heads)
 
 
-class AttendEmitter(OperationEmitter[Attend]):
+class AttendEmitter(OperationEmitter[Attend | AttendGated]):
     """Attends to keys and values, or to rows that are both, and to pooled rows; the mix may be gated.
 
     The results of positions' splits come first among the parts of attention, then those of pooled rows' splits.
@@ -209,6 +209,3 @@ def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> 
         return {}
     factors = weights.constant((temperature, n_ctx), lambda: temperature.factors(n_ctx).astype(np.float32))
     return {"factors": factors, "has_factors": True}
-
-
-OPERATIONS: Emitters = {PrepareHeads: PrepareHeadsEmitter, Attend: AttendEmitter, AttendGated: AttendEmitter}

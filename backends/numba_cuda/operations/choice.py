@@ -15,12 +15,10 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.operations.attention import CHOSEN, n_blocks
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.errors import UnsupportedError
 from augury.lowering import Choose, ChooseByHead
-
-__all__ = ["OPERATIONS"]
 
 _SCORES, _COUNTERS = "scores of blocks", "tokens' counters"
 
@@ -63,6 +61,3 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
                 raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
             scored |= {"shares": column - start, "share": layout.scale(operation.weights)}
         tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
-
-
-OPERATIONS: Emitters = {Choose: ChooseEmitter, ChooseByHead: ChooseEmitter}

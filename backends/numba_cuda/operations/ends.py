@@ -9,7 +9,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import read_tokens
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.layout import INPUTS
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import Rows
@@ -86,12 +86,3 @@ class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
         logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
         n, best = tape.size.n_rows, tape.buffers["best"]
         tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_ROWS))]
-
-
-OPERATIONS: Emitters = {
-    LookUp: LookUpEmitter,
-    ReadTokens: ReadTokensEmitter,
-    BeginStreams: BeginStreamsEmitter,
-    GiveInputs: GiveInputsEmitter,
-    GiveLogits: GiveLogitsEmitter,
-}

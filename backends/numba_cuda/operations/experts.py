@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
@@ -195,13 +195,3 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
         if not layout.is_in_place(out):
             tape.blend(to, layout.rows(y, tape), 0.0, 1.0, width=out.width)
         tape.blend(to, layout.rows(other, tape), 1.0, 1.0, width=out.width)
-
-
-OPERATIONS: Emitters = {
-    MultiplyAndChoose: MultiplyAndChooseEmitter,
-    AddWeighed: AddWeighedEmitter,
-    ChooseExperts: ChooseExpertsEmitter,
-    SharedExpert: SharedExpertEmitter,
-    FeedExperts: FeedExpertsEmitter,
-    FeedExpertsAndAdd: FeedExpertsEmitter,
-}

@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
 from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
@@ -111,7 +111,7 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         return tape.buffers[_ROWS] if zeros is None else zeros
 
 
-class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
+class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated]):
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
 
     def buffers(self) -> Mapping[str, int]:
@@ -160,11 +160,3 @@ def _tiles_of(tape: Tape, n_heads: int) -> Tiles:
         return np.array([firsts.size, *table.reshape(-1)], np.int32)
 
     return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)
-
-
-OPERATIONS: Emitters = {
-    PrepareLatents: PrepareLatentsEmitter,
-    AttendLatents: AttendLatentsEmitter,
-    MultiplyHeads: MultiplyHeadsEmitter,
-    MultiplyHeadsGated: MultiplyHeadsEmitter,
-}

@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, Con
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.rows import Rows
@@ -252,16 +252,3 @@ class GateEmitter(OperationEmitter[Gate]):
 def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:
     """A factor for each value."""
     return tape.weights.flat(skip.weight, skip.shapes[skip.weight], size // skip.size)
-
-
-OPERATIONS: Emitters = {
-    Gate: GateEmitter,
-    Convolve: ConvolveEmitter,
-    ConvolveAndDecay: ConvolveAndDecayEmitter,
-    ScaleToLength: ScaleToLengthEmitter,
-    ScaleAndDecay: ScaleAndDecayEmitter,
-    Decay: DecayEmitter,
-    DecayByKey: DecayByKeyEmitter,
-    ActivateAndDecay: ActivateAndDecayEmitter,
-    Recur: RecurEmitter,
-}

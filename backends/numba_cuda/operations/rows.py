@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.block_convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import Operand, Rows, units_of
@@ -226,20 +226,3 @@ def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int
     grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
     sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
     tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)
-
-
-OPERATIONS: Emitters = {
-    Normalize: NormalizeEmitter,
-    NormalizeParts: NormalizePartsEmitter,
-    Multiply: MultiplyEmitter,
-    MultiplyActivated: MultiplyActivatedEmitter,
-    Add: AddEmitter,
-    AddStream: AddStreamEmitter,
-    Activate: ActivateEmitter,
-    ReadInput: GivenEmitter,
-    ReadHidden: GivenEmitter,
-    ReadEmbedded: GivenEmitter,
-    JoinNormalized: JoinNormalizedEmitter,
-    Constant: ConstantEmitter,
-    ConvolveBlock: ConvolveBlockEmitter,
-}
