@@ -29,7 +29,8 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache."""
 
     @property
-    def kernels(self) -> Sequence[Any]:  # type: ignore[override]  # attention says later how keys lie
+    def kernels(self) -> Sequence[Any]:  # type: ignore[override]
+        """See `OperationEmitter`; only attention, which comes later, says how keys lie."""
         return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
 
     def tables(self) -> Mapping[Hashable, int]:
