@@ -7,7 +7,6 @@ Nothing else imports numba's compiler, so that another one can take its place.
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -139,7 +138,7 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
     """
     from numba.cuda import compiler, dispatcher
 
-    from augury.backends.numba_cpu.kernels.compiler import USELESS
+    from augury.backends.numba_cpu.kernels.compiler import USELESS, no_collection
 
     class Compiler(compiler.CUDACompiler):  # type: ignore[misc]
         def define_pipelines(self) -> list[Any]:
@@ -148,16 +147,14 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
             passes.finalize()
             return [passes]
 
-    ask, pipeline, collects = dispatcher.get_current_device, compiler.CUDACompiler, gc.isenabled()
+    ask, pipeline = dispatcher.get_current_device, compiler.CUDACompiler
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     compiler.CUDACompiler = Compiler
-    gc.disable()
     try:
-        yield
+        with no_collection():
+            yield
     finally:
         dispatcher.get_current_device, compiler.CUDACompiler = ask, pipeline
-        if collects:
-            gc.enable()
 
 
 def all_kernels() -> list[Kernel]:

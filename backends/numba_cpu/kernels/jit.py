@@ -6,7 +6,6 @@ indices; no result), `helper` for the parts of kernels (any types, always inline
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import os
@@ -14,8 +13,8 @@ import pickle
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
-from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
+from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler, no_collection
 from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
@@ -87,20 +86,8 @@ def address(compiled: Any) -> int:
 def _compile(compiled: Any, signature: tuple[Any, ...]) -> Any:
     """Load a kernel, or compile it."""
     require_address_space(_COMPILER_BYTES, "compiling a kernel")
-    with global_compiler_lock, compiled._cache.held, _no_collection():  # noqa: SLF001 - no thread waits for files of another
+    with global_compiler_lock, compiled._cache.held, no_collection():  # noqa: SLF001 - no thread waits for files of another
         return type(compiled).compile(compiled, signature)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let nothing look for garbage, of which numba makes little, among all that it makes: a tenth of the time it takes."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:
