@@ -160,12 +160,12 @@ def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, wi
     how = how._replace(n_of_group=n_of_group, head_dim=dim, value_dim=dim, length=N_CTX, window=window, n_splits=n_splits)
     given = {"keys": CacheArgs(at["keys"], at["keys"]), "values": CacheArgs(at["values"], at["values"])}
     given["to"] = TargetArgs(at["out"], width=width, as_floats=1)
-    for n_doublings in (doublings_of_tile(n_of_group, n), 0):
+    for n_doublings in {doublings_of_tile(n_of_group, n), 0}:
         of = how._replace(n_doublings=n_doublings, pool=1, scale=0.25)
         grid = (n_splits, n_kv_heads * -(-n_of_group // HEADS), n)
         memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], how=of, **given))
         found.append(memory.read("out", (n, width)))
-    assert np.array_equal(found[0], found[1], equal_nan=True)
+    assert np.array_equal(found[0], found[-1], equal_nan=True)
     is_finite = np.isfinite(found[0].reshape(n, n_kv_heads, n_of_group, dim)).all(axis=2)
     assert np.array_equal(is_finite[:, 0, 3], positions < 257), "what comes later is seen"
     assert np.array_equal(is_finite[:, 1, 0], positions < 254)
