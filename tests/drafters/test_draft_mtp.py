@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 from head_rig import N_VOCAB, REGISTRY, Told
-from oracles.drafts import NEXTN, agreeing, draft_file, error, parted, runs, target_of
+from oracles.drafts import NEXTN, agreeing, assistance, draft_file, error, parted, runs, target_of
 from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Engine
@@ -474,6 +474,27 @@ def test_an_assistant_is_used_by_auto_and_only_beside_its_target():
         Engine.load(draft_file(ASSISTANT), **how)
     with pytest.raises(ModelFileError, match=r"'gemma4-assistant' drafts for another model than .*'qwen3', expected that or"):
         Engine.load(tiny_model("qwen3-dense"), draft_model=draft_file(ASSISTANT), **how)
+
+
+@pytest.mark.parametrize("target", ["gemma4-dense", "gemma4-moe"])
+@pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}])
+def test_an_assistant_drafts_for_dense_models_and_mixtures(target, way):
+    how = {
+        "n_ctx": 128,
+        "threads": 1,
+        "slots": 2,
+        "backend": "numba-cpu",
+        "registry": REGISTRY,
+        **assistance(ASSISTANT, target),
+    }
+    asked, found = [PROMPT, [7, 8, 9] * 5, [2] * 9], []
+    for options in ({"spec_type": "draft-mtp", "spec_fixed": True, "draft_max": 4}, {"spec_type": "none", "draft_model": None}):
+        with Engine.load(agreeing(ASSISTANT, target), **how | options) as engine:
+            found.append(engine.generate(asked, max_tokens=40, ignore_eos=True, logprobs=1, **way))
+    tokens = [[(piece.token, piece.logprob) for result in results for piece in result.pieces] for results in found]
+    assert tokens[0] == tokens[1]
+    drafted, accepted = (sum(getattr(each.stats, name) for each in found[0]) for name in ("n_drafted", "n_accepted"))
+    assert drafted >= accepted > 0
 
 
 def test_an_assistant_that_does_not_fit_is_refused():

@@ -92,16 +92,19 @@ def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
 
 
 @functools.cache
-def agreeing(name: str) -> Path:
-    """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong."""
-    target = target_of(name)
+def agreeing(name: str, target: str = "") -> Path:
+    """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong.
+
+    With `target` it is another model for the same assistant.
+    """
+    target = target or target_of(name)
     return _changed(draft_file(name) if target == name else models.tiny_model(target), _agreeing)
 
 
 @functools.cache
-def assistance(name: str) -> dict[str, object]:
-    """The arguments of `Engine.load` beside `agreeing(name)`, where it has an assistant: that, and logits that differ more."""
-    if (target := target_of(name)) == name:
+def assistance(name: str, target: str = "") -> dict[str, object]:
+    """The arguments of `Engine.load` beside `agreeing(...)`, where it has an assistant: that, and logits that differ more."""
+    if (target := target or target_of(name)) == name:
         return {}
     own = {each.name: each.data.view(np.float32).reshape(each.shape) for each in models.tiny_file(target).tensors.values()}
 
@@ -113,7 +116,7 @@ def assistance(name: str) -> dict[str, object]:
         return _agreeing(each, shape, values)
 
     return {
-        "draft_model": _changed(draft_file(name), change),
+        "draft_model": _changed(draft_file(name), change, f"of-{target}"),
         "override_kv": {f"{models.architecture_of(target)}.final_logit_softcapping": 24.0},
     }
 
@@ -131,9 +134,9 @@ def _agreeing(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndar
     return None
 
 
-def _changed(source: Path, change: Callable[..., np.ndarray | None]) -> Path:
+def _changed(source: Path, change: Callable[..., np.ndarray | None], how: str = "agreeing") -> Path:
     """A copy of a model of float32, with other tensors in place of some."""
-    path = models.folder() / f"{source.stem}-agreeing.gguf"
+    path = models.folder() / f"{source.stem}-{how}.gguf"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
         shutil.copyfile(source, part)
