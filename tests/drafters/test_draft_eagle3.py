@@ -69,8 +69,11 @@ def test_a_head_of_another_target_is_refused(tmp_path):
     how = {"backend": "numba-cpu", "registry": REGISTRY}
     with pytest.raises(ModelFileError, match=r"'token_embd\.weight' has .* 96\) of .*other\.gguf; use a draft model"):
         Engine.load(tiny_model("llama-dense"), draft_model=tmp_path / "other.gguf", **how)
+    wide = draft_file("eagle3-gpt-oss-wide")
     with pytest.raises(UnsupportedError, match="the head reads 256"):
-        Engine.load(tiny_model("deepseek2-moe"), draft_model=draft_file("eagle3-gpt-oss-wide"), **how)
+        Engine.load(tiny_model("deepseek2-moe"), draft_model=wide, **how)
+    with pytest.raises(UnsupportedError, match=r"the target has 3072 tokens and the draft model 128, .* trained for qwen3tts"):
+        Engine.load(tiny_model("qwen3tts-dense"), draft_model=wide, **how)
 
 
 def test_a_file_of_its_architecture_is_its_head():
