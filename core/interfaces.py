@@ -69,8 +69,8 @@ class Model(SlotStates, ABC):
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
 
     chain_rows: int = 0
-    """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, as by default:
-    each pass is waited for, so that to look at each is no slower."""
+    """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, the default:
+    each pass is waited for, so reading each is no slower."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
@@ -86,7 +86,7 @@ class Model(SlotStates, ABC):
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """Compute a pass, then pass after pass over the most probable token after each row of the one before.
 
-        A model on a device of its own need not be waited for in between: then it has `chain_rows`, and a method of its own.
+        A model on a device that need not be waited for in between has `chain_rows`, and overrides this method.
 
         Args:
             batch: A chain of certain tokens of each slot, the last of which has a row. With hidden states it names one feature:
@@ -94,8 +94,8 @@ class Model(SlotStates, ABC):
             n_passes: How many in all.
 
         Returns:
-            The rows of all passes, those of the first one first, and of the last one's tokens the feature. After a row from
-            which nothing is chosen those of its slot mean nothing.
+            The rows of all passes, the first one's first, and the feature of the last one's tokens. After a row from which no
+            token can be chosen, further rows of its slot mean nothing.
 
         Raises:
             CapacityError: A position does not fit into a slot.
@@ -117,7 +117,7 @@ class Model(SlotStates, ABC):
         """Check that the files that the model reads its weights from are unchanged. Called at the start of every request.
 
         Raises:
-            ModelFileError: One was cut short or written over. Then every request is refused, before a pass meets with it.
+            ModelFileError: One was cut short or written over. Then every request is refused, before a pass reads it.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Model(SlotStates, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back threads and memory; further calls are errors. May be called twice."""
+        """Release threads and memory; further calls are errors. May be called twice."""
 
 
 class Backend(Plugin, ABC):
@@ -197,10 +197,10 @@ class Backend(Plugin, ABC):
 
 
 class Progress:
-    """Told how far a long task has come; this one keeps silent."""
+    """Called with the progress of a long task; this one shows nothing."""
 
     def __call__(self, task: str, done: int, total: int) -> None:
-        """`done` of `total` units of `task` are through; `total` may be 0 where it is not known."""
+        """`done` of `total` units of `task` are done; an unknown `total` is 0."""
 
 
 class Architecture(Plugin, ABC):

@@ -136,23 +136,23 @@ class Engine(Evaluations):
             backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
             memory: A memory manager's name, perhaps with options; `auto` takes the first that suits the model.
             memory_options: Options by memory manager, beside those in `memory`; a warning says which have no effect.
-            spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
-                is taken, round by round, that promises most.
-            draft_model: A second, small model; with `auto` it is one of the drafters to choose from. Or a file of the model's
+            spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Each round verifies the most
+                promising tokens of all of them.
+            draft_model: A second, small model, or a head; with `auto` it drafts beside the lookups. Or a file of the model's
                 layers that predict further tokens, for `draft-mtp`.
             spec_options: Options by drafter name, beside those in `spec_type`.
             draft_max: Tokens per draft at most.
             draft_min: Shorter drafts are thrown away.
             spec_fixed: Draft in every round as far as `draft_max` allows, by the first drafter that has something to propose;
-                otherwise the drafter and length, 0 included, of the most tokens per second by measured costs.
+                otherwise the planner chooses the tokens, none included, that promise the most tokens per second.
             spec_verify: `match` accepts the target's own choices, so the output never changes; `rejection` accepts more of
                 sampled drafts and keeps the distribution, not the seed's tokens. The output then depends on the drafts, so a
                 seed repeats its text only with `spec_fixed`.
             spec_synth_rates: For benchmarks: the chance that a draft's token 1, 2, … is accepted where all before it were, the
-                last for all after it. The text is then not the model's; trees are verified as always.
+                last for all after it. The text is then not the model's.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
-            spec_timeout: Seconds. A drafter two of whose calls, or steps of a `begin`, in a request take longer is left out of
-                the rest of it; a constraint ends its request. A call cannot be interrupted, only not be made again.
+            spec_timeout: Seconds. If two calls of a drafter, or steps of its `begin`, take longer in a request, it is left out
+                of the rest of that request; a constraint ends its request. A call cannot be interrupted.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
                 4096 at most. More is possible, with a warning.
@@ -161,10 +161,10 @@ class Engine(Evaluations):
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             parse_special: Whether messages may name control tokens; such names are text otherwise.
-            override_kv: Metadata that takes the place of the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
+            override_kv: Metadata that replaces the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
             placement: Which layers GPUs compute; None: the backend computes all.
-            progress: Told how far downloading, compiling and loading have come.
-            registry: Plugins to choose from; None discovers those installed.
+            progress: Called with the progress of downloading, compiling and loading.
+            registry: Plugins to choose from; None discovers the installed ones.
 
         Raises:
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
@@ -252,7 +252,7 @@ class Engine(Evaluations):
                 A last one of the role `assistant` is the answer's beginning. `content` may be missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: variables for the chat template, such as `{"enable_thinking": False}`.
-            n: So many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
+            n: How many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
             **params: How to sample, see `augury.sampling.SamplingParams`, and the rest that
                 `augury.engine.request.make_request` knows.
 
@@ -325,14 +325,14 @@ class Engine(Evaluations):
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
         """`stream` for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
 
-        A slow reader holds up nobody. A task that is cancelled cancels its request.
+        A slow reader holds up no other request. A task that is cancelled cancels its request.
         """
         return self.stream(prompt, messages=messages, **params)
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.
 
-        A request with the tokens and `params` that are returned goes on where the slot's stands, or stood.
+        A request with the returned tokens and `params` continues the slot's text with the same tokens.
         """
         return self._slot_files.save(slot, Path(path))
 
@@ -367,7 +367,8 @@ class Engine(Evaluations):
     def close(self) -> None:
         """Cancel all requests and release threads and memory; an engine that is garbage-collected does the same.
 
-        Any thread may, more than once. A hook does not wait: the end comes after the round. In a fork it does nothing.
+        Any thread may call it, more than once. In a hook it does not wait: the end comes after the round. In a fork it does
+        nothing.
         """
         self._worker.close()
         if self.chat_template is not None:
