@@ -1,8 +1,7 @@
 """One round for all running sequences: draft, prepare, one forward pass, verify, commit, emit, accept.
 
-Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and drafters' work on a
-prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the prompt's last pass
-counts as a round. A constraint is asked for its mask where a token is chosen, in `Sequence.verify`.
+Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and drafters read
+prompts in steps between them. Over a request `emitted = rounds + accepted` holds exactly, if the prompt's pass is a round.
 """
 
 from __future__ import annotations
