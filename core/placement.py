@@ -45,7 +45,7 @@ def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, 
     """The backend of a plan under `options.placement`: layers on GPUs, and the layers before them on the CPU.
 
     Args:
-        registry: Of backends, for devices and a CPU that `named` does not compute on.
+        registry: It has the backends, for devices and a CPU that `named` does not compute on.
         named: The backend where nothing is said.
         file: The file with the weights.
         plan: To be computed.

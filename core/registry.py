@@ -218,7 +218,7 @@ class Registry:
         """The plugin of `kind` for `auto`: the one that `augury_choose` names, or else the first that can run.
 
         Args:
-            kind: Of plugin.
+            kind: The kind of plugin.
             model: That is loaded, if there is one.
             reason: Why a class cannot run; None where it can. By default a backend's own reason.
 

@@ -115,7 +115,7 @@ def _exponent_bytes(fmt: Format, n_panels: int) -> int:
     return 0 if fmt.float_bytes else EXPONENT_BYTES * n_panels
 
 
-@np.errstate(invalid="ignore")  # by signalling NaNs of a damaged file; logits tell of it
+@np.errstate(invalid="ignore")  # by signalling NaNs of a damaged file; logits show it
 def _row_exponents(fmt: Format, panels: np.ndarray) -> np.ndarray:
     """Exponents of the rows of panels (n, units, bytes of a unit) uint8, as `format.py` describes them; (n, 32) float16."""
     per_d, per_minimum = fmt.largest

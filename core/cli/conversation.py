@@ -55,7 +55,7 @@ class Conversation:
 
         Args:
             engine: Answers.
-            params: Of each request.
+            params: The parameters of each request.
             has_stats: Whether to colour drafted tokens, and to show figures after each answer.
             is_stoppable: Whether Ctrl-C ends an answer only, or else is the caller's.
             session: The file that the conversation is written to after every change.

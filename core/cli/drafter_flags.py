@@ -167,7 +167,7 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
     """The drafter that the engine chooses for `--model-draft`, or None if no drafter takes a model.
 
     Args:
-        registry: Of drafters, and of sources of the model.
+        registry: It has drafters, and sources of the model.
         model: Whose kind decides, if there is a `progress` to tell how far its download has come.
         progress: See there.
     """
@@ -186,7 +186,7 @@ def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | Non
 
     Args:
         names: Of the drafters.
-        registry: Of drafters.
+        registry: It has the drafters.
         owner: The drafter that the file is for, see `drafter_of_model`; it may be for the target's own layers.
     """
     kinds = [registry.drafters[name] for name in names]

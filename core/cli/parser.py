@@ -132,7 +132,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(OptionError.exit_code)
 
     def print_help(self, file: Any = None) -> None:
-        """Write the help; argparse's own method would not tell of a disk that is full."""
+        """Write the help; argparse's own method would not report a full disk."""
         (file or sys.stdout).write(self.format_help())
 
     @property

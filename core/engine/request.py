@@ -176,7 +176,7 @@ def make_request(
         speculation: The engine's settings.
         n_vocab: V.
         n_slots: The number of slots of the engine.
-        registry: Of constraints.
+        registry: It has the constraints.
         tokenizer: The model's, or None.
         text: The prompt as it was given, if that was a text.
 

@@ -59,7 +59,7 @@ class Drafting:
         """Take over the drafters.
 
         Args:
-            chains: Of each slot, its drafters by priority, the same kinds in all slots.
+            chains: Each slot's drafters by priority, the same kinds in all slots.
             planner: Made for their profiles; None to draft as far as is allowed.
             n_vocab: The size of the vocabulary of the target.
             may_branch: Whether drafts may be trees; of a tree one path is taken otherwise.

@@ -1,6 +1,6 @@
 """Writes a tiny llama model as a GGUF file: a real model for every backend, of a size that costs nothing.
 
-Its weights are random, but for one thing: the output head expects each token to be followed by the next one of a short circle.
+Its weights are random, with one exception: the output head expects each token to be followed by the next one of a short circle.
 So its text repeats itself as real text does, with surprises where the layers outvote the head.
 """
 

@@ -155,7 +155,7 @@ class BlockRunner(HiddenRunner):
         Args:
             logits: The logits of the blocks.
             rows: (m,) of them.
-            best: Of all.
+            best: The best tokens of all.
             hidden: (m, E), where a selector or confidence wants them.
             before: Tokens of the text or the drafts, (m,).
         """

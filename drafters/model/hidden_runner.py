@@ -165,6 +165,6 @@ class HiddenRunner(DraftRunner):
         return None
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
-        """See `DraftRunner._names`: a pair goes by the token whose hidden state it has, so that both decide on reuse."""
+        """See `DraftRunner._names`: a pair is named by the token whose hidden state it has, so that both decide on reuse."""
         assert isinstance(text, FedText)
         return text.history[text.n : text.n + len(feed.tokens)].copy()

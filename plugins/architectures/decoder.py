@@ -71,7 +71,7 @@ class Decoder(Tensors):
         Args:
             file: A file of the family.
             norm: The kind of its norms.
-            least: Of heads and of a feed-forward's values; 0 where the family leaves blocks out.
+            least: The smallest number of heads and of a feed-forward's values; 0 if the family leaves blocks out.
             least_eps: The epsilon if the file does not state one, or states 0; if this is 0, the file has to.
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.

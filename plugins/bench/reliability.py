@@ -15,7 +15,7 @@ from attrs import Factory, frozen
 from augury.speculation.trials import Trial
 
 N_STEPS = 10
-"""Of chances, equally wide."""
+"""The number of steps of chances, equally wide."""
 
 TOGETHER = "together"
 """In the place of a drafter's name: all tokens, each once."""

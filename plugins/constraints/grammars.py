@@ -23,7 +23,7 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
 
 _N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of Python, and is long with many tools
 
-# as the library tells of a regular expression, perhaps within a grammar that is made of it
+# the library's message about a regular expression, perhaps within a grammar that is made of it
 _FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
 _ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 

@@ -79,7 +79,7 @@ def as_request_error(error: AuguryError | HTTPException) -> RequestError:
 
 
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
-    """The JSON that tells of an error, in the form of the family that the path belongs to."""
+    """The JSON of an error, in the form of the family that the path belongs to."""
     status = error.status_code
     known = status if status in _KINDS else 400 if status < 500 else 500
     openai, llama_cpp, anthropic = _KINDS[known]

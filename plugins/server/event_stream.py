@@ -108,7 +108,7 @@ async def stream(
         body: Its fields.
         asked: As `Generation.begin` takes it.
         events: The events of pieces, each made by `event`.
-        error_event: The name of the event that tells of an error.
+        error_event: The name of an error's event.
         until: With which token an answer ends before its time.
         ping: The keep-alive.
         has_progress: See `Generation.begin`; always true where the fields ask for it.

@@ -14,7 +14,7 @@ from augury.types import Token
 
 N_FIELDS = 256  # of an object; none has as many
 N_MESSAGES = 1 << 14  # of a conversation
-_N_ERRORS = 100  # that are looked at to tell of one; a body of many megabytes can have millions
+_N_ERRORS = 100  # that are searched for one to report; a body of many megabytes can have millions
 
 IGNORED = (
     "metadata",

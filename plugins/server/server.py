@@ -94,7 +94,7 @@ class Server:
     url: str = ""
     failure: AuguryError | None = None  # why there will be no engine
     on_failure: Callable[[], object] = lambda: None
-    is_sleeping: bool = False  # the engine is closed, and still tells of itself
+    is_sleeping: bool = False  # the engine is closed, and still has its figures
     _engine: Engine | None = None
     _chat_format: ChatFormat | None = None
     _loader: threading.Thread | None = None

@@ -111,7 +111,7 @@ class PypiSource(Source):
 
 
 def _is_there(target: Path, known: Published | None) -> bool:
-    """Whether the file was fetched before: only whole, checked files get the name, and the size tells of truncated copies."""
+    """Whether the file was fetched before: only whole, checked files get the name, and the size shows truncated copies."""
     return target.is_file() and (known is None or target.stat().st_size == known.n_bytes)
 
 

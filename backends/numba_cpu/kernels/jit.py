@@ -252,7 +252,7 @@ class _KernelCache(_Cache):  # type: ignore[misc]
         return cache_folder() / f"{self._name}.kernel"
 
     def _checksum(self, sig: Any, target_context: Any, code: bytes) -> bytes:
-        """Of the code and of all that it is for."""
+        """The checksum of the code and of its key."""
         label = repr((self._name, cache_folder().name, sig, target_context.codegen().magic_tuple())).encode()
         return xxh3_128_digest(label + b"\0" + code)
 

@@ -183,7 +183,7 @@ def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_t
         x: (n, stride).
         y: (n, y_stride), which becomes the previous x, if `is_traded`.
         y_norm, norm: Of the latter weights of the next group come after `step`, or 0.
-        to: Of each group `n_out` values; those beyond `size` are 0.
+        to: `n_out` values for each group; values beyond `size` are 0.
     """
     t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
     parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)

@@ -1,4 +1,4 @@
-"""Products of a matrix and many tokens by tensor cores: to the bit those of `matmul`, whose order of additions they keep.
+"""Products of a matrix and many tokens by tensor cores: with the order of additions of `matmul`, to the bit.
 
 A block takes 16 rows and 16, 32 or 64 tokens, its eight warps a slice each. One instruction multiplies 16 rows of a unit with 8
 tokens; whole numbers are exact in any order.

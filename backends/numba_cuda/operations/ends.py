@@ -59,7 +59,7 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
 
 
 class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
-    """Computes logits, and tells of each row the best token and its logit where these are wanted."""
+    """Computes logits, and finds each row's best token and its logit where these are wanted."""
 
     def buffers(self) -> Mapping[str, int]:
         linear = self.operation.linear

@@ -88,7 +88,7 @@ class BackendSubject:
             raise promise.broken(self.backend.name, f"{detail}: error {error:.2g}, tolerance {self.tolerance:.2g}")
 
     def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, detail: str) -> None:
-        """See that logits are the same to the bit.
+        """Check that logits are the same to the bit.
 
         Raises:
             ContractError: They are not.

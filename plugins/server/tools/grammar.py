@@ -125,7 +125,7 @@ def _escaped(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any], name: str = "its schema") -> str:
-    """A schema in a grammar; checked alone, because of a whole grammar the library tells of lines that nobody wrote."""
+    """A schema in a grammar; checked alone, because the library's errors of a whole grammar name lines that nobody wrote."""
     text = json.dumps({**schema, **_ONE_LINE})
     with suppress(ImportError):  # of which the constraint tells
         from llguidance import LLMatcher
