@@ -11,5 +11,5 @@ __all__ = ["NumbaCuda", "NumbaCudaOptions"]
 
 @hookimpl
 def augury_backends() -> tuple[type[Backend], ...]:
-    """Offer `numba-cuda`; `auto` never takes it, since nothing asks yet how many layers of a model fit on the GPU then."""
+    """Offer `numba-cuda`; `auto` never takes it, because that would take asking how many layers of a model fit on the GPU."""
     return (NumbaCuda,)

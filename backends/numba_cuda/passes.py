@@ -44,7 +44,7 @@ def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
 class DevicePass(Pass):
     """Rows of logits (r, V) on a device. A few hundred bytes come to the host: `fetched` has best tokens, then logits.
 
-    Features (n, F) come, too, since they are asked for when the pass begins: their staging arrays are the next pass's.
+    Features (n, F) come, too, because they are requested when the pass begins: their staging arrays are the next pass's.
     """
 
     def __init__(

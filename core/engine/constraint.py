@@ -102,7 +102,7 @@ class ConstraintGuard:
             n_emitted: How many of the last tokens are output; never fewer than in the call before.
 
         Returns:
-            (V,) bool; None after the end, where any may follow, for nothing of it will be emitted.
+            (V,) bool; None after the end, where any may follow, because nothing of it will be emitted.
 
         Raises:
             PluginError: A method of the constraint failed.

@@ -37,7 +37,7 @@ class NextnStates(SlotStates):
         return [*self._model.slot_memory(slot, n), *self._marks[:, slot, :n]]
 
     def slot_written(self) -> None:
-        """See `SlotStates.slot_written`; of more positions than were asked for, since backends round up, nothing is known."""
+        """See `SlotStates.slot_written`; positions beyond the requested ones, which backends may add, become unknown."""
         self._model.slot_written()
         slot, n = self._given
         if n:

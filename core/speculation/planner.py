@@ -402,7 +402,7 @@ class DraftPlanner:
                 self._schedule(profile, is_right=is_right)
 
     def _schedule(self, profile: DrafterProfile, *, is_right: bool) -> None:
-        """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""
+        """When to try a drafter again: at once if it was right (catching up takes longest), else later than last time."""
         profile.interval = 1 if is_right else min(max(2 * profile.interval, _PROBE_FIRST), _PROBE_LAST)
 
 

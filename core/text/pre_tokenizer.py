@@ -115,7 +115,7 @@ _AFMOE_CJK = (
 )
 # Threes counted from a number's end. The first group has the text before the number as its beginning, as in llama.cpp.
 _THREES = (Merged(rf"{_N}+", "previous"), rf"(?<={_N})(?:{_N}{{3}})+\z", rf"\G{_N}{{3}}")
-# White space without newlines in powers of two; as a second step, since looking for newlines at each power would take long.
+# White space without newlines in powers of two; as a second step, because looking for newlines at each power would take long.
 _POWERS = "|".join(rf"\s{{{n}}}" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
 _CASCADE = rf"(?:\A(?=[^\S\r\n]+\z)|(?!\A)\G)(?:{_POWERS})"
 _NEWLINES = r"\n+"

@@ -14,7 +14,7 @@ _LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 class RwkvCodec(Codec):
     r"""Encodes text without special tokens, and spells tokens, for vocabularies of kind rwkv.
 
-    Token texts are written with escapes, `\n` and `\xf0` for a byte, since tokens may hold parts of a character.
+    Token texts are written with escapes, `\n` and `\xf0` for a byte, because tokens may hold parts of a character.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

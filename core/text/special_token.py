@@ -1,6 +1,6 @@
 """The roles of a vocabulary's special tokens, by key where the file has one, otherwise by text.
 
-Keys and texts are those of llama.cpp (src/llama-vocab.cpp), since files are converted with it in mind.
+Keys and texts are those of llama.cpp (src/llama-vocab.cpp), because files are converted with it in mind.
 """
 
 # ruff: noqa: RUF001 -- DeepSeek's vertical line is not the ASCII one

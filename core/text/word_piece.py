@@ -1,6 +1,6 @@
 """WordPiece: words are cut into the longest tokens that fit, from the left, as BERT and its like do.
 
-Normalisation and its oddities are llama.cpp's (`llm_tokenizer_wpm_session` in its src/llama-vocab.cpp), since files are
+Normalisation and its oddities are llama.cpp's (`llm_tokenizer_wpm_session` in its src/llama-vocab.cpp), because files are
 converted with it in mind: a token that begins a word starts with "▁", and one that goes on has no mark.
 """
 

@@ -9,9 +9,10 @@ tokens are computed again, in front of the next pass::
     next pass      x z | ...                    after it was restored: x is replayed
 
 A text that leaves the slot's, as an edited chat does, goes on from the nearest *checkpoint*, a copy of the state along the
-text. Copies are made every `checkpoint_min_step` tokens; shortly before a prompt's end, since the next prompt of a conversation
-may leave out the rest; and where a new request continues a slot's text. If there is no room for one more, the copy whose loss
-costs least is dropped: the tokens since the copy before it, as often as a text leaves the slot's before the copy after it.
+text. Copies are made every `checkpoint_min_step` tokens; shortly before a prompt's end, because the next prompt of a
+conversation may leave out the rest; and where a new request continues a slot's text. If there is no room for one more, the copy
+whose loss costs least is dropped: the tokens since the copy before it, as often as a text leaves the slot's before the copy
+after it.
 
 Source: llama.cpp's `--ctx-checkpoints` (b11434, `common/arg.cpp`), of which these are the flags and defaults.
 """

@@ -5,8 +5,8 @@ merged, see `splits`. A split of which a token sees nothing takes no part.
 
 A block takes one split, and the heads that share its keys and values, of a tile of neighbouring tokens: it reads keys and
 values once for up to 16 rows, which tensor cores multiply them with (`fragments`). A row of an instruction depends on no other
-row. It may depend on values whose weight is 0, since these may say how an instruction rounds. So 16 positions of which some
-tokens of a tile do not see all are mixed for each token by itself: masked values are then 0, and other rows stay.
+row. It may depend on values whose weight is 0, because these may affect an instruction's rounding. So 16 positions of which
+some tokens of a tile do not see all are mixed for each token by itself: masked values are then 0, and other rows stay.
 """
 
 import numpy as np
