@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places, n_listed
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape
 from augury.errors import UnsupportedError
@@ -75,11 +75,7 @@ class AttendEmitter(OperationEmitter[Attend]):
         self._value_dim = operation.out.width // operation.n_heads
         if values is None:
             self._value_dim = up(self._value_dim, attention_layer.PART)
-            if keys.size % attention_layer.PART:
-                raise UnsupportedError(
-                    f"attention to rows of {keys.size} values, expected a multiple of {attention_layer.PART}; use backend "
-                    "reference"
-                )
+            require_multiple(keys.size, attention_layer.PART, f"attention to rows of {keys.size} values")
         if operation.choice is not None:
             _check_sparse(operation, keys.size if values is not None else 0, self._value_dim)
         kinds = (keys.kind, keys.kind if values is None else values.kind)

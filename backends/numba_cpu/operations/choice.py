@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.errors import UnsupportedError
@@ -54,10 +54,7 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
         self._score, self.kernels = None, (choice.choose,)
         if keys is None:
             return
-        if keys.size % PART:
-            raise UnsupportedError(
-                f"an indexer compares {keys.size} values, expected a multiple of {PART}; use backend reference"
-            )
+        require_multiple(keys.size, PART, f"an indexer compares {keys.size} values")
         if isinstance(operation, ChooseByHead) and not 1 <= operation.n_local <= operation.n_chosen:
             raise UnsupportedError(
                 f"an indexer chooses {operation.n_chosen} blocks, the last {operation.n_local} in any case, expected 1 to "

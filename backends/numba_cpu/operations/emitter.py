@@ -14,11 +14,12 @@ from augury.backends.numba_cpu.operations.layout import Layout
 from augury.backends.numba_cpu.state import State
 from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.backends.numba_cpu.weights import Weights
+from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value
 from augury.types import ModelOptions
 
 _Emitted = TypeVar("_Emitted", bound="Operation")
-__all__ = ["Emitters", "OperationEmitter", "Placed", "Scope"]
+__all__ = ["Emitters", "OperationEmitter", "Placed", "Scope", "require_multiple"]
 
 
 @frozen(eq=False)
@@ -111,3 +112,13 @@ class OperationEmitter(ABC, Generic[_Emitted]):
 
 Emitters = dict[type["Operation"], type[OperationEmitter[Any]]]
 """Classes by the operations that they emit."""
+
+
+def require_multiple(n: int, of: int, what: str) -> None:
+    """Refuse a size that kernels take only in whole parts.
+
+    Raises:
+        UnsupportedError: It is no multiple.
+    """
+    if n % of:
+        raise UnsupportedError(f"{what}, expected a multiple of {of}; use backend reference")

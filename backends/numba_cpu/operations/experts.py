@@ -13,12 +13,11 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
 from augury.blocks import Gating, Matrices, Router
-from augury.errors import UnsupportedError
 from augury.lowering import AddWeighed, FeedExperts, Route
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
@@ -86,11 +85,8 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         self._sum: AddWeighed | None = operation.sum if is_joined else None
         self._block = block = self._feed.experts
         for part in (block.gate, block.up, block.down):
-            if part is not None and (part.n_out % PANEL_ROWS or part.first % PANEL_ROWS or _n_stored(part) % PANEL_ROWS):
-                raise UnsupportedError(
-                    f"experts of {part.n_out} rows in tensor {part.weight!r}, expected a multiple of {PANEL_ROWS}; "
-                    "use backend reference"
-                )
+            for n_rows in () if part is None else (part.n_out, part.first, _n_stored(part)):
+                require_multiple(n_rows, PANEL_ROWS, f"experts of {part.n_out} rows in tensor {part.weight!r}")
         self._kernel = experts.hidden_kernel(**kind_of(block, is_gated=block.gate is not None))
         products = (self._kernel, experts.multiply_experts, experts.combine)
         self.kernels = (*products, experts.quantize_inputs, experts.quantize_hidden)
@@ -203,10 +199,7 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
 
     def __init__(self, operation: AddWeighed, scope: Scope) -> None:
         super().__init__(operation, scope)
-        if operation.y.width % PANEL_ROWS:
-            raise UnsupportedError(
-                f"sums of {operation.y.width} values, expected a multiple of {PANEL_ROWS}; use backend reference"
-            )
+        require_multiple(operation.y.width, PANEL_ROWS, f"sums of {operation.y.width} values")
 
     def place(self, placed: Placed) -> None:
         super().place(placed)

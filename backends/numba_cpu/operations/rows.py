@@ -9,11 +9,10 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.blocks import Experts, Norm
-from augury.errors import UnsupportedError
 from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
 from augury.lowering.rewrites import MultiplyActivated
 
@@ -165,11 +164,8 @@ class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
 
     def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
         super().__init__(operation, scope)
-        if (group := operation.x.width // operation.n_groups) % block_convolution.LANES:
-            raise UnsupportedError(
-                f"a convolution in groups of {group} channels, expected a multiple of {block_convolution.LANES}; use backend "
-                "reference"
-            )
+        group = operation.x.width // operation.n_groups
+        require_multiple(group, block_convolution.LANES, f"a convolution in groups of {group} channels")
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
