@@ -54,13 +54,13 @@ class ReferenceModel(Model):
             if i < self.info.n_layers:  # layers that predict further tokens compute accepted tokens anew
                 cache.begin(batch)
         ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
-        embedded, inputs = self._embed(ends.embedding, weights, batch, tree)
+        embedded, inputs = self._embed(ends.embedding, batch, tree)
         streams = np.repeat(embedded[:, None], n_streams, axis=1)
         if nextn is not None and batch.hidden is not None:
             if type(nextn.input) is NextnInput:
                 begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
-                begun = np.stack(self._end(nextn.input, weights, batch, tree, embedded), axis=1)
+                begun = np.stack(self._end(nextn.input, batch, tree, embedded), axis=1)
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
@@ -69,7 +69,7 @@ class ReferenceModel(Model):
         for injection in injections:
             inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
         for i in range(*(batch.layers or (0, self.info.n_layers))) if not injections else ():
-            hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
+            hidden = self._through(i, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
         x = read(ends.output.connection, weights, streams)
@@ -78,7 +78,7 @@ class ReferenceModel(Model):
         if has_function(ends.output):
             logits = output(ends.output, weights, normed[batch.rows])
         else:
-            logits = self._end(ends.output, weights, batch, tree, x)[0].astype(np.float32)
+            logits = self._end(ends.output, batch, tree, x)[0].astype(np.float32)
         passed = ArrayPass(logits, {name: features[name] for name in batch.features})
         if (tokens := self._plan.output.tokens) is None:
             return passed
@@ -99,31 +99,24 @@ class ReferenceModel(Model):
         self._caches = {}
 
     def _through(
-        self,
-        i: int,
-        weights: Weights,
-        batch: Batch,
-        tree: Tree | None,
-        before: np.ndarray,
-        embedded: np.ndarray,
-        inputs: np.ndarray,
+        self, i: int, batch: Batch, tree: Tree | None, before: np.ndarray, embedded: np.ndarray, inputs: np.ndarray
     ) -> np.ndarray:
         """The residual streams (n, S, E) after a layer.
 
         Args:
             i: The layer.
-            weights: Of the plan.
             batch: The pass.
             tree: The tree of the batch, where it has one.
             before: The streams before.
             embedded: The embeddings of the tokens, (n, E).
             inputs: Its inputs for layers, (n, layers, P).
         """
+        weights = self._open()
         layer, streams = self._layers[i], before
         for block in layer.blocks:
             x = read(block.connection, weights, before if block.is_parallel else streams)
             if not has_function(block):
-                y = lowered_block(self._run(self._caches[i, block], weights, batch, tree, x, before[:, -1], embedded, inputs))
+                y = lowered_block(self._run(self._caches[i, block], batch, tree, (x, before[:, -1], embedded), inputs))
             elif (i, block) in self._caches:
                 besides = (embedded,) if block.reads_embedding else ()
                 source = block.source if isinstance(block, Attention) else None
@@ -139,37 +132,34 @@ class ReferenceModel(Model):
         x = each_normed(layer.scale * streams[:, -1], layer.norm, weights)
         return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
 
-    def _embed(self, block: Embedding, weights: Weights, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
+    def _embed(self, block: Embedding, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
         """An embedding of tokens: x (n, E), and inputs of layers (n, layers, P)."""
         if has_function(block):
-            x = embed(block, weights, batch)
-            return x, layer_inputs(block, weights, batch, x)
-        *made, x = self._end(block, weights, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))
+            x = embed(block, self._open(), batch)
+            return x, layer_inputs(block, self._open(), batch, x)
+        *made, x = self._end(block, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))
         size = 1 if block.layer_inputs is None else block.layer_inputs.norm.size
         return x, np.hstack([np.empty((len(x), 0)), *made]).reshape(len(x), -1, size)
 
-    def _end(self, block: Block, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> list[np.ndarray]:
+    def _end(self, block: Block, batch: Batch, tree: Tree | None, x: np.ndarray) -> list[np.ndarray]:
         """The result of a model's first or last block, computed by its operations."""
-        lowered = self._caches.get((0, block)) or LoweredBlock(block, self.options, weights, x.shape[1])
-        run = self._run(lowered, weights, batch, tree, x, x, x, np.empty((len(x), 0)))
+        lowered = self._caches.get((0, block)) or LoweredBlock(block, self.options, self._open(), x.shape[1])
+        run = self._run(lowered, batch, tree, (x, x, x), np.empty((len(x), 0)))
         lowered_block(run)
         return run.given
 
     def _run(
         self,
         block: LoweredBlock,
-        weights: Weights,
         batch: Batch,
         tree: Tree | None,
-        x: np.ndarray,
-        before: np.ndarray,
-        embedded: np.ndarray,
+        rows: tuple[np.ndarray, np.ndarray, np.ndarray],
         inputs: np.ndarray,
     ) -> Run:
-        """A block in a pass, of x (n, E), which was `before` at the beginning of its layer."""
+        """A block in a pass, of rows: x (n, E), x as it was at the beginning of its layer, and the embeddings."""
         sources = {layer: self._cache_of(layer) for layer in block.sources}
-        rows = {block.x: x, block.before: before, block.embedded: embedded}
-        return Run(weights, block, batch, tree, inputs, np.zeros_like(x), rows, sources, self._chosen)
+        given = dict(zip((block.x, block.before, block.embedded), rows, strict=True))
+        return Run(self._open(), block, batch, tree, inputs, np.zeros_like(rows[0]), given, sources, self._chosen)
 
     def _cache_for(self, block: Block) -> Any:
         """The caches and states of a block, empty."""
