@@ -81,7 +81,7 @@ def test_tensor_cores_give_the_bits_of_byte_dot_products(name):
 def test_what_is_brought_near_is_the_planes_of_some_tiles_in_sixteens_of_bytes(name, monkeypatch):
     fmt, found = FORMATS[name], []
     matrix = Matrix(fmt, CountingDevice().allocate(0, "").at(0), 26, 3 * 256, 1.0, None)  # seven tiles of rows
-    monkeypatch.setattr(sums, "bring_near", lambda _, at, n_bytes: found.append((4 * at, 4 * at + int(n_bytes))))
+    monkeypatch.setattr(sums.gpu, "bring_near", lambda _, at, n_bytes: found.append((4 * at, 4 * at + int(n_bytes))))
     monkeypatch.setattr(sums, "cuda", SimpleNamespace(threadIdx=SimpleNamespace(x=0)))
     args = matrix.arguments._replace(words=None)
     for first, n, there in ((0, 2, 2), (5, 4, 2), (7, 4, 0)):
