@@ -178,10 +178,9 @@ def answers(path, backend, prompts, n, **how):
 
 
 def test_speculation_changes_nothing(tiny):
-    _, written = answers(tiny, "reference", [[208], [65]], 14, spec_type="none")  # text that repeats itself
-    prompts = [list(result.tokens) for result in written]
-    plain, _ = answers(tiny, "numba-cuda", prompts, 6, spec_type="none")
-    found, results = answers(tiny, "numba-cuda", prompts, 6, spec_type="ngram-simple:n=2,m=4", slots=2, spec_fixed=True)
+    prompts = [[20, 21, 22, 23, 20, 21], [183, 184, 185, 190, 183, 184]]  # the model counts up, mostly
+    plain, _ = answers(tiny, "numba-cuda", prompts, 4, spec_type="none")
+    found, results = answers(tiny, "numba-cuda", prompts, 4, spec_type="ngram-simple:n=2,m=2", slots=2, spec_fixed=True)
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted > 0, "the test must see right and wrong drafts"
