@@ -422,6 +422,24 @@ def test_each_third_of_the_epochs_learns_to_draft_a_token_more():
     assert learnt == [1] * 6 + [2] * 4 + [3] * 4
 
 
+def test_it_ends_after_two_epochs_without_progress_with_the_best_weights():
+    kept, shares = {}, iter([0.3, 0.5, 0.4, 0.5, 0.4, 0.45, 0.9])  # as good as the best counts as progress
+    trainer = SimpleNamespace(n_steps=0, weights={"n": 0}, saved=dict)
+
+    def step(batch, n_unrolled):
+        trainer.n_steps += 1
+        trainer.weights = {"n": trainer.n_steps}
+
+    trainer.step = step
+    corpus = SimpleNamespace(rows=[[]], batch=list, accepted=lambda trainer: [next(shares)])
+    told = []
+    best = fitting.fit(
+        trainer, SimpleNamespace(load=kept.get, save=kept.__setitem__), corpus, 20, 1, lambda *told: None, told.append
+    )
+    assert len(told) == 6
+    assert best == {"n": 4}
+
+
 def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
     rng = np.random.default_rng(6)
     x, rows, wanted = (rng.integers(-9, 10, shape).astype(np.float32) for shape in ((2, 3, 8), (5, 8), (2, 3, 5)))
