@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 from commands import here, run
-from oracles.drafts import copying_head, draft_file, parted
+from oracles.drafts import HEADS, copying_head, draft_file, parted
 from oracles.models import tiny_model
 from pairs import pair
 
@@ -93,11 +93,12 @@ def test_what_is_tried_follows_from_what_is_given(tune, engines):
     assert out == "--spec-type self-spec:mode=layers,layers=1 --draft-max 4 --spec-fixed\n"
 
 
-def test_the_file_says_which_drafter_a_draft_model_is_for(tune, engines):
-    head = str(copying_head("llama-dense"))
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_file_says_which_drafter_a_draft_model_is_for(tune, engines, kind):
+    head = str(copying_head("llama-dense", kind))
     tune("-md", head, "--draft-max", "4", "--spec-fixed")
     tried = list(dict.fromkeys((spec_type, model) for spec_type, _, model in engines[1]))
-    assert tried[4:6] == [("draft-eagle3", head), ("suffix;recycle;draft-eagle3", head)]
+    assert tried[4:6] == [(kind, head), (f"suffix;recycle;{kind}", head)]
 
 
 def test_layers_for_further_tokens_are_tried_wherever_they_are(tune, engines):
