@@ -8,6 +8,7 @@ import math
 import pytest
 from commands import REPEATING, here, run
 from damage import disk_is_full
+from oracles.drafts import HEADS, agreeing, copying_head
 from oracles.models import tiny_model
 
 NGRAM = ["--spec-type", "ngram-simple"]
@@ -89,6 +90,19 @@ def test_auto_takes_a_draft_model_too(bench):
     told = json.loads(bench("--prompt-tokens", REPEATING, "--spec-type", "auto", "-md", tiny_model("llama-dense"), "--json")[1])
     (run,) = told["runs"]
     assert "draft-model" in run["spec_type"]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", [*HEADS, "draft-mtp"])
+def test_heads_are_named_by_llama_cpp_s_flags(bench, kind):
+    words = ["-mtp", "-m", agreeing("mtp-deepseek2")] if kind == "draft-mtp" else ["-md", copying_head("llama-dense", kind)]
+    words += [] if kind == "draft-mtp" else ["--spec-type", kind]
+    limits = ["--spec-draft-n-max", 3, "--spec-draft-p-min", 0.05, "-n", 24, "--turns", 1]
+    code, out, _ = bench("--prompt-tokens", REPEATING, *words, *limits, "--json")
+    (run,) = json.loads(out)["runs"]
+    assert code == 0
+    assert (run["spec_type"].split(":")[0], run["identical"]) == (kind, True)
+    assert run["acceptance_rate"] > 0
 
 
 def test_without_prompts_it_takes_standard_input_or_its_own_workload(bench, monkeypatch):
