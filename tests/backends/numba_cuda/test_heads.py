@@ -1,5 +1,7 @@
 """Heads, and layers that predict further tokens: they draft what llama.cpp does, with the same bits in any company."""
 
+import itertools
+
 import attrs
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from gguf.quants import quantize
 from head_rig import HALVES, REGISTRY, rounds
 from oracles.drafts import DRAFTS, NEXTN, draft_file, runs, target_of
 from oracles.models import tiny_file, tiny_model
-from oracles.passes import joined
+from oracles.passes import hidden_states, joined, nextn
 
 from augury import Engine
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
@@ -19,6 +21,7 @@ from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.interfaces import Model, Progress
 from augury.loader import plan_of
+from augury.stages import Stage, StagedBackend
 
 ROUNDS = slice(1, 3)  # of 20 or more, one after a token that was accepted: the simulator takes a second for each
 N_TOKENS = 20  # which tensor cores multiply
@@ -72,6 +75,21 @@ def test_a_token_has_the_same_bits_in_any_company(name):
     assert np.array_equal(computed((1, 0, 1)), whole[:1])
     assert np.array_equal(computed((1, 1, 5)), whole[1:5])
     assert np.array_equal(computed((0, 0, 3), (1, 5, n))[3:], whole[5:])
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", ["mtp-deepseek4", "mtp-glm4moe"])
+def test_the_last_stage_predicts_further_tokens(name):
+    (file, plan), found, text = quantised(name), [], runs(name)[0].text[:4]
+    for ends in ((), (plan.cuts()[-1],)):  # the output alone, and these layers, are a stage
+        cuts = [0, *ends, len(plan.layers) + 1]
+        stages = [Stage(NumbaCuda(NumbaCudaOptions()), *span) for span in itertools.pairwise(cuts)]
+        device = StagedBackend(stages) if ends else stages[0].backend
+        model = device.load(file, plan, attrs.evolve(HALVES, threads=1), Progress())
+        hidden = hidden_states(model, text)
+        found.append([hidden, *nextn(model, text, 0, hidden[:4]), *nextn(model, text[:1], 4, hidden[4:])])
+        model.close()
+    assert all(map(np.array_equal, *found))
 
 
 @pytest.mark.parametrize("name", ["eagle3-qwen3-d2t"])
