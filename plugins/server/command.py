@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,8 @@ from augury.interfaces import Progress
 from augury.options import option, options_of
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import uvicorn
 
     from augury.plugins.server.server import Server, ServerOptions
@@ -305,21 +308,27 @@ def _process(server: Server, config: uvicorn.Config) -> uvicorn.Server:
             for listener in sockets or ():
                 listener.listen(_BACKLOG)
 
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit:
+                is_hurried.set()
+            else:
+                super().handle_exit(sig, frame)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            loop, timeout_s = asyncio.get_running_loop(), server.options.shutdown_timeout_s
-
-            def hang_up() -> None:
-                for connection in list(self.server_state.connections):
-                    connection.transport.abort()
-
-            timers = [
-                loop.call_later(timeout_s, lambda: loop.run_in_executor(None, server.end_requests)),
-                loop.call_later(timeout_s + _LAST_WORDS_S, hang_up),
-            ]
+            ending = asyncio.create_task(self._end_requests())
             await super().shutdown(sockets)
-            for timer in timers:
-                timer.cancel()
+            ending.cancel()
 
+        async def _end_requests(self) -> None:
+            """End what still runs when its time is over, or at a second signal."""
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_hurried.wait(), server.options.shutdown_timeout_s)
+            asyncio.get_running_loop().run_in_executor(None, server.end_requests)
+            await asyncio.sleep(_LAST_WORDS_S)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+    is_hurried = asyncio.Event()
     return Process(config)
 
 
@@ -359,7 +368,9 @@ def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) 
     addresses = [listener.getsockname()[:2] for listener in listeners]
     server.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)
     server.on_failure = lambda: setattr(process, "should_exit", True)
-    try:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`; uvicorn takes care of the other two
+        signal.signal(signal.SIGHUP, process.handle_exit)
+    with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
         process.run(sockets=listeners)
-    except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
+    if server.failure is None:
         say("the server has ended")

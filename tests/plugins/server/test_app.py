@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -342,8 +343,12 @@ def test_keys_in_a_file_are_lines_that_are_no_comments(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "number", "n_tokens", "last"),
-    [(60, signal.SIGTERM, 80, "data: [DONE]"), (0, signal.SIGINT, 4000, "the server ends, and with it the answer")],
-    ids=["finish", "cancel"],
+    [
+        (60, signal.SIGTERM, 80, "data: [DONE]"),
+        (60, signal.SIGHUP, 80, "data: [DONE]"),
+        (0, signal.SIGINT, 4000, "the server ends, and with it the answer"),
+    ],
+    ids=["finish", "hang up", "cancel"],
 )
 def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, last):
     with serving(*here(), "-c", 4096, "--shutdown-timeout", seconds) as server:
@@ -355,4 +360,20 @@ def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, la
             rest = [line for line in lines if line]
         assert server.process.wait(60) == 0
         assert last in rest[-1]
+        assert "Traceback" not in server.output
+
+
+def test_a_second_signal_ends_what_runs():
+    with serving(*here(), "-c", 4096, "--shutdown-timeout", 3600) as server:
+        body = {**ENDLESS, "max_tokens": 4000, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as running:
+            lines = running.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGINT)
+            with suppress(httpx.ConnectError):
+                while httpx.get(f"{server.url}/health"):
+                    time.sleep(0.1)
+            assert server.end(signal.SIGINT) == 0
+            assert "the server ends, and with it the answer" in [line for line in lines if line][-1]
+        assert "the server has ended" in server.output
         assert "Traceback" not in server.output
