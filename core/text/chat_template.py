@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.log import get_logger
 from augury.text.literal import LiteralTexts
 from augury.text.renderer import Failure, Refusal, Renderer
 
@@ -51,6 +52,7 @@ class ChatTemplate:
         self._literal = None if parse_special or tokenizer is None else LiteralTexts(tokenizer.control_texts)
         self._now = now
         self._renderer = Renderer()
+        self._has_warned = False
 
     @classmethod
     def from_metadata(
@@ -93,6 +95,10 @@ class ChatTemplate:
             CapacityError: the process that renders cannot be started.
         """
         checked, names = _checked(messages), _names(tools, kwargs)
+        if tools and "tools" not in self.source and not self._has_warned:
+            self._has_warned = True
+            message, advice = "the model is not told of tools", "its chat template knows none; describe them in a message"
+            get_logger("augury.chat_template").warning(message, reason=advice)
         if not add_generation_prompt or checked[-1]["role"] != "assistant":
             return self._write(checked, names, add_generation_prompt=add_generation_prompt)
         if "tool_calls" in checked[-1]:

@@ -207,6 +207,13 @@ def test_tools_their_calls_and_answers_and_more_names_reach_the_template(content
     assert template.render(HELLO, tools=[], kwargs={}) == template.render(HELLO)
 
 
+def test_a_template_that_knows_no_tools_is_warned_of_once(caplog):
+    template = ChatTemplate("{{ messages[0].content }}")
+    for tools in ([TOOL], [TOOL], None, []):
+        assert template.render(HELLO, tools=tools) == "Hello"
+    assert caplog.text.count("the model is not told of tools") == 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
