@@ -136,6 +136,12 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(self.format_help())
 
     @property
+    def advice(self) -> str:
+        """What to do about a flag that is like none of this parser's: `-m MODEL` is MODEL where that is a word of its own."""
+        words = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
+        return f"{' '.join(words)} is given without a flag; see --help" if words else "see --help"
+
+    @property
     def has_commands(self) -> bool:
         """Whether everything from the first word that is not a flag is for another parser."""
         return any(action.nargs in {argparse.PARSER, argparse.REMAINDER} for action in self._actions)
@@ -237,4 +243,4 @@ class _Scan:
         useful = [name for name, flag in self._parser.foreign.items() if flag.kind == "same as"]
         flags = {name.lstrip("-"): name for name in [*useful, *self._parser.flags]}
         close = similar(self._known(typed).lstrip("-"), flags)
-        return f"{self._parser.prog} has no flag {typed}; {f'did you mean {flags[close]!r}?' if close else 'see --help'}"
+        return f"{self._parser.prog} has no flag {typed}; {f'did you mean {flags[close]!r}?' if close else self._parser.advice}"

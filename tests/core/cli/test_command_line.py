@@ -288,6 +288,7 @@ def test_stats_show_drafting(capsys):
         ),
         (["walk"], 2, "walk"),
         ([], 2, "COMMAND"),
+        (["inspect", "-m", "x"], 2, "augury inspect has no flag -m; MODEL is given without a flag; see --help"),
         (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
         (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: bench, chat, completion, inspect, "),
     ],
