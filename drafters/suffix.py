@@ -253,7 +253,7 @@ def _ground(length: int, share: float) -> int:
 
 def _branched(found: Sequence[_Found], limit: int) -> Draft:
     """The drafts that were found, and beside them the ways on that they do not follow, up to `limit` tokens."""
-    parents, evidence = list[int](), list[int]()
+    n, evidence = 0, list[int]()
     nodes: dict[tuple[int, int], int] = {}  # by parent and token
     ways: list[tuple[Sequence[int], Sequence[int]]] = [(each.tokens, each.evidence) for each in found]
     for each in found:
@@ -263,14 +263,14 @@ def _branched(found: Sequence[_Found], limit: int) -> Draft:
     for way, grounds in ways:
         node = -1
         for token, ground in zip(way, grounds, strict=True):
-            if token < 0 or len(nodes) == limit:  # -1: that text ends
+            if token < 0 or n == limit:  # -1: that text ends
                 break
             if (node, token) not in nodes:
-                nodes[node, token] = len(nodes)
-                parents.append(node)
+                nodes[node, token] = n
+                n += 1
                 evidence.append(ground)
             node = nodes[node, token]
-    return Draft([token for _, token in nodes], parents, evidence=evidence)
+    return Draft([token for _, token in nodes], [parent for parent, _ in nodes], evidence=evidence)
 
 
 @hookimpl

@@ -93,7 +93,9 @@ class Loop:
         self._drop_cancelled()
         plain, drafted = list[Sequence](), list[Sequence]()
         for sequence in tuple(self._running):
-            if not sequence.is_prefilling and not (sequence.waits_for_drafters and self._waits(sequence)):
+            if sequence.is_prefilling:
+                continue
+            if not sequence.waits_for_drafters or self._attempt([sequence], self._drafting.prefill, sequence):
                 (drafted if sequence.is_drafted else plain).append(sequence)
         self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
@@ -269,10 +271,6 @@ class Loop:
         if not guarded(self._context.end, slot):
             self._unfreed.add(slot)
 
-    def _waits(self, sequence: Sequence) -> bool:
-        """Let a sequence's drafters go a step on with its prompt; returns whether it has to wait for more, or has failed."""
-        return not self._attempt([sequence], self._drafting.prefill, sequence)
-
     def _shares(self, plain: Items[Sequence], drafted: Items[Sequence], prefilling: Items[Sequence]) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(prefilling, CHUNK_BESIDE if plain or drafted else CHUNK) if prefilling else []
@@ -324,7 +322,7 @@ class Loop:
         """Verify a share's draft, emit the accepted tokens, and keep their states; None if the request has failed."""
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
         draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
-        n_emitted, is_stopped, top = 0, False, None
+        n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
         if share.n_prompt and not sequence.n_emitted:
             sequence.counter.chunk(share.n_prompt, done.seconds * share.n_prompt / done.n_tokens)
         if share.n_rows:  # a chunk has none, unless it is a prompt's last
@@ -332,14 +330,14 @@ class Loop:
             n_emitted = sequence.emit(accepted, passed, row, names)
             if not n_emitted:  # the slot keeps its contents of before the pass
                 return None
-            path = tuple(accepted.path[: n_emitted - 1])
-            is_stopped = n_emitted <= len(accepted.path)
+            path, n_accepted = tuple(accepted.path[: n_emitted - 1]), n_emitted - 1
+            is_stopped = n_accepted < len(accepted.path)
             if names and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
                 guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
         self._context.commit(feed, path)
-        sequence.n_kept += len(feed.tokens) + len(path)
+        sequence.n_kept += len(feed.tokens) + n_accepted
         if not share.n_prompt:
-            sequence.counter.round(names, draft.depth if names else 0, len(path), n_emitted)
+            sequence.counter.round(names, draft.depth if names else 0, n_accepted, n_emitted)
             if done.top is not None and share.n_top:
                 after, parents = np.concatenate([feed.tokens, draft.tokens]), np.arange(-1, len(names), dtype=np.int32)
                 if draft.parents is not None:

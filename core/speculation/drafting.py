@@ -205,7 +205,7 @@ class Drafting:
         cheap = [
             (slot, drafter, drafter.guard.ask(slot.limit, Pace(slot.limit) if drafter.profile.is_paced else None))
             for slot in slots
-            for drafter in slot.drafters.every
+            for drafter in slot.drafters.members
             if planner.is_asked(drafter)
         ]
         for slot, drafter, draft in self._ask(cheap):
@@ -323,16 +323,18 @@ class Drafting:
         if proposals.agreement is not None and proposals.of and not sequence.speculation.synthetic:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
-            if len(proposals.of) > 1:
+            if len(proposals.of) > 1 and proposals.tree.tokens:
                 proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
-            guard, proposal, n_offered, n_proposed, path = drafter.guard, proposals.of.get(drafter), 0, 0, list[int]()
+            guard, proposal = drafter.guard, proposals.of.get(drafter)
+            n_proposed = n_offered = n_accepted = 0
+            path: Items[int] = ()
             if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
                 n_offered, path = proposal.verified(choice.nodes, outcome.path)
-            n_accepted = len(path)
-            if proposal is not None and n_offered:
-                depth = proposal.depth(choice)
-                sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
+                n_accepted = len(path)
+                if n_offered:
+                    depth = proposal.depth(choice)
+                    sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:
                 continue
             if self._planner is not None:

@@ -114,10 +114,8 @@ class DraftPlanner:
     def is_asked(self, drafter: RequestDrafter) -> bool:
         """Whether to ask a drafter in any case: lookups always, unless that takes more time than they gained last."""
         profile = drafter.profile
-        if profile.is_costly or drafter.guard.is_left_out:
-            return False
-        if profile.is_certain:
-            return True
+        if profile.is_costly or profile.is_certain:
+            return not profile.is_costly
         ask_s = profile.cost.per_ask + self.overhead_s
         share = ask_s / (_FREE * self.token_s)
         return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
@@ -129,10 +127,7 @@ class DraftPlanner:
             slots: That decode, with the other drafters' proposals.
             n_others: Other tokens in the same pass.
         """
-        costly = [
-            [d for d in slot.drafters.every if d.profile.is_costly and not d.guard.is_left_out and d not in slot.of]
-            for slot in slots
-        ]
+        costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
         if not any(costly):
             return []
         curve = self._curve(slots, n_others)
@@ -242,14 +237,11 @@ class DraftPlanner:
         return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
     def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
-        n_slots, n_plain, n_drafted, n_context = len(slots), n_others, 0, 0
-        for slot in slots:
-            n_plain += 1 + slot.drafters.n_replayed
-            n_drafted += slot.limit
-            n_context += slot.n_context
-        n_most, depth = n_plain + n_drafted, n_context / n_slots
+        n_plain = n_others + len(slots) + sum([slot.drafters.n_replayed for slot in slots])
+        n_most = n_plain + sum([slot.limit for slot in slots])
+        depth = sum([slot.n_context for slot in slots]) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
-        self.plain_s, self.token_s = known[1], known[n_plain] / n_slots
+        self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
     def _paced(self, ask: CostlyAsk, rest: _Rest, rate: float) -> CostlyAsk:
@@ -327,7 +319,7 @@ class DraftPlanner:
         cost.observe(k, drafter.n_missed, seconds)
         if profile.is_costly:  # then it was waited for
             drafter.spent_s += profile.counted_s(seconds, expected_s)
-        drafter.n_missed = profile.n_waited = 0
+        self.observe_proposal(drafter)
         if cost.per_ask > _CHEAP * self.plain_s and cost.is_warm:
             profile.is_costly = True
 
@@ -336,7 +328,7 @@ class DraftPlanner:
         self.overhead_s += _LEARN_OVERHEAD * (seconds - self.overhead_s)
 
     def observe_proposal(self, drafter: RequestDrafter) -> None:
-        """A drafter has a proposal for the coming round that was made ahead."""
+        """A drafter has a proposal for the coming round, made ahead or not."""
         drafter.n_missed = drafter.profile.n_waited = 0
 
     def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_others: int, pass_s: float) -> None:
@@ -348,10 +340,9 @@ class DraftPlanner:
             n_others: Other tokens in the pass, without replayed ones.
             pass_s: Seconds of the pass.
         """
-        n_plain, n_replayed, n_drafted = len(rounds) + n_others, 0, 0
-        for choice, _ in rounds:
-            n_replayed += choice.proposals.drafters.n_replayed
-            n_drafted += len(choice.nodes)
+        n_plain = len(rounds) + n_others
+        n_replayed = sum([choice.proposals.drafters.n_replayed for choice, _ in rounds])
+        n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
@@ -370,24 +361,17 @@ class DraftPlanner:
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
-        round_s = plain_s + each_s * k
-        for drafter in drafters.every:
-            round_s += drafter.spent_s
+        round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
-        n_right = 0
-        for drafter in lookups:
-            n_right = max(n_right, drafter.n_right)
-            n_own = n_own_accepted = 0
-            for i, each in enumerate(proposers):  # a token that another one proposed, too, is the first one's
-                if each[0] is drafter:
-                    n_own += 1
-                    n_own_accepted += i in path
-            drafter.observe_gain(n_own_accepted - n_own * each_s / plain_s)
-        n, n_accepted = _counts(proposers, path, lookups) if k else (0, 0)
-        drafters.budget.book(n_accepted * plain_s - n * each_s)
-        if n_right > n_accepted:
-            drafters.budget.credit((n_right - n_accepted) * plain_s)
+        for drafter in lookups:  # a token that another one proposed, too, is the first one's
+            own = [i in path for i, each in enumerate(proposers) if each[0] is drafter]
+            drafter.observe_gain(sum(own) - len(own) * each_s / plain_s)
+        if k:
+            n, n_accepted = _counts(proposers, path, lookups)
+            drafters.budget.book(n_accepted * plain_s - n * each_s)
+        if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
+            drafters.budget.credit(unused * plain_s)
         for drafter in drafters.every:
             profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
             if not profile.is_costly:

@@ -65,7 +65,7 @@ class SuffixArray:
             self._key = (end[::-1] + 1).astype(">u4").tobytes().ljust(4 * self._depth, b"\0")
         if self._n > self._n_max:
             self._forget()
-        elif len(self._recent) > max(_MIN_RECENT, len(self._sorted) // 8):
+        elif (n_recent := len(self._recent)) > _MIN_RECENT and n_recent > len(self._sorted) // 8:
             self._sorted += self._recent  # two sorted runs: sorting is one merge
             self._sorted.sort()
             self._recent = []
