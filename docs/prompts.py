@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-N_MIXED, N_WRITTEN = 2400, 768
+N_MIXED, N_WRITTEN = 2400, 1000
 
 FORMS = """\
 Write a blog post about {}.
