@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from time import perf_counter
 from typing import Any
 
@@ -108,7 +109,7 @@ def ask(url: str, body: Mapping[str, Any]) -> TimedRequest:
                     text += piece["content"]
     except urllib.error.HTTPError as error:
         raise AuguryError(f"{url} refuses a request: {error.read().decode(errors='replace')[:300]}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:  # the last where it answers, but not by HTTP
         raise AuguryError(f"{url} does not answer: {error}") from None
     if not times:
         raise AuguryError(f"{url} answers without a token; its /completion is not llama.cpp's")

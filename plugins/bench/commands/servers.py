@@ -36,6 +36,8 @@ def run_servers(args: argparse.Namespace) -> int:
     """Ask both servers, and print their clients' times."""
     if args.compare is not None or args.against or args.warm:
         raise OptionError("--vs-server compares two servers; leave out --compare, --against and --warm")
+    if not args.vs_server.startswith(("http://", "https://")):
+        raise OptionError(f"--vs-server is {args.vs_server!r}, expected an address such as http://127.0.0.1:8080")
     prompts = prompts_to_compare(args)
     n_predict = _N_PREDICT if args.n_predict == -1 else args.n_predict
     clients = args.clients or CLIENTS

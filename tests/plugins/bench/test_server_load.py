@@ -63,9 +63,10 @@ def test_what_is_no_answer_is_an_error(url, prompt, told):
         run_load(url, [{"prompt": "two"}, {"prompt": prompt}], 2)
 
 
-def test_a_server_that_is_not_there_is_an_error():
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9 /"])
+def test_a_server_that_is_not_there_is_an_error(url):
     with pytest.raises(AuguryError, match="does not answer"):
-        ask("http://127.0.0.1:9", {"prompt": "two"})
+        ask(url, {"prompt": "two"})
 
 
 def test_as_many_ask_at_once_as_there_are_clients(url):
@@ -100,6 +101,10 @@ def test_two_servers_are_compared_by_what_their_clients_see(capsys):
     ("words", "told"),
     [
         (["--vs-server", "http://x", "--startup"], "--vs-server times answers"),
+        (
+            ["--vs-server", "localhost:8080"],
+            "--vs-server is 'localhost:8080', expected an address such as http://127.0.0.1:8080",
+        ),
         (["--clients", "2"], "--clients is for --vs-server"),
         (["--vs-server", "http://x", "--warm"], "leave out --compare"),
     ],
