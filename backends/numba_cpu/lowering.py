@@ -88,8 +88,7 @@ class Lowering:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
         of_blocks = [block.buffers(n_threads) for block in self._blocks]
         for each in (*of_blocks, *(emitter.buffers() for emitter in self._streams.emitters)):
-            for name, n_bytes in each.items():
-                needed[name] = max(n_bytes, needed.get(name, 0))
+            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in each.items()}
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for block in self._blocks:
             block.place(weights, buffers, arena)

@@ -70,8 +70,7 @@ class BlockEmitter:
         """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
         needed = dict(self._layout.buffers)
         for emitter in (*self._early, *self._emitters):
-            for name, n_bytes in emitter.buffers().items():
-                needed[name] = max(n_bytes, needed.get(name, 0))
+            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in emitter.buffers().items()}
         return needed
 
     def place(self, device: Device) -> None:

@@ -129,8 +129,7 @@ class Lowering:
             needed |= Tape.operand_buffers("normed beside", n_embd)
         needed |= self._streams.buffers()
         for each in (emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)):
-            for name, n_bytes in each.items():
-                needed[name] = max(n_bytes, needed.get(name, 0))
+            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in each.items()}
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
         self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
         self.hidden = self.buffers.get(HIDDEN, self._passed_on)
