@@ -187,6 +187,10 @@ class DraftRunner:
 
     def end(self, slot: int) -> None:
         """A slot's request is over; its cache may serve another."""
+        self._drop(slot)
+
+    def _drop(self, slot: int) -> None:
+        """Let go of a slot's text."""
         cached = self._texts.pop(slot, None)
         if cached is not None and cached.slot >= 0:
             self._context.end(cached.slot)
@@ -327,7 +331,7 @@ class DraftRunner:
         except BaseException:  # the contents of the slots are unknown; others are opened for requests that go on
             broken = [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
-                self.end(slot)
+                self._drop(slot)
             raise
         for feed, (cached, _, _) in zip(feeds, shares, strict=True):
             cached.tokens[cached.n : cached.n + len(feed.tokens)] = feed.tokens

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.cached_text import CachedText
+from augury.drafters.model.cached_text import CachedText, n_common
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner
 from augury.passes import Context
 from augury.types import Draft
@@ -85,8 +85,18 @@ class HiddenRunner(DraftRunner):
         self._n_judged = N_JUDGED
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
-        """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it."""
+        """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it.
+
+        If it goes on from the text before, the rest of that is processed, or the target would have to compute it again.
+        """
+        text = self._text(slot)
+        if n_common(text.history[: text.n_fed], history) == text.n_fed:
+            for _ in self.begin(slot, history):
+                pass
         return self._open(slot, history, may_reuse=True).n_fed
+
+    def end(self, slot: int) -> None:
+        """See `DraftRunner.end`: the next request of the slot may go on with its text."""
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Take the features (m, F) by name of tokens (m,) int32 of a text, which stand in it from `start` on."""
@@ -127,7 +137,7 @@ class HiddenRunner(DraftRunner):
 
     def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> FedText:
         """Open a slot for a text; it already holds the hidden states of the common prefix, with the lagging ones."""
-        self.end(slot)
+        self._drop(slot)
         opened = self._context.open(history, may_reuse=may_reuse, slot=slot)
         assert opened is not None
         whole = np.empty(self._n_ctx + 1, np.int32)
