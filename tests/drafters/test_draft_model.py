@@ -96,7 +96,7 @@ class Tokens:
 
     def __init__(self, texts, kind="gpt2"):
         self.texts, self.kind, self.n_vocab = texts, kind, len(texts)
-        self.bos = self.eos = None
+        self.bos, self.eos, self.special = None, None, frozenset()
         self.add_bos = self.add_eos = self.add_space_prefix = False
 
     def text(self, token):
