@@ -90,7 +90,7 @@ class ModelOptions:
 
     @property
     def slots(self) -> str:
-        """The slots in words, for messages: `1 slot of 4096 tokens`."""
+        """The slots in words, as messages name them, such as `1 slot of 4096 tokens`."""
         return f"{self.n_slots} slot{'s' * (self.n_slots > 1)} of {self.n_ctx} tokens"
 
     def check_cache_types(self, plan: ModelPlan) -> None:

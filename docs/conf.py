@@ -70,7 +70,7 @@ nitpicky = True
 default_role = "py:obj"  # `name` in a docstring is a link where it names something, and code where it does not
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
-    ("py:class", r"(abc|collections|gguf|np|numpy|pathlib)\..*|Path"),
+    ("py:class", r"(abc|collections|gguf|np|numpy|pathlib|types)\..*|Path"),
     ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
 ]
 
