@@ -105,7 +105,7 @@ def emitters_of(base: type, files: Iterable[ModuleType]) -> dict[type[Operation]
     """A backend's classes by the operations that they emit, which each names: `class MultiplyEmitter(base[Multiply])`."""
     found = dict[type[Operation], Any]()
     for file in files:
-        for emitter in (each for each in vars(file).values() if getattr(each, "__module__", None) == file.__name__):
+        for emitter in (each for each in vars(file).values() if isinstance(each, type) and each.__module__ == file.__name__):
             for named in (get_args(each)[0] for each in vars(emitter).get("__orig_bases__", ()) if get_origin(each) is base):
                 found |= dict.fromkeys(get_args(named) or (named,), emitter)
     return found
