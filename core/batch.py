@@ -31,7 +31,7 @@ class Batch:
 
     A model keeps state of two kinds. *Per position*, such as keys and values: the pass stores it at (slot, position) before
     anything attends to it, and a token attends to its slot's positions up to its own. The rows that an earlier pass stored from
-    `positions` on are overwritten, which is the whole rollback of a rejected draft takes.
+    `positions` on are overwritten, which is the whole rollback of a rejected draft.
 
     *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, except
     those that are `is_drafted`. It computes the logits of these, and keeps aside the inputs by which the slot's next pass takes

@@ -122,7 +122,7 @@ class _Placing:
         options: ModelOptions,
     ) -> None:
         self._host, self._gpus, self._options = host, gpus, options
-        self._what = f"{file.path.name} with {options.slots}"
+        self._what = f"{file.path.name} with {options.slots_in_words}"
         self._n, self._architecture = len(plan.layers) + 1, plan.architecture
         self._starts = (0, *plan.cuts())
 

@@ -89,8 +89,8 @@ class ModelOptions:
     placement: Placement = field(default=None, converter=as_placement)
 
     @property
-    def slots(self) -> str:
-        """The slots in words, as messages name them, such as `1 slot of 4096 tokens`."""
+    def slots_in_words(self) -> str:
+        """The number and size of slots for messages, such as `1 slot of 4096 tokens`."""
         return f"{self.n_slots} slot{'s' * (self.n_slots > 1)} of {self.n_ctx} tokens"
 
     def check_cache_types(self, plan: ModelPlan) -> None:

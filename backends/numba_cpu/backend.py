@@ -67,7 +67,7 @@ class NumbaCpu(Backend):
         from augury.backends.numba_cpu.packing import Layout
         from augury.backends.numba_cpu.weights import matrices_of
 
-        wanted = f"{file.path.name} with {options.slots}"
+        wanted = f"{file.path.name} with {options.slots_in_words}"
         advice = "ask for a smaller context or fewer slots"
         # the system promises more memory than it has, and ends the process that takes it at its word
         n_state, n_there = lowering.state_bytes, n_bytes_of_machine()

@@ -83,7 +83,7 @@ class NumbaCuda(Backend):
             return CudaModel(info, lowering, device, tokens)
         except MemoryError as error:
             device.close()
-            wanted = f"{file.path.name} with {options.slots}"
+            wanted = f"{file.path.name} with {options.slots_in_words}"
             raise CapacityError(
                 f"{wanted} does not fit: {error}; ask for a smaller context or fewer slots, or -ngl auto"
             ) from error

@@ -55,7 +55,7 @@ class LayerCache:
         try:
             self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind, kind)) for kind, n, size in layer.cached()]
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
-            raise CapacityError(f"no memory for {options.slots}; ask for a smaller context or fewer slots") from error
+            raise CapacityError(f"no memory for {options.slots_in_words}; ask for a smaller context or fewer slots") from error
 
     @staticmethod
     def bytes_per_position(layer: Block, options: ModelOptions) -> int:

@@ -317,7 +317,16 @@ class Builder:
     ) -> Value:
         """The values that heads mix by their queries; see `Attend`."""
         made = Attend(
-            *(queries, keys, values, n_heads, scale, window, chunk, softcap, slopes, sinks),
+            queries,
+            keys,
+            values,
+            n_heads,
+            scale,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            slopes=slopes,
+            sinks=sinks,
             choice=choice,
             pooled=pooled,
             source=source,

@@ -28,7 +28,7 @@ _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # 
 _INTS, _FLOATS = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = 1e-5  # of float32 probabilities: so much above 1 they may be
 _THROUGH = object()  # with the steps of `begin`
-_NO_GUESS = NO_DRAFT.tokens
+_NO_TOKENS = NO_DRAFT.tokens
 
 
 def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
@@ -56,23 +56,20 @@ class DrafterGuard:
     is_asked_alone: bool = Factory(
         lambda self: getattr(type(self.drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT, takes_self=True
     )
-    history: np.ndarray = _NO_GUESS
-    """The request's text as the drafter sees it, (h,) int32, as far as it was told of it: a copy, because what the drafter does
-    to it is to reach nobody else."""
+    history: np.ndarray = _NO_TOKENS
+    """The request's text, (h,) int32, as far as the drafter was told of it; a copy of its own."""
     _has_begun: bool = False
     _slow_calls: guard.SlowCalls = Factory(guard.SlowCalls)
     _text: np.ndarray = Factory(
         lambda self: np.empty(len(self.sequence.history) + self.sequence.n_left, np.int32), takes_self=True
     )
     _shown: np.ndarray = Factory(lambda self: read_only(self._text), takes_self=True)
-    _n_shown: int = 0
 
     def _show_history(self) -> np.ndarray:
         """Copy new tokens of the text to `history`, and return it, (h,) int32: a drafter's changes affect nothing else."""
-        history, n_shown = self.sequence.history, self._n_shown
-        self._n_shown = n = len(history)
-        self._text[n_shown:n] = history[n_shown:]
-        self.history = self._shown[:n]
+        history, n_shown = self.sequence.history, len(self.history)
+        self._text[n_shown : len(history)] = history[n_shown:]
+        self.history = self._shown[: len(history)]
         return self.history
 
     def n_held(self, n_reused: int) -> int:
@@ -117,7 +114,7 @@ class DrafterGuard:
         self.sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
-    def ask(self, limit: int, pace: Pace | None = None, guess: np.ndarray = _NO_GUESS) -> Ask:
+    def ask(self, limit: int, pace: Pace | None = None, guess: np.ndarray = _NO_TOKENS) -> Ask:
         """The ask for a draft of at most `limit` tokens."""
         return Ask(self.drafter, self.history, limit, guess, pace)
 
