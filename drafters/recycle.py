@@ -59,57 +59,51 @@ class Recycle(Drafter):
         self._table: np.ndarray = session.shared(("recycle", shape), lambda: np.full(shape, -1, np.int32))
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Follow the table from the last token, level by level."""
-        successors = self._table[history[-1]]
-        if successors[0] < 0:
+        """Follow the table from the last token."""
+        successors = {-1: self._table[history[-1]].tolist()}  # of a node of the draft; lists, for NumPy's calls take longer
+        if successors[-1][0] < 0:
             return NO_DRAFT
-        shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)
-        tokens = np.empty(len(shape.parents), np.int32)
-        tokens[shape.levels[0]] = successors[shape.ranks[shape.levels[0]]]
-        for level in shape.levels[1:]:
-            before = tokens[shape.parents[level]]
-            tokens[level] = np.where(before < 0, -1, self._table[before, shape.ranks[level]])
-        known = tokens >= 0
-        if known.all():
-            return Draft(tokens, shape.parents, evidence=shape.grounds)
-        place = np.cumsum(known, dtype=np.int32) - 1  # where the nodes that are left go
-        parents = np.where(shape.parents < 0, -1, place[shape.parents])
-        return Draft(tokens[known], parents[known], evidence=shape.grounds[known])
+        tokens, parents, evidence = list[int](), list[int](), list[int]()
+        places = {-1: -1}  # by node of the shape: where it is in the draft, which has those that are known
+        for node, (parent, rank) in enumerate(_tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)):
+            if (at := places.get(parent)) is None:
+                continue
+            if at not in successors:
+                successors[at] = self._table[tokens[at]].tolist()
+            if (token := successors[at][rank]) >= 0:
+                places[node] = len(tokens)
+                tokens.append(token)
+                parents.append(at)
+                evidence.append(min(rank, len(_CHANCES) - 1))
+        return Draft(tokens, parents, evidence=evidence)
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
         if verdict.top_after is not None and verdict.top_ids is not None:
-            is_finite = verdict.top_ids[:, 0] >= 0
-            self._table[verdict.top_after[is_finite]] = verdict.top_ids[is_finite]
-
-
-@frozen(eq=False)
-class _TreeShape:
-    """A tree of n nodes, the most promising first."""
-
-    parents: np.ndarray  # (n,) int32, -1: the text's last token
-    ranks: np.ndarray  # (n,) int32, which of its parent's successors a node is
-    grounds: np.ndarray  # (n,) int32, by rank, a place in `_CHANCES`
-    levels: tuple[np.ndarray, ...]  # the nodes of each depth
+            for token, ids in zip(verdict.top_after.tolist(), verdict.top_ids, strict=True):
+                if ids[0] >= 0:  # -1: its row is not finite
+                    self._table[token] = ids
 
 
 @cache
-def _tree_shape(n: int, depth: int, n_successors: int) -> _TreeShape:
-    """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each."""
-    found: list[tuple[int, int, int]] = []  # parent, rank, depth
+def _tree_shape(n: int, depth: int, n_successors: int) -> list[tuple[int, int]]:
+    """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each.
+
+    Returns:
+        The parent of each, -1 for the text's last token, and which of that one's successors it is.
+    """
+    found: list[tuple[int, int]] = []
     open_nodes = [(-_chance(0), 0, -1, 0, 0)]  # chance of the path, order found, parent, rank, depth
     n_seen = 1
     while open_nodes and len(found) < n:
         path, _, parent, rank, level = heappop(open_nodes)
-        found.append((parent, rank, level))
+        found.append((parent, rank))
         if rank + 1 < n_successors:
             heappush(open_nodes, (path / _chance(rank) * _chance(rank + 1), n_seen, parent, rank + 1, level))
         if level + 1 < depth:
             heappush(open_nodes, (path * _chance(0), n_seen + 1, len(found) - 1, 0, level + 1))
         n_seen += 2
-    parents, ranks, levels = np.array(found, np.int32).T
-    grounds = np.minimum(ranks, len(_CHANCES) - 1)
-    return _TreeShape(parents, ranks, grounds, tuple(np.flatnonzero(levels == level) for level in range(levels.max() + 1)))
+    return found
 
 
 def _chance(rank: int) -> float:

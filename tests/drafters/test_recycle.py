@@ -102,7 +102,7 @@ def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
     naive = NaiveRecycle(n_successors, 99, depth, _CHANCES)
     for n in (1, 2, 7, 30):
         shape, paths = _tree_shape(n, depth, n_successors), []
-        for i, (parent, rank) in enumerate(zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)):
+        for i, (parent, rank) in enumerate(shape):
             assert -1 <= parent < i
             paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
         assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n))
