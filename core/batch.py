@@ -170,32 +170,23 @@ class Tree:
             CapacityError: A slot has too few cells.
         """
         assert batch.parents is not None
-        n = len(batch.tokens)
-        order = np.argsort(batch.slots, kind="stable")
-        is_first = np.diff(batch.slots[order], prepend=-1) != 0
-        starts = np.maximum.accumulate(np.where(is_first, np.arange(n), 0))
-        self.parents = batch.parents
-        self.marks = np.empty(n, np.int32)
-        self.marks[order] = batch.positions[order[starts]]
-        self.cells = self.marks.copy()
-        self.cells[order] += np.arange(n, dtype=np.int32) - starts.astype(np.int32)
-        self._check(batch)
-        if n and self.cells.max() >= n_ctx:
-            raise CapacityError(f"a tree needs {self.cells.max() + 1} cells of its slot, which has {n_ctx}; draft fewer tokens")
-
-    def _check(self, batch: Batch) -> None:
-        parents, numbers = self.parents, np.arange(len(batch.tokens))
-        is_root = parents == -1
-        is_known = (parents >= -1) & (parents < numbers)
-        at = np.where(is_known & ~is_root, parents, 0)
-        expected = np.where(is_root, self.marks, batch.positions[at] + 1)
-        is_right = is_known & (is_root | (batch.slots[at] == batch.slots)) & (batch.positions == expected)
-        if not is_right.all():
-            i = int(is_right.argmin())
-            raise OptionError(
-                f"token {i} of a tree, at position {batch.positions[i]} of slot {batch.slots[i]}, has parent {parents[i]}; "
-                "expected an earlier token of its slot one position before it, or -1 at the position of the slot's first"
-            )
+        slots, positions, parents = batch.slots.tolist(), batch.positions.tolist(), batch.parents.tolist()
+        ends = dict[int, tuple[int, int]]()  # by slot: its first cell, and the next one
+        marks, cells = list[int](), list[int]()  # lists: of a round's few tokens NumPy's calls take longer
+        for i, (slot, position, parent) in enumerate(zip(slots, positions, parents, strict=True)):
+            mark, cell = ends.get(slot, (position, position))
+            is_known = -1 <= parent < i and (parent < 0 or slots[parent] == slot)
+            if not is_known or position != (mark if parent < 0 else positions[parent] + 1):
+                raise OptionError(
+                    f"token {i} of a tree, at position {position} of slot {slot}, has parent {parent}; expected an earlier "
+                    "token of its slot one position before it, or -1 at the position of the slot's first"
+                )
+            ends[slot] = mark, cell + 1
+            marks.append(mark)
+            cells.append(cell)
+        if (n := max([end for _, end in ends.values()], default=0)) > n_ctx:
+            raise CapacityError(f"a tree needs {n} cells of its slot, which has {n_ctx}; draft fewer tokens")
+        self.parents, self.marks, self.cells = batch.parents, np.array(marks, np.int32), np.array(cells, np.int32)
 
     def seen(self, token: int) -> np.ndarray:
         """The cells (position + 1,) of all that a token attends to, from its sequence's first position to its own."""

@@ -20,14 +20,14 @@ def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
     Returns:
         (m, 4) int64: first token, tokens, slot, whether it is a tree that is no chain.
     """
-    of = slots.tolist()  # of a round's few tokens NumPy's calls take longer
+    of, above = slots.tolist(), None if parents is None else parents.tolist()  # NumPy's calls take longer for a round's tokens
     starts = [i for i, slot in enumerate(of) if not i or slot != of[i - 1]]
-    runs = np.array([(i, end - i, of[i], 0) for i, end in zip(starts, [*starts[1:], len(of)], strict=True)], np.int64)
-    if parents is not None:
-        is_branch = parents != np.arange(-1, len(slots) - 1)
-        is_branch[starts] = False  # it follows the slot's text, or an earlier pass of the same chain
-        runs[:, 3] = np.logical_or.reduceat(is_branch, starts)
-    return runs
+    runs = [
+        # the first of a run follows the slot's text, or an earlier pass of the same chain
+        (i, end - i, of[i], above is not None and above[i + 1 : end] != [*range(i, end - 1)])
+        for i, end in zip(starts, [*starts[1:], len(of)], strict=True)
+    ]
+    return np.array(runs, np.int64)
 
 
 def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = False) -> Iterator[slice]:
