@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
 import numpy as np
 from attrs import frozen
 
@@ -11,7 +9,8 @@ from augury.engine.sequence import Sequence
 from augury.engine.verification import Accepted
 from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
-from augury.types import Draft, TokenLogprob
+from augury.speculation.drafts import Choice
+from augury.types import TokenLogprob
 
 
 @frozen
@@ -44,40 +43,38 @@ class VerifiedDraft:
         return f"slot {self.slot}: {' and '.join(self.drafters)} drafted {n} token{'s' * (n > 1)}, {self.n_accepted} accepted"
 
 
-def log_draft(
-    sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int, drafters: Items[str]
-) -> None:
+def log_draft(sequence: Sequence, choice: Choice, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int) -> None:
     """Log a draft that was verified.
 
     Args:
         sequence: Whose it is.
-        draft: k tokens.
+        choice: Its draft.
         accepted: The result of `Sequence.verify`.
         n_emitted: How many of its tokens were emitted; tokens after a stop are left out.
         logits: The logits of the pass.
         first_row: The row after the history.
-        drafters: (k,) the drafter of each token.
     """
+    draft, chances = choice.draft, choice.proposals.tree.chances
     path = list(accepted.path)[: n_emitted - 1]
     reached = [-1, *path]  # the places after which the target chose
     chosen = {
         node: _target_choice(sequence, token, logits, first_row + 1 + node)
         for node, token in zip(reached, accepted.tokens, strict=False)
     }
-    probabilities = draft.confidence
+    probabilities = [chances[node] for node in choice.nodes] if chances else None
     if draft.probabilities is not None:
-        probabilities = draft.probabilities[np.arange(len(draft)), draft.tokens]
+        probabilities = draft.probabilities[np.arange(len(draft)), draft.tokens].tolist()
     tokens = tuple(
         DraftedToken(
             token,
             sequence.bytes_of(token),
-            None if probabilities is None else float(probabilities[i]),
+            None if probabilities is None else probabilities[i],
             chosen.get(parent),
             is_accepted=i in path,
         )
         for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), draft.above.tolist(), strict=True))
     )
-    verified = VerifiedDraft(sequence.slot, tuple(dict.fromkeys(drafters)), tokens, chosen[reached[-1]])
+    verified = VerifiedDraft(sequence.slot, tuple(dict.fromkeys(choice.names)), tokens, chosen[reached[-1]])
     DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
 
 

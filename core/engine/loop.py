@@ -333,7 +333,7 @@ class Loop:
             path, n_accepted = tuple(accepted.path[: n_emitted - 1]), n_emitted - 1
             is_stopped = n_accepted < len(accepted.path)
             if names and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-                guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, names)
+                guarded(log_draft, sequence, choice, accepted, n_emitted, passed, row)
         self._context.commit(feed, path)
         sequence.n_kept += len(feed.tokens) + n_accepted
         if not share.n_prompt:

@@ -33,7 +33,8 @@ class JointTree(Generic[Proposer]):
     Attributes:
         tokens: By node.
         parents: By node, -1: the history.
-        chances: By node: that it is right where its parent is; 0 of one that is forbidden.
+        chances: By node: that it is right where its parent is; 0 of one that is forbidden. Of a tree made `alone` the draft's
+            confidence, or empty.
         proposers: By node.
         nodes: By parent and token; none of a tree made `alone`.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
@@ -71,7 +72,8 @@ class JointTree(Generic[Proposer]):
         tree = cls()
         tree.tokens = draft.tokens.tolist()
         tree.parents = list(range(-1, len(draft) - 1)) if draft.parents is None else draft.parents.tolist()
-        tree.chances, tree.proposers = [1.0] * len(draft), [[proposer]] * len(draft)
+        tree.chances = [] if draft.confidence is None else draft.confidence.tolist()
+        tree.proposers = [[proposer]] * len(draft)
         return tree
 
     def __len__(self) -> int:
@@ -192,9 +194,7 @@ class JointTree(Generic[Proposer]):
         if self.drawn:
             certain = np.zeros_like(next(iter(self.drawn.values())))
             probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
-        confidence = np.array([self.chances[node] for node in nodes], np.float32)
-        tokens = [self.tokens[node] for node in nodes]
-        return Draft(tokens, None if is_chain else parents, probabilities, confidence)
+        return Draft([self.tokens[node] for node in nodes], None if is_chain else parents, probabilities)
 
     def ancestry(self, nodes: Iterable[int]) -> list[int]:
         """These nodes and all before them, rising."""
