@@ -244,7 +244,6 @@ class Sequence(DraftedSequence):
                 break
             self._buffer[self._n] = token
             self._n, self.n_emitted = self._n + 1, self.n_emitted + 1
-            self.history = self._view[: self._n]
             may_stop = self.n_emitted > self.request.min_tokens
             text = self._text.push(token, may_stop=may_stop)
             self._finish_after(token)
@@ -254,6 +253,7 @@ class Sequence(DraftedSequence):
             pieces.append(Token(token, text, origin, None if i else len(drafters)))  # of the round, with its first token
             if is_end:
                 break
+        self.history = self._view[: self._n]
         if (n_top := self.request.logprobs) is not None:
             pieces = self._with_logprobs(pieces, n_top, logits, [first_row, *[first_row + 1 + node for node in path]])
         self.pieces += pieces
@@ -265,7 +265,7 @@ class Sequence(DraftedSequence):
         is_complete = self._text.is_stopped or token in self._end_tokens
         if not is_complete and self._constraint is not None:
             try:
-                self._constraint.follow(self.history, self.n_emitted)
+                self._constraint.follow(self._view[: self._n], self.n_emitted)
             except (PluginError, UnsupportedError) as error:
                 self.fail(error)
             is_complete = self._constraint.n_complete == self.n_emitted
