@@ -18,7 +18,7 @@ import numpy as np
 from augury.devices import Placement
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
-from augury.engine.evaluations import Evaluations
+from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
 from augury.engine.request import Request, checked_tokens, is_several, make_request, make_requests
 from augury.engine.running import Running, Stream
@@ -77,7 +77,7 @@ class Engine(Evaluations):
         self.tokenizer = tokenizer
         self.config = config
         self.chat_template = template
-        self._n_ctx = context.spec.n_ctx
+        self._context, self._n_ctx = context, context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)

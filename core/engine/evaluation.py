@@ -1,17 +1,28 @@
-"""Texts that are computed and not continued: for their logits, log-probabilities, embeddings or hidden states."""
+"""Texts that are computed and not continued: for their logits, log-probabilities, embeddings or hidden states.
+
+`Evaluations` has an engine's methods for them, which any thread may call. Each gives the engine's thread a function of its
+loop: a generator that takes a step at a time, between rounds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence as Items
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from augury.engine.context import EngineContext
+from augury.engine.loop import Loop
+from augury.engine.request import is_several
 from augury.engine.stats import PromptToken
+from augury.engine.worker import Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.options import check_count
 from augury.passes import Pass
+from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, TokenLogprob
 
 Steps = Generator[Any, None, None]
@@ -21,58 +32,138 @@ POOLING = ("none", "mean", "cls", "last")
 """How tokens' embeddings are pooled: all of them, their mean, the first, the last. llama.cpp's names."""
 
 
-class Slots(Protocol):
-    """The part of the loop that evaluations use."""
+class Evaluations(ABC):
+    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget their contents."""
 
-    @property
-    def n_chunk(self) -> int:
-        """Tokens that the next pass may have."""
+    info: ModelInfo
+    tokenizer: Tokenizer | None
+    _context: EngineContext
+    _n_vocab: int
+    _worker: Worker
 
-    def take(self, tokens: np.ndarray) -> int | None:
-        """A slot for a text, or None while all are taken."""
+    @abstractmethod
+    def _tokens(self, prompt: Any, messages: Any) -> np.ndarray:
+        """The token ids of a text or a conversation, (T,) int32."""
 
-    def release(self, slot: int) -> None:
-        """Give it back."""
+    def evaluate(self, prompt: str | Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
+        """The logits after every token of a text, without generating, in a free slot, whose contents are forgotten.
+
+        Args:
+            prompt: A text or T token ids.
+            rows: R positions whose logits are wanted, in any order; None for all T.
+
+        Returns:
+            (R, V) float32.
+
+        Raises:
+            OptionError: A token or row is out of range, or there are none.
+            CapacityError: The tokens do not fit into the context.
+        """
+        context, tokens = self._context, self._tokens(prompt, None)
+        wanted = _checked_rows(rows, len(tokens))
+        rising, back = np.unique(wanted, return_inverse=True)
+        logits: np.ndarray = self._worker.answer(lambda loop: _evaluate(loop, context, tokens, rising))
+        return logits if np.array_equal(rising, wanted) else logits[back]
+
+    def score(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
+        """How probable the tokens of texts are. The slots used forget their contents.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            logprobs: How many of the most probable tokens to report beside each.
+
+        Returns:
+            A `PromptToken` for each token of one text, the first without a log-probability; of several a list of such lists.
+
+        Raises:
+            AuguryError: By its kind: a text that has no tokens, or too many for the context, or a count below 0.
+        """
+        scored: list[Any] = self._worker.answer(self._scoring(texts, logprobs))
+        return scored if is_several(texts) else scored[0]
+
+    async def ascore(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
+        """`score` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
+        scored: list[Any] = await self._worker.answer_async(await asyncio.to_thread(self._scoring, texts, logprobs))
+        return scored if is_several(texts) else scored[0]
+
+    def _scoring(self, texts: Any, logprobs: int) -> Callable[[Loop], Steps]:
+        context, n_top, n_vocab, tokenizer = self._context, check_count("logprobs", logprobs, 0), self._n_vocab, self.tokenizer
+        tokens = self._each(texts)
+
+        def spell(token: int) -> bytes | None:
+            return None if tokenizer is None else tokenizer.piece(token)
+
+        return lambda loop: _score(loop, context, tokens, n_top, n_vocab, spell)
+
+    def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+        """Embeddings: the inputs of the output's matrix. The slots used forget their contents.
+
+        A mean is summed in float64, token by token: it does not depend on how the text was divided into passes.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default as the model's
+                file says, or else `last`.
+            normalize: Whether to scale them to length 1.
+
+        Returns:
+            (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
+
+        Raises:
+            AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
+        """
+        embeddings = self._worker.answer(self._embedding(texts, pooling, normalize=normalize))
+        return embeddings if is_several(texts) else embeddings[0]
+
+    async def aembed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+        """`embed` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
+        embeddings = await self._worker.answer_async(self._embedding(texts, pooling, normalize=normalize))
+        return embeddings if is_several(texts) else embeddings[0]
+
+    def _embedding(self, texts: Any, pooling: str | None, *, normalize: bool) -> Callable[[Loop], Steps]:
+        context, kind, tokens = self._context, _checked_pooling(pooling, self.info), self._each(texts)
+        return lambda loop: _embed(loop, context, tokens, kind, normalize=normalize)
+
+    def hidden_states(self, texts: Any, names: Items[str]) -> Any:
+        """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            names: Features of the model: `layer.I`, the residual stream after layer I, counted from 0; `embedding`, the same
+                before the first layer; `output`, the input of the output's matrix.
+
+        Returns:
+            (T, F) float32 by name of one text; of several a list of such mappings.
+
+        Raises:
+            AuguryError: By its kind: no such features, a text that has no tokens, or too many for the context.
+        """
+        if isinstance(names, str):
+            raise OptionError(f"names is {names!r}, expected a list of names, such as [{names!r}]")
+        context, tokens, wanted = self._context, self._each(texts), tuple(names)
+        found: list[dict[str, np.ndarray]] = self._worker.answer(lambda loop: _hidden_states(loop, context, tokens, wanted))
+        return found if is_several(texts) else found[0]
+
+    def _each(self, texts: Any) -> list[np.ndarray]:
+        """The tokens of a text or of several, (T,) int32 each."""
+        return [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
 
 
-def evaluate(slots: Slots, context: EngineContext, tokens: np.ndarray, rows: np.ndarray) -> Steps:
-    """Logits of a text.
-
-    Args:
-        slots: Of the loop.
-        context: Of the model.
-        tokens: (T,) int32.
-        rows: (r,) int32, rising positions whose logits are wanted.
-
-    Yields:
-        None, at last (r, V) float32.
-    """
+def _evaluate(loop: Loop, context: EngineContext, tokens: np.ndarray, rows: np.ndarray) -> Steps:
     logits = np.empty((len(rows), context.info.n_vocab), np.float32)
 
     def read(_: int, start: int, stop: int, passed: Pass, __: int) -> None:
         first, last = np.searchsorted(rows, (start, stop))
         logits[first:last] = passed.rows()
 
-    yield from _read(slots, context, [tokens], rows, (), read)
+    yield from _read(loop, context, [tokens], rows, (), read)
     yield logits
 
 
-def score(
-    slots: Slots, context: EngineContext, texts: Items[np.ndarray], n_top: int, n_vocab: int, spell: Callable[[int], Any]
+def _score(
+    loop: Loop, context: EngineContext, texts: Items[np.ndarray], n_top: int, n_vocab: int, spell: Callable[[int], bytes | None]
 ) -> Steps:
-    """How probable the tokens of texts are, as many texts at once as slots are free. Only that is kept of each pass.
-
-    Args:
-        slots: Of the loop.
-        context: Of the model.
-        texts: (T,) int32 each.
-        n_top: How many alternatives to each token.
-        n_vocab: How many tokens there are to choose from.
-        spell: Gives the bytes of a token, or None.
-
-    Yields:
-        None, at last a list of T `PromptToken` for each text.
-    """
+    """Only the probabilities are kept of each pass."""
     scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
 
     def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
@@ -88,25 +179,11 @@ def score(
             rank = 1 + int(np.count_nonzero(passed.row(row) > logit))
             scored[text].append(PromptToken(token, spell(token), logit - normalizer, rank, tuple(top)))
 
-    yield from _read(slots, context, texts, np.arange(max(map(len, texts))), (), read)
+    yield from _read(loop, context, texts, np.arange(max(map(len, texts))), (), read)
     yield scored
 
 
-def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
-    """Embeddings of texts: the inputs of the output's matrix, of as many texts at once as slots are free.
-
-    Args:
-        slots: Of the loop.
-        context: Of the model.
-        texts: (T,) int32 each.
-        pooling: One of `POOLING`.
-        normalize: Whether they are scaled to length 1.
-
-    Yields:
-        None, at last (n, E) float32, or a list of (T, E) where nothing is pooled.
-
-    Numerics: A mean is summed in float64, token by token: it does not depend on how the text was divided into passes.
-    """
+def _embed(loop: Loop, context: EngineContext, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
     if "output" not in context.model.features:
         raise UnsupportedError("this backend has no embeddings; load the model with another one")
     embeddings: list[Any] = [[] for _ in texts]
@@ -121,7 +198,7 @@ def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], poolin
         elif start == 0 or pooling == "last":
             embeddings[text] = values[0 if pooling == "cls" else -1].copy()
 
-    yield from _read(slots, context, texts, np.empty(0, np.int32), ("output",), read)
+    yield from _read(loop, context, texts, np.empty(0, np.int32), ("output",), read)
     if pooling == "mean":
         embeddings = [sums / len(text) for sums, text in zip(embeddings, texts, strict=True)]
     if pooling == "none":
@@ -130,18 +207,7 @@ def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], poolin
     yield scaled if pooling == "none" else np.stack(scaled)
 
 
-def hidden_states(slots: Slots, context: EngineContext, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
-    """Features of every token of texts, of as many texts at once as slots are free.
-
-    Args:
-        slots: Of the loop.
-        context: Of the model.
-        texts: (T,) int32 each.
-        names: Of the features, see `augury.interfaces.Model.features`.
-
-    Yields:
-        None, at last for each text (T, F) float32 by name.
-    """
+def _hidden_states(loop: Loop, context: EngineContext, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
     widths = context.model.features
     if missing := [name for name in names if name not in widths]:
         known = ", ".join(widths) or "none"
@@ -152,26 +218,29 @@ def hidden_states(slots: Slots, context: EngineContext, texts: Items[np.ndarray]
         for name, values in found[text].items():
             values[start:stop] = passed.features(name)[first : first + stop - start]
 
-    yield from _read(slots, context, texts, np.empty(0, np.int32), names, read)
+    yield from _read(loop, context, texts, np.empty(0, np.int32), names, read)
     yield found
 
 
 def _read(
-    slots: Slots,
+    loop: Loop,
     context: EngineContext,
     texts: Items[np.ndarray],
     rows: np.ndarray,
     features: tuple[str, ...],
     read: Callable[[int, int, int, Pass, int], None],
 ) -> Steps:
-    """Compute texts; `read` gets the text, from and to where a pass went on with it, the pass, and where in it that is."""
+    """Compute as many texts at once as slots are free, with the logits of the positions `rows`, (r,) rising.
+
+    `read` gets the text, from and to where a pass went on with it, the pass, and where in it that is.
+    """
     waiting = deque(range(len(texts)))
     places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
     try:
         while waiting or places:
-            while waiting and (slot := slots.take(texts[waiting[0]])) is not None:
+            while waiting and (slot := loop.take(texts[waiting[0]])) is not None:
                 places[waiting.popleft()] = slot, 0
-            feeds, n_left = [], slots.n_chunk
+            feeds, n_left = [], loop.n_chunk
             for text, (slot, start) in places.items():
                 if len(tokens := texts[text][start : start + n_left]):
                     first, last = np.searchsorted(rows, (start, start + len(tokens)))
@@ -187,20 +256,25 @@ def _read(
                     context.commit(feed)
                     places[text] = feed.slot, stop
                     if stop == len(texts[text]):
-                        slots.release(places.pop(text)[0])
+                        loop.release(places.pop(text)[0])
             yield None
     finally:
         for slot, _ in places.values():
-            slots.release(slot)
+            loop.release(slot)
 
 
-def checked_pooling(asked: str | None, info: ModelInfo) -> str:
-    """The pooling that a caller asks for, or else the model's file, or else `last`.
+def _checked_rows(rows: Any, n: int) -> np.ndarray:
+    """Positions in a text of n tokens, in any order; None for all."""
+    wanted = np.arange(n) if rows is None else np.asarray(rows).reshape(-1)
+    if not len(wanted):
+        wanted = wanted.astype(np.int64)  # an empty list has no type of its own
+    if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= n)).any():
+        raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {n - 1}, the positions of the tokens given")
+    return wanted
 
-    Raises:
-        OptionError: There is no such pooling.
-        UnsupportedError: The file's is none of augury's, or its embeddings have a head.
-    """
+
+def _checked_pooling(asked: str | None, info: ModelInfo) -> str:
+    """The pooling that a caller asks for, or else the model's file, or else `last`."""
     if info.has_embedding_head:
         raise UnsupportedError(
             f"the embeddings of {info.name} go through a head (cls.output, dense_2), which augury does not compute"

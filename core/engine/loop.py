@@ -18,7 +18,6 @@ import numpy as np
 
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
-from augury.engine.evaluation import Steps, embed, evaluate, hidden_states, score
 from augury.engine.round_pass import RoundPass, ScheduledInput
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
@@ -147,23 +146,7 @@ class Loop:
         for sequence in (*self._running, *self._waiting):
             self._end(sequence, error)
 
-    # Evaluations, which run between the rounds: their steps, and the functions of these
-
-    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Steps:
-        """See `augury.engine.evaluation.evaluate`."""
-        return evaluate(self, self._context, tokens, rows)
-
-    def score(self, texts: Items[np.ndarray], n_top: int, spell: Callable[[int], Any]) -> Steps:
-        """See `augury.engine.evaluation.score`."""
-        return score(self, self._context, texts, n_top, self._n_vocab, spell)
-
-    def embed(self, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
-        """See `augury.engine.evaluation.embed`."""
-        return embed(self, self._context, texts, pooling, normalize=normalize)
-
-    def hidden_states(self, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
-        """See `augury.engine.evaluation.hidden_states`."""
-        return hidden_states(self, self._context, texts, names)
+    # Evaluations, which run between the rounds
 
     @property
     def n_chunk(self) -> int:
