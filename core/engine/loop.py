@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence as Items
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -31,6 +31,8 @@ from augury.speculation.drafts import Choice, Outcome
 from augury.types import Round, read_only
 
 __all__ = ["Loop"]
+
+Result = TypeVar("Result")
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
@@ -94,7 +96,9 @@ class Loop:
         for sequence in tuple(self._running):
             if sequence.is_prefilling:
                 continue
-            if not sequence.waits_for_drafters or self._attempt([sequence], self._drafting.prefill, sequence):
+            if sequence.waits_for_drafters:
+                self._attempt([sequence], self._drafting.prefill, sequence)
+            if not sequence.waits_for_drafters:
                 (drafted if sequence.is_drafted else plain).append(sequence)
         self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
         prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
@@ -104,14 +108,13 @@ class Loop:
         if not shares:  # nobody is there, or all wait for their drafters
             return
         parts = self._context, self._drafting, shares, self._n_vocab
-        done: RoundPass | None = self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)
-        if done is None:
+        if not (passes := self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)):
             return
+        (done,) = passes
         settled: list[tuple[ScheduledInput, Outcome, int]] = []
         row = first = 0
         for share in shares:
-            if (outcome := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
-                settled.append((share, outcome, first))
+            settled += [(share, outcome, first) for outcome in self._attempt([share.sequence], self._emit, share, done, row)]
             row, first = row + share.n_rows, first + share.feed.n_tokens
         decoded: list[tuple[Choice, Outcome]] = []
         n_drafted = n_accepted = n_emitted = 0
@@ -188,14 +191,14 @@ class Loop:
 
     # The steps of a round
 
-    def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
-        """Do a step for some sequences; if it fails, they end with its exception, and None is returned."""
+    def _attempt(self, sequences: Items[Sequence], step: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """The result of a step for some sequences; if it fails there is none, and they end with its exception."""
         try:
-            return step(*arguments)
+            return [step(*arguments)]
         except BaseException as error:  # noqa: BLE001 - a plugin's failure does not end the engine's thread
             for sequence in sequences:
                 self._end(sequence, error)
-            return None
+            return []
 
     def _drop_cancelled(self) -> None:
         for sequence in (*self._running, *self._waiting):
@@ -260,7 +263,7 @@ class Loop:
         shares = [
             ScheduledInput(each, feed, 1)
             for each in plain
-            if (feed := self._attempt([each], self._context.feed, each.slot, each.history[-1:], 1)) is not None
+            for feed in self._attempt([each], self._context.feed, each.slot, each.history[-1:], 1)
         ]
         if drafted:
             shares += self._drafted(drafted, len(shares) + sum([share.n_prompt for share in chunks]))
@@ -268,18 +271,14 @@ class Loop:
 
     def _drafted(self, sequences: Items[Sequence], n_others: int) -> list[ScheduledInput]:
         """The same of sequences that have drafters, beside `n_others` tokens of others."""
-        limits = [
-            (sequence, limit)
-            for sequence in sequences
-            if (limit := self._attempt([sequence], self._limit, sequence)) is not None
-        ]
-        choices = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others) or ()
+        limits = [(each, limit) for each in sequences for limit in self._attempt([each], self._limit, each)]
         shares = []
-        for (sequence, _), choice in zip(limits, choices, strict=False):  # nobody's where `propose` failed
-            n_rows = 1 + len(choice.nodes)
-            fed = sequence.slot, sequence.history[-1:], n_rows, choice.draft
-            if (feed := self._attempt([sequence], self._context.feed, *fed)) is not None:
-                shares.append(ScheduledInput(sequence, feed, n_rows, choice, self._drafting.n_top(choice)))
+        for choices in self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others):
+            for (sequence, _), choice in zip(limits, choices, strict=True):
+                n_rows, n_top = 1 + len(choice.nodes), self._drafting.n_top(choice)
+                fed = sequence.slot, sequence.history[-1:], n_rows, choice.draft
+                feeds = self._attempt([sequence], self._context.feed, *fed)
+                shares += [ScheduledInput(sequence, feed, n_rows, choice, n_top) for feed in feeds]
         return shares
 
     def _chunks(self, sequences: Items[Sequence], n_chunk: int) -> list[ScheduledInput]:
@@ -288,21 +287,23 @@ class Loop:
         for sequence in sequences:
             if n_chunk:
                 left = sequence.prompt[sequence.n_kept :]
-                n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
-                if n is None:
-                    continue
-                n_rows = int(n == len(left))
-                if (feed := self._attempt([sequence], self._context.feed, sequence.slot, left[:n], n_rows)) is not None:
-                    n_chunk -= n
-                    shares.append(ScheduledInput(sequence, feed, n_rows, n_prompt=n))
+                for share in self._attempt([sequence], self._chunk, sequence, left, min(n_chunk, len(left))):
+                    n_chunk -= share.n_prompt
+                    shares.append(share)
         return shares
+
+    def _chunk(self, sequence: Sequence, left: np.ndarray, n_most: int) -> ScheduledInput:
+        """The next of the tokens that are left of a prompt."""
+        n = self._context.chunk(sequence.slot, n_most, len(left))
+        n_rows = int(n == len(left))
+        return ScheduledInput(sequence, self._context.feed(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
-    def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome | None:
-        """Verify a share's draft, emit the accepted tokens, and keep their states; None if the request has failed."""
+    def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome:
+        """Verify a share's draft, emit the accepted tokens, and keep their states."""
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
         draft, names, path = feed.draft, () if choice is None else choice.names, tuple[int, ...]()
         n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
@@ -311,8 +312,8 @@ class Loop:
         if share.n_rows:  # a chunk has none, unless it is a prompt's last
             accepted = sequence.verify(draft, passed, row, done.argmax)
             n_emitted = sequence.emit(accepted, passed, row, names)
-            if not n_emitted:  # the slot keeps its contents of before the pass
-                return None
+            if not n_emitted and sequence.error is not None:  # the slot keeps its contents of before the pass
+                raise sequence.error
             path, n_accepted = tuple(accepted.path[: n_emitted - 1]), n_emitted - 1
             is_stopped = n_accepted < len(accepted.path)
             if names and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):

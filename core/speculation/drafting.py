@@ -114,11 +114,9 @@ class Drafting:
         if (drafters := self._drafters[sequence.slot]).every:
             drafters.prefill, sequence.waits_for_drafters = self._prefill(sequence, drafters.every), True
 
-    def prefill(self, sequence: DraftedSequence) -> bool:
-        """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
-        is_through = next(self._drafters[sequence.slot].prefill, True) is True
-        sequence.waits_for_drafters = not is_through
-        return is_through
+    def prefill(self, sequence: DraftedSequence) -> None:
+        """Let a request's drafters go a step on with its prompt, for which it waits until all of them are through with it."""
+        sequence.waits_for_drafters = next(self._drafters[sequence.slot].prefill, True) is None
 
     def _prefill(self, sequence: DraftedSequence, drafters: Items[RequestDrafter]) -> Iterator[None]:
         """Let one drafter after another begin; yields where others shall go on in between."""
