@@ -6,12 +6,14 @@ engine waiting. A caller that has nothing to read leaves a function that wakes i
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError
@@ -91,17 +93,18 @@ class Channel:
             raise outcome
         raise StopIteration
 
-    def block(self, wakers: Wakers) -> None:
-        """Wait on this thread until woken, unless there is something to read already."""
+    def block(self, wakers: Wakers, end: float = math.inf) -> None:
+        """Wait on this thread until woken, or until `end` by `monotonic`, unless there is something to read already."""
         gate = threading.Lock()
         gate.acquire()
         wakers.append(gate.release)
         if self._is_ready(wakers):
             return
         # only the main thread handles signals, and one that comes just before it waits would not be noticed until it is woken
-        timeout = _SIGNALS_S if threading.current_thread() is threading.main_thread() else -1
-        while not gate.acquire(timeout=timeout):
-            pass
+        longest = _SIGNALS_S if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+        while not gate.acquire(timeout=max(min(end - monotonic(), longest), 0)):
+            if monotonic() >= end:
+                return
 
     async def sleep(self, wakers: Wakers) -> None:
         """The same for a task of an event loop, which goes on meanwhile."""

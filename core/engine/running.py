@@ -45,14 +45,20 @@ class Running:
             raise
         return self.result()
 
-    def result(self) -> Result:
+    def result(self, timeout: float | None = None) -> Result:
         """Wait for the end; a cancelled request gives its tokens so far.
 
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+
         Raises:
+            TimeoutError: The request has not ended within that time, and goes on.
             AuguryError: The request failed, or would have to be waited for on the engine's own thread.
         """
         try:
-            outcome: Result = self._worker.wait(self._channel)
+            outcome: Result = self._worker.wait(self._channel, timeout)
+        except TimeoutError:
+            raise
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
             self.cancel()
             raise

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any
 
 from attrs import frozen
@@ -90,7 +92,8 @@ class Worker:
 
     def do(self, step: Callable[[Loop], Any]) -> Any:
         """Do something on the engine's thread, after the round, and wait for its result, which is not None."""
-        return self._wait_for(lambda loop: (step(loop) for _ in range(1)), waits_its_turn=False)
+        with self._begun(lambda loop: (step(loop) for _ in range(1)), waits_its_turn=False) as channel:
+            return self.wait(channel)
 
     def answer(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
         """Take steps on the engine's thread, after rounds, and wait for the first result that is not None.
@@ -102,42 +105,38 @@ class Worker:
             QueueFullError: The same.
         """
         self.check_queue()
-        return self._wait_for(steps)
-
-    def _wait_for(self, steps: Callable[[Loop], Generator[Any, None, None]], *, waits_its_turn: bool = True) -> Any:
-        channel = Channel()
-        try:
-            self._begin(steps, channel, waits_its_turn=waits_its_turn)
+        with self._begun(steps) as channel:
             return self.wait(channel)
-        except BaseException:  # Ctrl-C while waiting: nobody will ask again
-            channel.cancel()
-            raise
 
     async def answer_async(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
         """`answer` for a task of an event loop: cancelling it cancels the remaining steps."""
         self.check_queue()
-        channel = Channel()
-        try:
-            self._begin(steps, channel)
+        with self._begun(steps) as channel:
             while channel.outcome is None:
                 await channel.sleep(channel.waiters)
             return self.wait(channel)
+
+    @contextmanager
+    def _begun(self, steps: Callable[[Loop], Generator[Any, None, None]], *, waits_its_turn: bool = True) -> Iterator[Channel]:
+        """Begin steps, for a caller who waits for them; one that is interrupted will not ask again."""
+        self.check_may_wait()
+        self.check()
+        channel = Channel()
+        try:
+            self._engine_thread.put(_Evaluation(steps(self._loop), channel, waits_its_turn))
+            yield channel
         except BaseException:
             channel.cancel()
             raise
 
-    def _begin(
-        self, steps: Callable[[Loop], Generator[Any, None, None]], channel: Channel, *, waits_its_turn: bool = True
-    ) -> None:
-        self.check_may_wait()
-        self.check()
-        self._engine_thread.put(_Evaluation(steps(self._loop), channel, waits_its_turn))
-
-    def wait(self, channel: Channel) -> Any:
-        """Wait for the outcome and return it, or raise the error."""
+    def wait(self, channel: Channel, timeout: float | None = None) -> Any:
+        """Wait for the outcome and return it, or raise the error; a TimeoutError if it takes longer than so many seconds."""
+        end = math.inf if timeout is None else monotonic() + timeout
         while channel.outcome is None:
             self.check_may_wait()
-            channel.block(channel.waiters)
+            channel.block(channel.waiters, end)
+            if channel.outcome is None and monotonic() >= end:
+                raise TimeoutError(f"no result within {timeout:g} s; wait again, or cancel the request")
         if isinstance(channel.outcome, BaseException):
             raise channel.outcome
         return channel.outcome

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,21 @@ def test_tokens_that_come_with_the_end_while_a_reader_looks_are_read_before_it()
     assert channel.take().token == 1
     with pytest.raises(StopIteration):
         channel.take()
+
+
+def test_a_result_is_waited_for_no_longer_than_asked_and_the_request_goes_on():
+    with toy_engine() as engine, ThreadPoolExecutor(1) as pool:
+        gate = Gate(engine)
+        running = engine.submit([1], max_tokens=3, **GREEDY)
+        assert gate.has_begun.wait(SECONDS)
+        for timeout in (0, 0.01):
+            with pytest.raises(TimeoutError, match=f"no result within {timeout:g} s"):
+                running.result(timeout)
+            with pytest.raises(TimeoutError):  # where no signal has to be noticed
+                pool.submit(running.result, timeout).result(SECONDS)
+        gate.open()
+        assert list(running.result(timeout=SECONDS).tokens) == plain([1], 3)
+        assert running.result(timeout=0).finish_reason == "length"
 
 
 @pytest.mark.parametrize("how", ["stream", "result"])
@@ -288,7 +304,7 @@ def test_an_interrupt_while_an_engine_is_made_leaves_no_thread():
 
 @pytest.mark.parametrize("wait", [next, lambda stream: stream._running.result()], ids=["stream", "result"])
 def test_an_interrupt_while_waiting_cancels_what_is_held(wait, monkeypatch):
-    def interrupted(channel, wakers):
+    def interrupted(channel, wakers, *end):
         raise KeyboardInterrupt
 
     with endless_engine() as engine:
@@ -344,9 +360,9 @@ def test_an_interrupt_cancels_what_a_shell_holds_with_the_traceback(n_prompts, m
 def test_waiting_on_the_engine_s_own_thread_is_an_error_and_no_hang(monkeypatch):
     errors, block = [], Channel.block
 
-    def checked(channel, wakers):
+    def checked(channel, wakers, *end):
         assert threading.current_thread().name != "augury-engine", "it waits for itself"
-        block(channel, wakers)
+        block(channel, wakers, *end)
 
     monkeypatch.setattr(Channel, "block", checked)
 
