@@ -4,12 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
+from more_toys import registry_with_toys
 from oracles.models import tiny_model
 from toys import Gate
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
-from augury.testing.toys import TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_TARGET
 
 REGISTRY = registry_with_toys()
 SAMPLED = {"temperature": 0.9, "seed": 5, "repeat_penalty": 1.2, "logit_bias": {3: -np.inf, 4: 0.5}, "ignore_eos": True}
@@ -190,7 +191,10 @@ def test_a_request_waits_for_the_slot_that_it_names_and_those_after_it_do_not():
         ended = [running.result().stats for running in (first, named, other)]
     assert [stats.slot for stats in ended] == [1, 1, 0]
     assert ended[1].n_reused == len(PROMPT) - 1
-    with load("kv", slots=2) as engine, pytest.raises(OptionError, match="slot is 2, expected 0 to 1, or None"):
+    with (
+        load("kv", slots=2) as engine,
+        pytest.raises(OptionError, match="there is no slot 2, expected 0 to 1; leave it out for any"),
+    ):
         engine.submit(PROMPT, slot=2)
 
 

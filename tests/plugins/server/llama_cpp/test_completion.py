@@ -177,7 +177,7 @@ def test_a_bias_forbids_tokens_by_text(client):
         ({"prompt": []}, "empty list"),
         ({"prompt": [1, [2]]}, "tokens beside whole prompts"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": []}}, "prompt"),
-        ({"id_slot": 4}, "slot is 4, expected 0 to 3"),
+        ({"id_slot": 4}, "there is no slot 4, expected 0 to 3; leave it out for any"),
         ({"samplers": ["imfill"]}, "did you mean 'infill'"),
         ({"logit_bias": [["a", True]]}, "logit_bias"),
     ],
