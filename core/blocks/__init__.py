@@ -8,13 +8,10 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 modules are the blocks.
 """
 
-from augury.blocks.block import AllStreams, Block, Connection
-from augury.blocks.draft_block import Convolved, DraftBlock, Injection
+from augury.blocks.block import AllStreams, Block, Connection, PositionIndexer
+from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, NextnInput
 from augury.blocks.experts import MixtureOfExperts
-from augury.blocks.heads import Preparation
-from augury.blocks.indexer import PositionIndexer
 from augury.blocks.latent import LatentAttention
-from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.parts import (
     Activation,
     Convolution,
@@ -30,6 +27,7 @@ from augury.blocks.parts import (
     Norm,
     NormKind,
     Part,
+    Preparation,
     Rope,
     Router,
     Rows,

@@ -1,9 +1,9 @@
-"""The declaration of a block, and how it reads and writes the residual streams."""
+"""The declaration of a block, its connections to the residual streams, and indexers, which choose positions for attention."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, fields, frozen
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.blocks.parts import SequenceState
+    from augury.lowering.attention import Choice
     from augury.lowering.builder import Builder
+    from augury.lowering.operation import Value
 
-__all__ = ["AllStreams", "Block", "Connection"]
+__all__ = ["AllStreams", "Block", "Connection", "PositionIndexer"]
 
 
 @frozen
@@ -104,3 +106,25 @@ class Block(HasParts):
         for flaw in build.flaws(self.states(), self.cached()):
             raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
         return build
+
+
+@frozen
+class PositionIndexer(HasParts, ABC):
+    """Chooses the positions that a token attends to, of all positions that it sees.
+
+    It writes operations as blocks do (`Block.lower`), on the products of its `linears`: the first multiplies the values that
+    attention's queries are made of, the others norm(x).
+    """
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Context length up to which everything is chosen."""
+
+    @abstractmethod
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """Its caches, see `Block.cached`."""
+
+    @abstractmethod
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+        """Write operations that choose, on the products; its caches are those of the block from place `cache` on."""

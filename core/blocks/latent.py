@@ -10,7 +10,7 @@ from augury.blocks.block import Block
 from augury.blocks.parts import GateKind
 
 if TYPE_CHECKING:
-    from augury.blocks.indexer import PositionIndexer
+    from augury.blocks.block import PositionIndexer
     from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
 

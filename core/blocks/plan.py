@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from augury.blocks.block import AllStreams, Block, Connection
-from augury.blocks.draft_block import Convolved, DraftBlock, Injection
+from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, NextnInput
 from augury.blocks.latent import LatentAttention
-from augury.blocks.nextn import AssistantInput, NextnInput
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
 

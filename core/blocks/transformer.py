@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.heads import Preparation
-from augury.blocks.parts import GateKind, HasParts, Linear
+from augury.blocks.parts import GateKind, HasParts, Linear, Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.blocks.indexer import PositionIndexer
+    from augury.blocks.block import PositionIndexer
     from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
     from augury.lowering.operation import Value

@@ -11,7 +11,6 @@ from augury.lowering.attention import (
 )
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
-from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
 from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key
 from augury.lowering.operations import (
     Activate,
@@ -26,7 +25,10 @@ from augury.lowering.operations import (
     DecayByKey,
     FeedExperts,
     Gate,
+    GiveInputs,
+    GiveLogits,
     Join,
+    LookUp,
     Multiply,
     Normalize,
     ReadHidden,

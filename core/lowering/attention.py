@@ -14,8 +14,7 @@ from augury.lowering.operation import Operation, Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from augury.blocks.heads import Preparation
-    from augury.blocks.parts import Matrices, Norm, Rope, Temperature, Vector
+    from augury.blocks.parts import Matrices, Norm, Preparation, Rope, Temperature, Vector
 
 
 @frozen(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from augury.blocks.parts import (
     Activation,
@@ -14,6 +13,7 @@ from augury.blocks.parts import (
     LinearRecurrence,
     Matrices,
     Norm,
+    Preparation,
     Rope,
     Router,
     SequenceState,
@@ -29,7 +29,6 @@ from augury.lowering.attention import (
     PrepareHeads,
     PrepareLatents,
 )
-from augury.lowering.ends import GiveInputs, GiveLogits, LookUp
 from augury.lowering.operation import KeptRows, Operation, Value
 from augury.lowering.operations import (
     Activate,
@@ -44,7 +43,10 @@ from augury.lowering.operations import (
     DecayByKey,
     FeedExperts,
     Gate,
+    GiveInputs,
+    GiveLogits,
     Join,
+    LookUp,
     Multiply,
     Normalize,
     ReadHidden,
@@ -54,9 +56,6 @@ from augury.lowering.operations import (
     Route,
     ScaleToLength,
 )
-
-if TYPE_CHECKING:
-    from augury.blocks.heads import Preparation
 
 
 class Builder:

@@ -1,4 +1,4 @@
-"""A model that drafts a block of tokens with one pass, and the blocks that only such models have."""
+"""Blocks that draft: inputs of layers that predict further tokens, and the parts of heads that draft a block in one pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from augury.blocks.transformer import Attention, FeedForward
     from augury.lowering.builder import Builder
 
-__all__ = ["Convolved", "DraftBlock", "Injection"]
+__all__ = ["AssistantInput", "Convolved", "DraftBlock", "Injection", "NextnInput"]
 
 
 @frozen
@@ -74,3 +74,44 @@ class Convolved(Block):
         (weights,) = build.multiply(n, self.weights, purpose="weights of convolutions")
         y = self.inner.output(build, build.convolve_block(n, weights, self.base, self.n_taps, 0))
         build.add(build.convolve_block(y, weights, self.base, self.n_taps, 1), self.inner.post_norm)
+
+
+@frozen
+class NextnInput(Block):
+    """The residual streams begin as projection(token_norm(x), hidden_norm(h)), both norms side by side.
+
+    x is the token's embedding, h the row of `Batch.hidden`, of the token before it. Where h has a row (E,) for each stream,
+    each begins as its own, and the norm may have weights for each; one row is the beginning of all.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    projection: Linear  # 2 E → E
+    n_hidden: int  # values of h
+
+    def lower(self, build: Builder) -> None:
+        x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
+        hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
+        joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]
+        build.begin_streams(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))
+
+
+@frozen
+class AssistantInput(Block):
+    """The residual stream begins as projection(scale * W[token], h), both side by side.
+
+    W, of shape (V, F), is the embedding of the model that is drafted for, h the row of `Batch.hidden`, of the token before.
+
+    Source: llama.cpp's `gemma4-assistant`.
+    """
+
+    table: Linear  # F → V: W
+    scale: float
+    projection: Linear  # 2 F → E
+    n_hidden: int  # F
+
+    def lower(self, build: Builder) -> None:
+        joined = build.join(build.look_up(self.table, self.scale), build.read_hidden(self.n_hidden))
+        build.begin_streams(*build.multiply(joined, self.projection, purpose="nextn input"))
