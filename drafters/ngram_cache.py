@@ -30,9 +30,8 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.ngram.corpus import NgramCorpus
 from augury.drafters.ngram.counts import NgramCounts
-from augury.drafters.ngram.lookup_file import MAX_NGRAM, read_lookup
+from augury.drafters.ngram.lookup_file import MAX_NGRAM, NgramCorpus, read_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session

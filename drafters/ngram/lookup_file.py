@@ -11,23 +11,23 @@ Source: llama.cpp, `common/ngram-cache.cpp` and `common/ngram-cache.h`.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from struct import unpack
 
 import numpy as np
 from attrs import frozen
 
+from augury.drafters.ngram.counts import Followers
 from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile
-
-if TYPE_CHECKING:
-    from augury.drafters.ngram.counts import Followers
 
 MAX_NGRAM = 4
 _HEAD = MAX_NGRAM + 1  # numbers of a record before its followers
 _MAX_COUNT = 2**31 - 1
 _CHUNK = 1 << 16  # records written at once
+_PAIR = 2  # llama.cpp's LLAMA_NGRAM_STATIC: its corpora are counted by pairs
 
 
 @frozen(eq=False)
@@ -48,6 +48,32 @@ class LookupTable:
         """How often each follower was seen, of the record at `start` in `values`."""
         pairs = self.values[start + _HEAD : start + _HEAD + 2 * int(self.values[start + MAX_NGRAM])]
         return dict(zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True))
+
+
+class NgramCorpus:
+    """The pairs of tokens of a file, and their followers, which stay as the file has them until they are asked for."""
+
+    def __init__(self, table: LookupTable) -> None:
+        self._table = table
+        starts = table.starts[table.sizes == _PAIR]
+        firsts, seconds = (table.values[starts + i].astype(np.uint64) for i in range(_PAIR))
+        keys = firsts << np.uint64(32) | seconds
+        order = np.argsort(keys, kind="stable")  # of pairs that occur twice the first counts, as in llama.cpp
+        self._starts = starts[order]
+        self._keys = keys[order].data  # bisect reads single numbers of it faster than of the array
+        self._found: dict[bytes, Followers] = {}  # no more than there are pairs
+
+    def get(self, pair: bytes) -> Followers | None:
+        """The followers of `pair`, two int32 as bytes, or None."""
+        if (found := self._found.get(pair)) is not None:
+            return found
+        first, second = unpack("=ii", pair)
+        key = first << 32 | second
+        at = bisect_left(self._keys, key)
+        if at == len(self._keys) or self._keys[at] != key:
+            return None
+        found = self._found[pair] = Followers.of(self._table.counts(int(self._starts[at])))
+        return found
 
 
 def read_lookup(path: Path, n_vocab: int) -> LookupTable:

@@ -23,7 +23,7 @@ class NgramPast:
 
         Raises:
             ModelFileError: The file is damaged, or of another vocabulary.
-            OptionError: There is no folder to write it to, or it takes no files.
+            OptionError: There is no folder to write it to, or the folder is not writable.
         """
         self.counts = NgramCounts(MAX_NGRAM)
         self._path = path
@@ -33,7 +33,7 @@ class NgramPast:
         if not path.parent.is_dir():
             raise OptionError(f"{path}: there is no folder {path.parent} for the lookup file; make it, or choose another")
         if not os.access(path.parent, os.W_OK):
-            raise OptionError(f"{path}: {path.parent} takes no files, so the lookup file could not be saved; choose another")
+            raise OptionError(f"{path}: {path.parent} is not writable, so the lookup file could not be saved; choose another")
         if path.exists():
             self._load(path, n_vocab)
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings, strategies as st
 from oracles import ngram_caches
 from toys import as_history, drafted
 
-from augury.drafters.ngram.corpus import NgramCorpus
 from augury.drafters.ngram.counts import Followers, NgramCounts
-from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
+from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup, write_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
 from augury.errors import ModelFileError, OptionError
@@ -189,7 +188,7 @@ def test_a_dynamic_file_in_a_folder_that_is_missing_is_an_error(tmp_path):
 
 def test_a_dynamic_file_that_could_not_be_saved_is_an_error_before_anything_is_learnt(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, _mode: path != tmp_path)
-    with pytest.raises(OptionError, match="takes no files, so the lookup file could not be saved"):
+    with pytest.raises(OptionError, match="is not writable, so the lookup file could not be saved"):
         Slots(dynamic=str(tmp_path / "past.bin"))
 
 
