@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft
+from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft, add_best
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
@@ -107,8 +107,7 @@ class SelfSpec(Drafter):
         while writing:
             texts = {requests[i].slot: np.array([requests[i].history[-1], *written[i].tokens], np.int32) for i in writing}
             logits = target.forward(texts, self._n_layers, vocabulary.tokens)
-            rows = enumerate(zip(writing, logits.argmax().tolist(), strict=True))
-            writing = [i for row, (i, best) in rows if written[i].add(requests[i], logits, row, best, n_vocab=n_vocab)]
+            writing = add_best(written, requests, writing, logits, n_vocab=n_vocab)
         return [Draft(each.tokens) for each in written]
 
 

@@ -119,6 +119,28 @@ class WrittenDraft:
         return len(self.tokens) < request.limit and self.reach >= request.least_reach
 
 
+def add_best(
+    written: Sequence[WrittenDraft],
+    requests: Sequence[DraftRequest],
+    writing: Sequence[int],
+    logits: Pass,
+    *,
+    n_vocab: int,
+    n_judged: int | None = None,
+) -> list[int]:
+    """Write the best token of each row of passes, in turns to the drafts of the numbers `writing`; see `WrittenDraft.add`.
+
+    Returns:
+        The numbers of the drafts that want one more.
+    """
+    going_on = dict.fromkeys(writing)
+    for row, best in enumerate(logits.argmax().tolist()):
+        i = writing[row % len(writing)]
+        if i in going_on and not written[i].add(requests[i], logits, row, best, n_vocab=n_vocab, n_judged=n_judged):
+            del going_on[i]
+    return list(going_on)
+
+
 def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int) -> int:
     """How many passes more are begun together with the next one, whose tokens a model chooses itself; `n_most` in all.
 
@@ -226,14 +248,7 @@ class DraftRunner:
             n_wanted = max(requests[i].limit for i in writing) - n_written
             n_more = self._n_more(feeds, [requests[i] for i in writing], n_written, n_wanted)
             logits = self._forward(feeds, n_more=n_more, vocabulary=self._vocabulary.tokens)
-            still_writing = set(writing)
-            for row, best in enumerate(logits.argmax().tolist()):
-                i = writing[row % len(writing)]
-                if i in still_writing and not written[i].add(
-                    requests[i], logits, row, best, n_vocab=self._n_vocab, n_judged=self._n_judged
-                ):
-                    still_writing.remove(i)
-            writing, feeds = [i for i in writing if i in still_writing], []
+            writing, feeds = add_best(written, requests, writing, logits, n_vocab=self._n_vocab, n_judged=self._n_judged), []
             for i in writing:
                 tokens = written[i].tokens
                 fed = np.array(tokens[-1:] if self._can_cut else [*requests[i].guess, *tokens], np.int32)

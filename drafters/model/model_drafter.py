@@ -81,12 +81,12 @@ class ModelDrafter(Drafter):
         return DraftRequest(
             self.session.slot,
             ask.history,
-            depth,
-            self.options.p_min,  # read anew each time: a request may bring its own
-            min(n_candidates, ask.limit),  # of a tree of `limit` tokens no place has more
-            self.sampler,
-            ask.guess.tolist(),
-            least_reach,
+            limit=depth,
+            p_min=self.options.p_min,  # read anew each time: a request may bring its own
+            n_candidates=min(n_candidates, ask.limit),  # of a tree of `limit` tokens no place has more
+            sampler=self.sampler,
+            guess=ask.guess.tolist(),
+            least_reach=least_reach,
         )
 
     def made_of(self, written: WrittenDraft, limit: int) -> Draft:

@@ -24,7 +24,7 @@ from attrs import define, evolve
 
 from augury.batch import NextnSlotInput
 from augury.drafters.model.cached_text import n_common
-from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, n_chained
+from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, add_best, n_chained
 
 if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest
@@ -158,19 +158,13 @@ class NextnRunner:
             feeds = [self._feed(requests[i], written[i].tokens, made[i], layer) for i in writing]
             n_more = self._n_more([requests[i] for i in writing], step)
             logits = self._forward(feeds, layer, is_draft=True, n_more=n_more)
-            going_on = set(writing)
-            for row, best in enumerate(logits.argmax().tolist()):
-                i = writing[row % len(writing)]
-                if i in going_on and not written[i].add(
-                    requests[i], logits, row, best, n_vocab=self.n_model_vocab, n_judged=N_JUDGED
-                ):
-                    going_on.remove(i)
+            going_on = add_best(written, requests, writing, logits, n_vocab=self.n_model_vocab, n_judged=N_JUDGED)
             if going_on:
                 ends = np.cumsum([1 if n_more else len(feed.tokens) for feed in feeds])
                 given = logits.features(self._given[layer])[ends - 1]
                 for row, i in enumerate(writing):
                     made[i].append(given[row : row + 1])
-            writing, step = [i for i in writing if i in going_on], step + 1 + n_more
+            writing, step = going_on, step + 1 + n_more
         return written
 
     def _n_more(self, requests: Sequence[DraftRequest], n_written: int) -> int:
