@@ -257,10 +257,7 @@ class Decoder(Tensors):
             k=k,
             v=v,
             o=self.linear(f"{at}.attn_output", n_heads * self.value_dim, self.n_embd, has_bias=has_output_bias, factor=factor),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
+            **self.heads(layer),
             scale=1.0 / math.sqrt(self.head_dim) if scale is None else scale,
             rope=rope,
             q_norm=self.norm(f"{at}.attn_q_norm", self.head_dim) if has_head_norms else None,
@@ -355,11 +352,23 @@ class Decoder(Tensors):
         weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)
         return Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
 
+    def heads(self, layer: int) -> dict[str, Any]:
+        """The fields of an `Attention` that say how many heads a layer has, and how large they are."""
+        n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
+        return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": self.head_dim, "value_dim": self.value_dim}
+
     def joint_norms(self, layer: int) -> dict[str, Any]:
         """Arguments of `attention` for families whose queries and keys are normed over all heads of a layer."""
         sizes = {"q": self.n_heads[layer] * self.head_dim, "k": self.n_kv_heads[layer] * self.head_dim}
         norms = {f"{part}_norm": self.norm(f"blk.{layer}.attn_{part}_norm", size) for part, size in sizes.items()}
         return {"has_joint_norms": True, **norms}
+
+    def indexer_sizes(self) -> tuple[int, int]:
+        """The number of heads of an indexer, and the values of each, of which rope turns some."""
+        n_heads, size = (self.keys.count(f"attention.indexer.{each}") for each in ("head_count", "key_length"))
+        if size < self.n_rot:
+            self.keys.fail("attention.indexer.key_length", size, f"at least the {self.n_rot} values that rope turns")
+        return n_heads, size
 
     def _head_dim(self, key: str) -> int:
         if key in self.keys:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, Layer, ModelPlan, Norm, SecondStream
+from augury.blocks import Activation, Layer, ModelPlan, Norm, Rope, SecondStream
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_base, local_size
+from augury.plugins.architectures.transformer import Transformer
 
 _POST_EPS = 1e-8  # of Muse Glimmer's norms of blocks' outputs
 
@@ -45,22 +47,20 @@ class MuseGlimmer(Architecture):
         return {"main": decoder.plan(layers, output=output, norm=decoder.plain_norm())}
 
 
-class Spark(Architecture):
+class Spark(Transformer):
     """Gates by head, GELU; the file says which layers see a window only."""
 
     name = "spark2_5"
+    windows = {"period": None, "is_required": True}
+    feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
-        layers = []
-        for layer, window in enumerate(decoder.windows(None, is_required=True)):
-            gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)
-            attention = decoder.attention(layer, wide_rope if window is None else local_rope, window=window, gate=gate)
-            layers.append(Layer(attention, decoder.feed_forward(layer, Activation.GELU_HALF, has_scales=False)))
-        return {"main": decoder.plan(layers)}
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        return {"gate": decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)}
 
 
 class Talkie(Architecture):

@@ -28,8 +28,8 @@ class Glm4(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
-        return decoder.rope(sections="blocks") if sections[0] and sections[1] else decoder.rope(is_interleaved=True)
+        sections = rope.axes(decoder)
+        return decoder.rope(sections=sections, is_interleaved=sections is None)
 
 
 class CogVLM(Transformer):
@@ -65,8 +65,7 @@ class Glm4Moe(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
-        return decoder.rope(sections="blocks" if sections[0] and sections[1] else None)
+        return decoder.rope(sections=rope.axes(decoder))
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:

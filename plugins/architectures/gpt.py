@@ -136,13 +136,9 @@ class Mpt(Bloom):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        at = f"blk.{layer}"
         parts = {**super().mixing_of(decoder, layer), "clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
-        if f"{at}.attn_q_norm.weight" in decoder.file.tensors:
-            sizes = (heads[layer] * decoder.head_dim for heads in (decoder.n_heads, decoder.n_kv_heads))
-            q_norm, k_norm = (decoder.norm(f"{at}.attn_{part}_norm", size) for part, size in zip("qk", sizes, strict=True))
-            # llama.cpp clamps before it norms, as `Attention` does
-            parts |= {"q_norm": q_norm, "k_norm": k_norm, "has_joint_norms": True}
+        if f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors:
+            parts |= decoder.joint_norms(layer)  # llama.cpp clamps before it norms, as `Attention` does
         return parts
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from augury.blocks import Gating, Rope
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import axes, base_of
 from augury.plugins.architectures.transformer import Transformer
 
 
@@ -21,8 +21,7 @@ class HunyuanDense(Transformer):
         keys, base, head_dim = decoder.keys, base_of(decoder), decoder.head_dim
         if (alpha := keys.number("rope.scaling.alpha", 0.0, most=1e6)) and head_dim > 2:
             base *= alpha ** (head_dim / (head_dim - 2))
-        sections = keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
-        return decoder.rope(base=base, has_factors=True, sections="blocks" if sections[0] and sections[1] else None)
+        return decoder.rope(base=base, has_factors=True, sections=axes(decoder))
 
 
 class HunyuanVL(HunyuanDense):

@@ -24,6 +24,7 @@ from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
 from augury.plugins.architectures.latent import latent_attention
+from augury.plugins.architectures.rope import axes
 from augury.plugins.residual_streams import AttentionResidual
 
 _MOST_DECAY = 1e6
@@ -117,10 +118,8 @@ class BailingMoe3(KimiLinear):
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
-        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
-        has_axes = bool(sections[0] and sections[1])
-        rope = decoder.rope(sections="blocks") if has_axes else decoder.rope(is_interleaved=True)
-        attention = latent_attention(decoder, layer, rope)
+        sections = axes(decoder)
+        attention = latent_attention(decoder, layer, decoder.rope(sections=sections, is_interleaved=sections is None))
         gate = decoder.matrix(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
         return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
 

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from augury.blocks import Activation, LatentAttention, Layer, Matrices, ModelPlan, Output, Rope, Temperature
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
+from augury.blocks import Activation, LatentAttention, Layer, Matrices, Output, Rope, Temperature
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS
 from augury.plugins.architectures.transformer import Transformer
@@ -133,24 +131,25 @@ def latent_attention(
     )
 
 
-class MiniCpm3(Architecture):
+class MiniCpm3(Transformer):
     """Dense, with scales that its files do not state."""
 
     name = "minicpm3"
+    rotary = {"has_factors": True}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         factor = 1.4 / math.sqrt(decoder.n_layers)
-        rope = decoder.rope(has_factors=True)
-        layers = [
-            Layer(
-                latent_attention(decoder, layer, rope, factor=factor),
-                decoder.feed_forward(layer, factor=factor, has_scales=False),
-            )
-            for layer in range(decoder.n_layers)
-        ]
-        return {"main": decoder.plan(layers, output=decoder.output(scale=256.0 / decoder.n_embd), scale=12.0)}
+        feed_forward = decoder.feed_forward(layer, factor=factor, has_scales=False)
+        return Layer(latent_attention(decoder, layer, rope, factor=factor), feed_forward)
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        return {"scale": 12.0}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(scale=256.0 / decoder.n_embd)
 
 
 class Plm(Transformer):

@@ -7,19 +7,8 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import (
-    Activation,
-    Gating,
-    Layer,
-    ModelPlan,
-    Norm,
-    Output,
-    Projection,
-    Rope,
-    Temperature,
-)
+from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Output, Projection, Rope, Temperature
 from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
 from augury.plugins.architectures.transformer import Transformer, slopes
@@ -192,28 +181,25 @@ class Nanbeige(Transformer):
         return {"main": decoder.plan(layers)}
 
 
-class Deci(Architecture):
+class Deci(Transformer):
     """Pruned Llamas: some layers have a matrix in place of attention, or no attention, or nothing at all."""
 
     name = "deci"
+    reading = {"least": 0}
+    rotary = _ROPE
+    feeding = {"has_scales": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0)
-        rope = decoder.rope(**_ROPE)
-        return {"main": decoder.plan(cls._layer(decoder, layer, rope) for layer in range(decoder.n_layers))}
-
-    @staticmethod
-    def _layer(decoder: Decoder, layer: int, rope: Rope) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         if not decoder.n_ff[layer]:
             return Layer(None)
-        mixer = None
         if decoder.n_kv_heads[layer]:
-            mixer = decoder.attention(layer, rope)
-        elif decoder.n_heads[layer]:
+            return super().layer(decoder, layer, rope)
+        mixer = None
+        if decoder.n_heads[layer]:
             o = decoder.matrix(f"blk.{layer}.attn_output", decoder.n_embd, decoder.n_embd)
-            return Layer(Projection(decoder.norm(f"blk.{layer}.attn_norm"), o), decoder.feed_forward(layer, has_scales=False))
-        return Layer(mixer, decoder.feed_forward(layer, has_scales=False))
+            mixer = Projection(decoder.norm(f"blk.{layer}.attn_norm"), o)
+        return Layer(mixer, cls.feed_forward(decoder, layer))
 
 
 class ErnieMoe(Ernie):

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output
+from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.keys import Keys
 from augury.plugins.architectures.state_space import mamba, mamba2
+from augury.plugins.architectures.transformer import Transformer
 
 
 class MambaModel(Architecture):
@@ -38,43 +39,35 @@ class Mamba2Model(Architecture):
         return {"main": decoder.plan(Layer(mamba2(decoder, layer)) for layer in range(decoder.n_layers))}
 
 
-class FalconH1(Architecture):
+class FalconH1(Transformer):
     """Attention and Mamba-2 see the same input in every layer."""
 
     name = "falcon-h1"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        rope, scale = decoder.rope(), decoder.keys.number("attention.scale", 0.0) or None
-        layers = []
-        for layer in range(decoder.n_layers):
-            attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
-            norm = decoder.norm(f"blk.{layer}.ffn_norm", suffix="")
-            feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
-            layers.append(Layer((attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)), feed_forward))
-        return {"main": decoder.plan(layers)}
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        scale = decoder.keys.number("attention.scale", 0.0) or None
+        attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
+        norm = decoder.norm(f"blk.{layer}.ffn_norm", suffix="")
+        feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
+        return Layer((attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)), feed_forward)
 
 
-class Jamba(Architecture):
+class Jamba(Transformer):
     """Mamba, with attention without positions in layers that have key heads."""
 
     name = "jamba"
+    reading = {"least": 0}
+    rotary = None
+    mixing = {"has_output_bias": False}
+    feeding = {"has_scales": False, "has_biases": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0, may_have_experts=True)
-        layers = []
-        for layer in range(decoder.n_layers):
-            has_heads = decoder.n_kv_heads[layer] > 0
-            mixer = decoder.attention(layer, None, has_output_bias=False) if has_heads else mamba(decoder, layer)
-            if has_experts(decoder, layer):
-                layers.append(
-                    Layer(mixer, mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=False, has_scales=False))
-                )
-            else:
-                layers.append(Layer(mixer, decoder.feed_forward(layer, has_scales=False, has_biases=False)))
-        return {"main": decoder.plan(layers)}
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        if decoder.n_kv_heads[layer]:
+            return super().layer(decoder, layer, rope)
+        return Layer(mamba(decoder, layer), cls.feed_forward(decoder, layer))
 
 
 class NemotronH(Architecture):

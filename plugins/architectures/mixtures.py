@@ -107,15 +107,13 @@ class Mellum(Transformer):
     """Normed heads; three layers of four see a window, where there is one, and do not stretch their rope."""
 
     name = "mellum"
+    windows = {"period": _PERIOD}
     mixing = {"has_head_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        window = decoder.windows(_PERIOD)[layer]
-        if window is not None:
-            rope = Rope(decoder.rope(is_scaled=False).frequencies)
-        return Layer(decoder.attention(layer, rope, window=window, **cls.mixing), cls.feed_forward(decoder, layer))
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return Rope(decoder.rope(is_scaled=False).frequencies)
 
 
 class Afmoe(Transformer):

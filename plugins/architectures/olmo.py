@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output, Rope
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
+from augury.blocks import Gating, Layer, NormKind, Output, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
@@ -30,28 +28,21 @@ class Olmo(Transformer):
         return decoder.output(norm=decoder.plain_norm())
 
 
-class Olmo2(Architecture):
+class Olmo2(Transformer):
     """Norms after attention and feed-forward alone; queries and keys are normed over all heads; OLMo 3 has windows."""
 
     name = "olmo2"
+    windows = {"period": 4}
+    mixing = {"norm": None, "has_post_norm": True}
+    feeding = {"norm": None, "has_post_norm": True, "has_scales": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        wide_rope, windows = decoder.rope(), decoder.windows(4)
-        local_rope = Rope(decoder.rope(is_scaled=False).frequencies)
-        layers = []
-        for layer, window in enumerate(windows):
-            attention = decoder.attention(
-                layer,
-                wide_rope if window is None else local_rope,
-                norm=None,
-                has_post_norm=True,
-                window=window,
-                **decoder.joint_norms(layer),
-            )
-            layers.append(Layer(attention, decoder.feed_forward(layer, norm=None, has_post_norm=True, has_scales=False)))
-        return {"main": decoder.plan(layers)}
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return Rope(decoder.rope(is_scaled=False).frequencies)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        return decoder.joint_norms(layer)
 
 
 class OpenElm(Transformer):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Block, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rows
+from augury.blocks import Block, FeedForward, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rope, Rows
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -87,27 +87,22 @@ def _mamba(decoder: Decoder, layer: int, post_norm: Norm) -> Mamba:
     )
 
 
-class Plamo3(Architecture):
+class Plamo3(Transformer):
     """Fused matrices, normed heads, norms before and after; seven layers of eight may see a window only."""
 
     name = "plamo3"
+    windows = {"period": 8}
+    mixing = {"has_head_norms": True, "has_scales": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
-        layers = []
-        for layer, window in enumerate(decoder.windows(8)):
-            at = f"blk.{layer}"
-            attention = decoder.attention(
-                layer,
-                wide_rope if window is None else local_rope,
-                has_head_norms=True,
-                has_scales=False,
-                window=window,
-                post_norm=decoder.norm(f"{at}.post_attention_norm", suffix=""),
-            )
-            post_norm = decoder.norm(f"{at}.post_ffw_norm", suffix="")
-            layers.append(Layer(attention, decoder.feed_forward(layer, gate="fused", has_scales=False, post_norm=post_norm)))
-        return {"main": decoder.plan(layers)}
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        return {"post_norm": decoder.norm(f"blk.{layer}.post_attention_norm", suffix="")}
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward:
+        post_norm = decoder.norm(f"blk.{layer}.post_ffw_norm", suffix="")
+        return decoder.feed_forward(layer, gate="fused", has_scales=False, post_norm=post_norm)

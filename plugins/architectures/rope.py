@@ -132,6 +132,12 @@ def local_size(decoder: Positioned) -> int:
     return n_rot
 
 
+def axes(decoder: Positioned) -> Literal["blocks"] | None:
+    """The `sections` of families whose files state axes of an image where they have them; see `of_file`."""
+    sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
+    return "blocks" if sections[0] and sections[1] else None
+
+
 def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:
     """The divisors of frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
     divisors: dict[str, np.ndarray | None] = {}

@@ -88,9 +88,7 @@ class BlockIndexer(PositionIndexer):
 def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:
     """The indexer of a layer, whose queries have the same input as attention's."""
     keys, at = decoder.keys, f"blk.{layer}.indexer"
-    n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
-    if size < decoder.n_rot:
-        keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
+    n_heads, size = decoder.indexer_sizes()
     return Indexer(
         q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size),
         k=decoder.matrix(f"{at}.attn_k", decoder.n_embd, size),
@@ -194,11 +192,9 @@ class MinimaxM3(Transformer):
         if not has_experts(decoder, layer):
             return {}
         keys, at = decoder.keys, f"blk.{layer}.indexer"
-        n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
+        n_heads, size = decoder.indexer_sizes()
         if n_heads != decoder.n_kv_heads[layer]:
             keys.fail("attention.indexer.head_count", n_heads, f"the number of KV heads, {decoder.n_kv_heads[layer]}")
-        if size < decoder.n_rot:
-            keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
         own = BlockIndexer(
             q=decoder.matrix(f"{at}.q_proj", decoder.n_embd, n_heads * size),
             k=decoder.matrix(f"{at}.k_proj", decoder.n_embd, size),

@@ -18,6 +18,7 @@ class Transformer(Architecture):
     Attributes:
         reading: Arguments of `Decoder`.
         rotary: Arguments of `Decoder.rope`; None: it has no rotary positions.
+        windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
         mixing: Arguments of `Decoder.attention`.
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
@@ -26,6 +27,7 @@ class Transformer(Architecture):
 
     reading: ClassVar[Mapping[str, Any]] = {}
     rotary: ClassVar[Mapping[str, Any] | None] = {}
+    windows: ClassVar[Mapping[str, Any] | None] = None
     mixing: ClassVar[Mapping[str, Any]] = {}
     feeding: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
@@ -58,8 +60,15 @@ class Transformer(Architecture):
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
-        mixer = decoder.attention(layer, rope, **{**cls.mixing, **cls.mixing_of(decoder, layer)})
-        return Layer(mixer, cls.feed_forward(decoder, layer))
+        window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
+        turned = rope if window is None else cls.local_rope(decoder, rope)
+        mixing = {"window": window, **cls.mixing, **cls.mixing_of(decoder, layer)}
+        return Layer(decoder.attention(layer, turned, **mixing), cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope | None:  # noqa: ARG003 - families read it
+        """The rotary positions of layers with a window, given those of the others."""
+        return rope
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:

@@ -113,9 +113,7 @@ class DeepSeek4(HyperConnected):
     def indexer(cls, decoder: Decoder, layer: int, ratio: int, rope: Rope) -> PoolIndexer:
         """The indexer of a layer."""
         keys, at = decoder.keys, f"blk.{layer}.indexer"
-        n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
-        if width < decoder.n_rot:
-            keys.fail("attention.indexer.key_length", width, f"at least the {decoder.n_rot} values that rope turns")
+        n_heads, width = decoder.indexer_sizes()
         return PoolIndexer(
             q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width),
             keys=cls.pooling(decoder, at, ratio, width, rope),

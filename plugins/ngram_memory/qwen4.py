@@ -103,9 +103,7 @@ class Qwen4(Qwen35):
         n_chosen, at, n_embd = keys.count("attention.indexer.top_k"), f"blk.{layer}.indexer", decoder.n_embd
         if size < 2 or n_chosen % size:
             keys.fail("attention.compress_ratios", size, f"a divisor above 1 of {n_chosen}")
-        n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
-        if width < decoder.n_rot:
-            keys.fail("attention.indexer.key_length", width, f"at least the {decoder.n_rot} values that rope turns")
+        n_heads, width = decoder.indexer_sizes()
         key = decoder.matrix(f"{at}.k_proj", n_embd, width)
         indexer = PoolIndexer(
             q=decoder.matrix(f"{at}.q_proj", n_embd, n_heads * width),
