@@ -13,13 +13,12 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
-from augury.plugins.server.conversation import AnswerReader, plan_chat
+from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, Texts
+from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, Texts, text_of
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
-from augury.plugins.server.llama_cpp.tokenize import n_prompt_tokens
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
 from augury.plugins.server.tools import ChatPlan, Delta
@@ -97,7 +96,8 @@ class Message(Fields):
                 function = {"name": block.name, "arguments": json.dumps(block.input)}
                 message.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
             else:
-                content = f"Error: {_text(block.content)}" if block.is_error else _text(block.content)
+                text = text_of(block.content, "\n")
+                content = f"Error: {text}" if block.is_error else text
                 found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         return [*found, message] if len(message) > 2 or message["content"] or not found else found
 
@@ -172,7 +172,7 @@ class CountRequest(EngineFields):
         """How the answer is read, and the conversation's arguments of `Engine.submit`."""
         messages = [each for message in self.messages for each in message.for_template()]
         if self.system:
-            messages.insert(0, {"role": "system", "content": _text(self.system)})
+            messages.insert(0, {"role": "system", "content": text_of(self.system, "\n")})
         kwargs: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         if self.output_config.effort is not None:
             kwargs["reasoning_effort"] = self.output_config.effort
@@ -232,7 +232,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
 async def count_tokens(body: CountRequest, server: Serving) -> dict[str, int]:
     """Say how many tokens a conversation has as a prompt."""
     _, params = await body.plan(server)
-    return {"input_tokens": await n_prompt_tokens(server, params)}
+    return {"input_tokens": len(await prompt_of(server, params))}
 
 
 async def _events(
@@ -334,7 +334,3 @@ def _usage(result: Result) -> dict[str, int]:
 def _used(n_prompt: int, n_reused: int, n_emitted: int) -> dict[str, int]:
     cached = {"cache_read_input_tokens": n_reused, "cache_creation_input_tokens": 0}
     return {"input_tokens": n_prompt - n_reused, **cached, "output_tokens": n_emitted}
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 
+from augury.errors import UnsupportedError
 from augury.plugins.server.server import Server
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Token
+
+if TYPE_CHECKING:
+    from augury.text.chat_template import ChatTemplate
 
 
 async def plan_chat(
@@ -60,6 +64,28 @@ async def plan_chat(
         )
     )
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
+
+
+def template_of(server: Server) -> ChatTemplate:
+    """The model's chat template.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
+    if server.engine.chat_template is None:
+        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    return server.engine.chat_template
+
+
+async def prompt_of(server: Server, params: Mapping[str, Any]) -> list[int]:
+    """The tokens of a conversation, given the arguments of `Engine.submit`.
+
+    Raises:
+        AuguryError: As `ChatTemplate.encode` does, or the model has no template.
+    """
+    n_most = server.engine.config["n_ctx"]
+    more = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs"), "n_most": n_most}
+    return await to_thread.run_sync(partial(template_of(server).encode, params["messages"], **more))
 
 
 class AnswerReader:

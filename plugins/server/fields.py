@@ -212,3 +212,8 @@ def _is_off(check: Callable[[Any], bool], value: Any) -> bool:
 def draft_origin(token: Token) -> list[dict[str, Any]]:
     """The drafter of a token, and on the first token of a round how many were drafted in it."""
     return [{"text": token.text, "token": token.token, "drafter": token.drafter, "n_drafted": token.n_drafted}]
+
+
+def text_of(content: str | list[Any], between: str = "") -> str:
+    """A content's text, whole or in parts with a `text` each."""
+    return content if isinstance(content, str) else between.join(part.text for part in content)

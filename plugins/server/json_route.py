@@ -46,11 +46,11 @@ def long_answer(pieces: Iterable[str]) -> StreamingResponse:
 
 
 def pieces_of(value: Any) -> Iterator[str]:
-    """An answer's JSON, item by item where an iterator stands for a list."""
+    """An answer's JSON, item by item where an iterator stands for a list; numbers that JSON does not have are null."""
     if isinstance(value, Iterator):
         yield "["
         for i, item in enumerate(value):
-            yield ("," if i else "") + to_json(item).decode()
+            yield ("," if i else "") + to_json(item, inf_nan_mode="null").decode()
         yield "]"
     elif isinstance(value, dict):
         for i, (key, item) in enumerate(value.items()):
@@ -63,7 +63,7 @@ def pieces_of(value: Any) -> Iterator[str]:
             yield from pieces_of(item)
         yield "]" if value else "[]"
     else:
-        yield to_json(value).decode()
+        yield to_json(value, inf_nan_mode="null").decode()
 
 
 class _Request(Request):

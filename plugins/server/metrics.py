@@ -31,16 +31,19 @@ _COUNTERS = {  # by attribute of `Metrics.totals`
     "n_requests": ("augury:requests", "Requests that have ended."),
     "n_rounds": ("augury:rounds", "Rounds of requests; tokens generated are rounds and accepted tokens."),
 }
-_BY_DRAFTER = {
-    "n_drafts": ("augury:spec_decode_num_drafts", "Drafts that were verified, by drafter."),
-    "n_drafted": ("augury:spec_decode_num_draft_tokens", "Drafted tokens that were verified, by drafter."),
-    "n_accepted": ("augury:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted, by drafter."),
+_BY_DRAFTER = {  # by attribute of `DrafterStats`
+    "used": ("augury:spec_decode_num_drafts", "Drafts that were verified, by drafter."),
+    "drafted": ("augury:spec_decode_num_draft_tokens", "Drafted tokens that were verified, by drafter."),
+    "accepted": ("augury:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted, by drafter."),
     "begin_s": ("augury:spec_decode_prompt_seconds", "Seconds spent on prompts, by drafter."),
     "draft_s": ("augury:spec_decode_draft_seconds", "Seconds spent on drafting, by drafter."),
 }
 _BY_POSITION = {
-    "offered": ("augury:spec_decode_num_draft_tokens_per_pos", "Drafts that were verified as far as a position."),
-    "accepted": ("augury:spec_decode_num_accepted_tokens_per_pos", "Drafts whose token at a position was accepted."),
+    "offered_by_position": ("augury:spec_decode_num_draft_tokens_per_pos", "Drafts that were verified as far as a position."),
+    "accepted_by_position": (
+        "augury:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts whose token at a position was accepted.",
+    ),
 }
 
 
@@ -50,8 +53,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
-        self._of_drafters: Counter[tuple[str, str]] = Counter()  # figure and drafter
-        self._at_positions: Counter[tuple[str, str, int]] = Counter()  # figure, drafter and position
+        self._of_drafters: Counter[tuple[str, ...]] = Counter()  # by figure, drafter and, where there are such, position
         self._n_sequences = self._n_passes = 0  # of the engine's thread, which alone writes them
         self._longest = 0
         self._last: Counter[str] = Counter()  # totals at the last look
@@ -84,18 +86,11 @@ class Metrics(Collector):
             self._totals.update(counted)
             for name, each in summary.drafters.items():
                 self._totals["n_drafts"] += each.used
-                figures: Any = {
-                    "n_drafts": each.used,
-                    "n_drafted": each.drafted,
-                    "n_accepted": each.accepted,
-                    "begin_s": each.begin_s,
-                    "draft_s": each.draft_s,
-                }
-                for figure, n in figures.items():
-                    self._of_drafters[figure, name] += n
-                for figure, counts in (("offered", each.offered_by_position), ("accepted", each.accepted_by_position)):
-                    for position, n in enumerate(counts):
-                        self._at_positions[figure, name, position] += n
+                for figure in _BY_DRAFTER:
+                    self._of_drafters[figure, name] += getattr(each, figure)
+                for figure in _BY_POSITION:
+                    for position, n in enumerate(getattr(each, figure)):
+                        self._of_drafters[figure, name, str(position)] += n
 
     def text(self, engine: EngineStats | None) -> bytes:
         """The text that Prometheus reads; rates are since the last look. `engine` is the running one."""
@@ -116,18 +111,13 @@ class Metrics(Collector):
         passes = {"n_passes": self._n_passes}
         for figure, (name, text) in _COUNTERS.items():
             yield CounterMetricFamily(name, text, value=passes.get(figure, totals[figure]))
-        for figure, (name, text) in _BY_DRAFTER.items():
-            family = CounterMetricFamily(name, text, labels=["drafter"])
-            for (which, drafter), n in self._of_drafters.items():
-                if which == figure:
-                    family.add_metric([drafter], n)
-            yield family
-        for figure, (name, text) in _BY_POSITION.items():
-            family = CounterMetricFamily(name, text, labels=["drafter", "position"])
-            for (which, drafter, position), n in self._at_positions.items():
-                if which == figure:
-                    family.add_metric([drafter, str(position)], n)
-            yield family
+        for figures, labels in ((_BY_DRAFTER, ["drafter"]), (_BY_POSITION, ["drafter", "position"])):
+            for figure, (name, text) in figures.items():
+                family = CounterMetricFamily(name, text, labels=labels)
+                for (which, *of), n in self._of_drafters.items():
+                    if which == figure:
+                        family.add_metric(of, n)
+                yield family
         engine = self._engine
         gauges = {
             "llamacpp:prompt_tokens_seconds": (

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 from anyio import to_thread
 from pydantic import AliasChoices, Field
-from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
-from augury.plugins.server.json_route import api_router, long_answer
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Serving
 
@@ -40,17 +39,13 @@ async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> R
     prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer, server.engine.config["n_ctx"])
     pooling = body.pooling or server.options.pooling or server.engine.info.pooling or "none"
     found = await embed(server, http, prompts, pooling=pooling, normalize=False)
-    return long_answer(_pieces(found, body.embd_normalize))
+    answer = [{"index": i, "embedding": _vectors(each, body.embd_normalize)} for i, each in enumerate(found)]
+    return long_answer(pieces_of(answer))
 
 
-def _pieces(found: Sequence[np.ndarray], p: int) -> Iterator[str]:
-    """The answer's JSON, a vector at a time."""
-    for index, each in enumerate(found):
-        yield f'{"," if index else "["}{{"index":{index},"embedding":['
-        for i, vector in enumerate(each if each.ndim > 1 else [normalized(each, p)]):
-            yield ("," if i else "") + to_json(vector.tolist(), inf_nan_mode="null").decode()
-        yield "]}"
-    yield "]"
+def _vectors(found: np.ndarray, p: int) -> Iterator[list[float]]:
+    """The scaled vector of a text, or those of its tokens as they are."""
+    return (vector.tolist() for vector in (found if found.ndim > 1 else [normalized(found, p)]))
 
 
 def normalized(vector: np.ndarray, p: int) -> np.ndarray:

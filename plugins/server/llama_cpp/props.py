@@ -9,7 +9,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.server import Serving
 
 router = api_router()
 
@@ -21,18 +21,6 @@ class NoProps(Fields):
 @router.get("/props")
 def props(server: Serving) -> dict[str, Any]:
     """Describe the model and the settings."""
-    return _props(server) | {"is_sleeping": server.is_sleeping}
-
-
-@router.post("/props")
-def change_props(_body: NoProps, server: Serving) -> dict[str, bool]:
-    """Change properties, of which there are none yet."""
-    if not server.options.takes_props:
-        raise RequestError(501, "this server's properties cannot be changed; start it with --props")
-    return {"success": True}
-
-
-def _props(server: Server) -> dict[str, Any]:
     engine = server.engine
     tokenizer, template = engine.tokenizer, engine.chat_template
     settings = generation_settings(server, {})
@@ -52,4 +40,13 @@ def _props(server: Server) -> dict[str, Any]:
         "speculative": engine.config["speculative"],
         "plain_per_second": engine.stats().plain_per_second,  # without drafts, as the planner expects it
         "n_ctx_train": engine.info.n_ctx_train,
+        "is_sleeping": server.is_sleeping,
     }
+
+
+@router.post("/props")
+def change_props(_body: NoProps, server: Serving) -> dict[str, bool]:
+    """Change properties, of which there are none yet."""
+    if not server.options.takes_props:
+        raise RequestError(501, "this server's properties cannot be changed; start it with --props")
+    return {"success": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,11 @@ from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from augury.errors import UnsupportedError
+from augury.plugins.server.conversation import prompt_of, template_of
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
-from augury.plugins.server.openai.chat import ChatRequest, prompt_of
+from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.tokenizer import Tokenizer
@@ -77,8 +77,7 @@ async def tokenizer_info(server: Serving) -> dict[str, str | None]:
 async def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
     """Give the prompt that a conversation is to the model."""
     _, params = await body.plan(server)
-    if (template := server.engine.chat_template) is None:
-        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    template = template_of(server)
     more: dict[str, Any] = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs")}
     return {"prompt": await to_thread.run_sync(partial(template.render, params["messages"], **more))}
 
@@ -99,12 +98,7 @@ async def responses_input_tokens(body: ResponsesRequest, server: Serving) -> dic
 
 async def _input_tokens(body: ChatRequest | ResponsesRequest, server: Server) -> dict[str, Any]:
     _, params = await body.plan(server)
-    return {"object": "response.input_tokens", "input_tokens": await n_prompt_tokens(server, params)}
-
-
-async def n_prompt_tokens(server: Server, params: Mapping[str, Any]) -> int:
-    """How many tokens the messages have that `Engine.submit` is to be told."""
-    return len(await prompt_of(server, params))
+    return {"object": "response.input_tokens", "input_tokens": len(await prompt_of(server, params))}
 
 
 def _piece(found: bytes) -> str | list[int]:

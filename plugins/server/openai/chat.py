@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
-from anyio import to_thread
 from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
-from augury.errors import UnsupportedError
-from augury.plugins.server.conversation import AnswerReader, plan_chat
+from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin
+from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin, text_of
 from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import (
@@ -43,11 +41,6 @@ class TextPart(Fields):
 
     type: Literal["text"]
     text: str
-
-
-def text_of(content: str | list[TextPart]) -> str:
-    """A content's text, whole or in parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Message(Fields):
@@ -193,19 +186,6 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     for prompt in scored:
         found["prompt_logprobs"] = (ranked(token, body.prompt_logprobs or 0) for token in prompt)
     return long_answer(pieces_of(found)) if body.logprobs or scored else found
-
-
-async def prompt_of(server: Server, params: Mapping[str, Any]) -> list[int]:
-    """The tokens of a conversation, given the arguments of `Engine.submit`.
-
-    Raises:
-        AuguryError: As `ChatTemplate.encode` does, or the model has no template.
-    """
-    engine = server.engine
-    if engine.chat_template is None:
-        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    more = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs"), "n_most": engine.config["n_ctx"]}
-    return await to_thread.run_sync(partial(engine.chat_template.encode, params["messages"], **more))
 
 
 def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerReader, Result]) -> dict[str, Any]:

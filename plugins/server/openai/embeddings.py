@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from anyio import to_thread
 from pydantic import Field
-from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
-from augury.plugins.server.json_route import api_router, long_answer
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Server, Serving
 
@@ -50,17 +49,10 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
     ids = await to_thread.run_sync(_tokens, server, inputs)
     found = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
     n_tokens = sum(map(len, ids))
-    rest = {"model": server.options.names[0], "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}}
-    return long_answer(_pieces(found, body.encoding_format, rest))
-
-
-def _pieces(found: Sequence[np.ndarray], encoding: str, rest: dict[str, Any]) -> Iterator[str]:
-    """The answer's JSON, a vector at a time."""
-    yield '{"object":"list","data":['
-    for index, vector in enumerate(found):
-        one = {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
-        yield ("," if index else "") + to_json(one, inf_nan_mode="null").decode()
-    yield "]," + to_json(rest).decode()[1:]
+    vectors = (_encoded(vector, body.encoding_format) for vector in found)
+    data = ({"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(vectors))
+    used = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return long_answer(pieces_of({"object": "list", "data": data, "model": server.options.names[0], "usage": used}))
 
 
 def _tokens(server: Server, inputs: Sequence[Any]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields
+from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, text_of
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
@@ -145,16 +145,12 @@ def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None
     elif item.type == "function_call_output":
         if item.output is None:
             raise RequestError(400, f"{where} lacks output", param=f"{where}.output")
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
     elif item.type == "message":
         if item.role is None or item.content is None:
             raise RequestError(400, f"{where} is a message, and lacks its role or content", param=where)
         role = "system" if item.role == "developer" else item.role
-        messages.append({"role": role, "content": _text_of(item.content)})
-
-
-def _text_of(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+        messages.append({"role": role, "content": text_of(item.content)})
 
 
 @router.post("/v1/responses", responses=STREAMED)
