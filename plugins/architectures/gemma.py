@@ -59,42 +59,42 @@ class Gemma2(Gemma):
     """Norms before and after attention and feed-forward, soft caps; every other layer sees a window only."""
 
     name = "gemma2"
+    windows = {"period": 2, "default": 4096}
+    mixing = {"has_post_norm": True}
+    feeding = {**Gemma.feeding, "has_post_norm": True}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=local_base(decoder))
-        softcap = decoder.keys.positive("attn_logit_softcapping", 50.0)
-        layers = []
-        for layer, window in enumerate(decoder.windows(2, default=4096)):
-            rope = wide_rope if window is None else local_rope
-            common: dict[str, Any] = {"scale": _scale(decoder), "window": window, "softcap": softcap}
-            attention = decoder.attention(layer, rope, has_post_norm=True, **common)
-            layers.append(Layer(attention, decoder.feed_forward(layer, has_post_norm=True, **cls.feeding)))
-        output = decoder.output(is_tied=True, softcap=decoder.keys.positive("final_logit_softcapping", 30.0))
-        return {"main": decoder.plan(layers, output=output, **cls.embedding(decoder))}
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=local_base(decoder))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        return {"scale": _scale(decoder), "softcap": decoder.keys.positive("attn_logit_softcapping", 50.0)}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(is_tied=True, softcap=decoder.keys.positive("final_logit_softcapping", 30.0))
 
 
 class Gemma3(Gemma):
     """Normed heads; five layers of six see a window only, with a rope of their own."""
 
     name = "gemma3"
+    windows = {"period": 6}
+    mixing = {"has_head_norms": True, "has_post_norm": True}
+    feeding = Gemma2.feeding
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        keys = decoder.keys
-        scale = _scale(decoder)  # without `attention.scale`: llama.cpp does not read it here
-        wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
-        layers = []
-        for layer, window in enumerate(decoder.windows(6)):
-            rope = wide_rope if window is None else local_rope
-            attention = decoder.attention(layer, rope, scale=scale, has_head_norms=True, has_post_norm=True, window=window)
-            layers.append(Layer(attention, decoder.feed_forward(layer, has_post_norm=True, **cls.feeding)))
-        output = decoder.output(softcap=keys.number("final_logit_softcapping", 0.0) or None)
-        return {"main": decoder.plan(layers, output=output, **cls.embedding(decoder))}
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        return {"scale": _scale(decoder)}  # without `attention.scale`: llama.cpp does not read it here
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(softcap=decoder.keys.number("final_logit_softcapping", 0.0) or None)
 
 
 class Gemma4(Gemma):

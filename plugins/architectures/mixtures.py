@@ -8,19 +8,20 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output, Rope
+from augury.blocks import Activation, GateKind, Gating, Layer, MixtureOfExperts, NormKind, Output, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limit, mixture
 from augury.plugins.architectures.rope import base_of, local_base, local_size, plain
 from augury.plugins.architectures.transformer import Transformer
 
-_ALTERNATING, _PERIOD = 2, 4
+_PERIOD = 4
 
 
 class GptOss(Transformer):
     """gpt-oss: every other layer sees a window; sinks, biases everywhere, a SwiGLU of its own."""
 
     name = "gpt-oss"
+    windows = {"period": 2, "is_required": True}
     experts = {
         "has_scales": False,
         "gating": Gating.SOFTMAX_OF_CHOSEN,
@@ -30,13 +31,12 @@ class GptOss(Transformer):
     }
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        window = decoder.windows(_ALTERNATING, is_required=True)[layer]
-        if window is not None:
-            rope = decoder.rope(base=local_base(decoder))
-        sinks = decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
-        attention = decoder.attention(layer, rope, window=window, sinks=sinks)
-        return Layer(attention, cls.feed_forward(decoder, layer))
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=local_base(decoder))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        return {"sinks": decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
 
 
 class MinimaxM2(Transformer):
@@ -144,38 +144,40 @@ class Laguna(Transformer):
     """Normed heads; gates of attention are softplus, by head or by value; three layers of four may see a window only."""
 
     name = "laguna"
+    windows = {"period": _PERIOD, "is_first": True}
     mixing = {"has_head_norms": True, "gate_kind": GateKind.SOFTPLUS}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False}
     feeding = {"has_scales": False}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        """A layer, from 0; layers with a window have a plain rope of their own."""
-        window = decoder.windows(_PERIOD, is_first=True)[layer]
-        if window is not None:
-            rope = Rope(plain(local_size(decoder), local_base(decoder)))
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return Rope(plain(local_size(decoder), local_base(decoder)))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         name = f"blk.{layer}.attn_gate"
         n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
         if n_gates != decoder.n_heads[layer]:
             n_gates = decoder.n_heads[layer] * decoder.value_dim
-        gate = decoder.linear(name, decoder.n_embd, n_gates, has_scale=False)
-        return Layer(decoder.attention(layer, rope, window=window, gate=gate, **cls.mixing), cls.feed_forward(decoder, layer))
+        return {"gate": decoder.linear(name, decoder.n_embd, n_gates, has_scale=False)}
 
 
 class Maple(Transformer):
     """Normed heads; layers with a window have rope and the others none; experts' hidden values are limited."""
 
     name = "maple"
+    rotary = None
+    windows = {"period": None, "is_required": True}
     mixing = {"has_head_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        window = decoder.windows(None, is_required=True)[layer]
-        if window is not None:
-            rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
-        attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
-        return Layer(attention, mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **cls.experts))
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
+        return decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> MixtureOfExperts:
+        return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **cls.experts)
 
 
 class Mimo2(Transformer):
