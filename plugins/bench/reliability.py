@@ -79,23 +79,16 @@ class Reliability:
     @classmethod
     def of(cls, trials: Iterable[Trial]) -> Reliability:
         """Count trials."""
-        steps: dict[str, list[list[Any]]] = {}
-        grounds: dict[tuple[str, str], tuple[float, list[Any]]] = {}
+        steps: dict[str, list[Tally]] = {}
+        grounds: dict[tuple[str, str], tuple[float, Tally]] = {}
         for trial in trials:
-            step = min(int(N_STEPS * trial.chance), N_STEPS - 1)
-            counts = [
-                steps.setdefault(name, [[0, 0.0, 0] for _ in range(N_STEPS)])[step] for name in (TOGETHER, *trial.grounds)
-            ]
+            step, one = min(int(N_STEPS * trial.chance), N_STEPS - 1), Tally(1, trial.chance, int(trial.is_right))
+            for name in (TOGETHER, *trial.grounds):
+                steps.setdefault(name, [Tally()] * N_STEPS)[step] += one
             for name, ground in trial.grounds.items():
-                counts.append(grounds.setdefault((name, ground.name), (ground.prior, [0, 0.0, 0]))[1])
-            for each in counts:
-                each[0] += 1
-                each[1] += trial.chance
-                each[2] += trial.is_right
-        return cls(
-            {name: tuple(Tally(*each) for each in mine) for name, mine in steps.items()},
-            {key: (prior, Tally(*each)) for key, (prior, each) in grounds.items()},
-        )
+                prior, before = grounds.get((name, ground.name), (ground.prior, Tally()))
+                grounds[name, ground.name] = prior, before + one
+        return cls(steps, grounds)
 
     @classmethod
     def pool(cls, parts: Iterable[Reliability]) -> Reliability:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from attrs import frozen
 
 from augury.errors import AuguryError
 from augury.plugins.bench.abba import Answer
@@ -23,20 +22,7 @@ from augury.plugins.bench.timing import Measurement, Runner
 
 _READY_S = 300.0  # a large model on a slow disk
 _ANSWER_S = 900.0
-_GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True}
-
-
-@frozen
-class LlamaServerOptions:
-    """How the server is started: with the settings of augury."""
-
-    path: Path  # of the program
-    model: Path
-    threads: int
-    n_ctx: int
-    cache_type_k: str
-    cache_type_v: str
-    more: tuple[str, ...] = ()  # words of its command line
+GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True}
 
 
 class ServerProcess:
@@ -137,24 +123,23 @@ class ServerRunner(ServerProcess, Runner):
     computes the logits of a prompt's last token only, also where the measurement is of the kind `curve`.
     """
 
-    def __init__(self, options: LlamaServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
+    def __init__(self, program: Path, words: Sequence[object], tokens: np.ndarray, n_vocab: int) -> None:
         """Nothing is started yet.
 
         Args:
-            options: The server to start.
+            program: The path of a llama-server.
+            words: Its command line.
             tokens: (n_ctx,) ids that prompts are made of.
             n_vocab: Ids are below.
 
         Raises:
             AuguryError: There is no such program.
         """
-        if not options.path.is_file() or not os.access(options.path, os.X_OK):
-            raise AuguryError(f"{options.path} is not a program; --vs takes the path of a llama-server")
-        words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
-        words += ["-ctk", options.cache_type_k, "-ctv", options.cache_type_v, *options.more]
-        folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
+        if not program.is_file() or not os.access(program, os.X_OK):
+            raise AuguryError(f"{program} is not a program; --vs takes the path of a llama-server")
+        folder = str(program.resolve().parent)  # packaged builds keep their libraries beside the program
         paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
-        super().__init__(options.path.name, [options.path], words, {"LD_LIBRARY_PATH": paths})
+        super().__init__(program.name, [program], words, {"LD_LIBRARY_PATH": paths})
         self._tokens = tokens.tolist()
         self._n_vocab = n_vocab
         self._n_asked = 0
@@ -202,7 +187,7 @@ class ServerRunner(ServerProcess, Runner):
 
     def _ask(self, prompt: Sequence[int], n_predict: int, *, may_reuse: bool, n_new: int | None = None) -> dict[str, Any]:
         """Ask for a completion; the server must compute `n_new` tokens of the prompt, None: however many."""
-        body = {"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": may_reuse, "return_tokens": True} | _GREEDY
+        body = {"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": may_reuse, "return_tokens": True} | GREEDY
         reply, name = self.post("/completion", body), self._name
         if not isinstance(reply, dict) or not isinstance(timings := reply.get("timings"), dict):
             raise AuguryError(f"{name} answers without timings; --vs needs a llama-server")

@@ -35,7 +35,7 @@ class Candidate:
 
 
 @frozen
-class Trial:
+class PromptTurn:
     """A prompt, its index, and how often it was answered before."""
 
     prompt: Prompt
@@ -48,19 +48,19 @@ class Trial:
         return self.place + self.turn
 
 
-def trials_of(prompts: Iterable[Prompt], turns: int) -> list[Trial]:
+def trials_of(prompts: Iterable[Prompt], turns: int) -> list[PromptTurn]:
     """All prompts `turns` times over; of every category one first, then the next of each."""
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     mixed = [prompt for row in zip_longest(*by_category.values()) for prompt in row if prompt is not None]
-    return [Trial(prompt, place, turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
+    return [PromptTurn(prompt, place, turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
 
 
 class Tuning:
     """Measures candidates. Results are in `pairs`, which grow while it runs."""
 
-    def __init__(self, measure: Callable[[Candidate, Trial], Pair], trials: Sequence[Trial]) -> None:
+    def __init__(self, measure: Callable[[Candidate, PromptTurn], Pair], trials: Sequence[PromptTurn]) -> None:
         """Nothing runs yet.
 
         Args:

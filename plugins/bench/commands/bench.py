@@ -58,9 +58,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help=f"time a cold and --turns (default: {TURNS}) warm starts to the first token instead",
     )
     parser.add_argument(
-        "--roofline",
-        action="store_true",
-        help="show the time of each kernel of a pass (--curve), against the machine's limits",
+        "--roofline", action="store_true", help="show the time of each kernel of a pass (--curve), against the machine's limits"
     )
     group = parser.add_argument_group("servers")
     group.add_argument(

@@ -18,7 +18,7 @@ from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.saved_results import check_saved, print_figures
-from augury.plugins.bench.server_runner import LlamaServerOptions, ServerRunner
+from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 
 _MARGIN = 8
@@ -40,11 +40,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         help="time passes over so many tokens with the logits of all, as for verifying drafts",
     )
     group.add_argument(
-        "-d",
-        "--depth",
-        type=counts(least=0),
-        metavar="0,4096",
-        help="tokens that are already in the slot (default: 0)",
+        "-d", "--depth", type=counts(least=0), metavar="0,4096", help="tokens that are already in the slot (default: 0)"
     )
     group.add_argument(
         "--vs",
@@ -138,14 +134,15 @@ def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> Server
     """The other program, which is given the same tokens."""
     path = resolve(args.model, args.registry, Progress())
     # room for one token more than augury needs: the last one generated is stored, too
-    options = server_options(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
-    return ServerRunner(options, runner.tokens, model.info.n_vocab)
+    words = server_words(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
+    return ServerRunner(args.vs, words, runner.tokens, model.info.n_vocab)
 
 
-def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> LlamaServerOptions:
-    """Start the program of `--vs` with the same model, threads, context, cache types and metadata."""
-    more = (*override_words(args), *shlex.split(args.vs_args))
-    return LlamaServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
+def server_words(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> list[object]:
+    """The command line of the program of `--vs`, with the same model, threads, context, cache types and metadata."""
+    words: list[object] = ["-m", path, "-t", threads, "-tb", threads, "-c", n_ctx, "-np", 1]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *shlex.split(args.vs_args)]
+    return words
 
 
 def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.abba import Answer, AnswerPairs, compare_answers
 from augury.plugins.bench.commands.drafters import DEFAULTS
-from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_options, trip_text
+from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_words, trip_text
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
@@ -66,8 +66,8 @@ def run_prompts(args: argparse.Namespace) -> int:
 
 def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
     """The other program, which is given prompts later."""
-    options = server_options(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
-    return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
+    words = server_words(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
+    return ServerRunner(args.vs, words, np.empty(0, np.int32), engine.info.n_vocab)
 
 
 def _token_ids(
@@ -110,20 +110,12 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in found:
         for what in ("prompt", "generation"):
             figures = each[what]
-            is_prompt = what == "prompt"
-            rows.append(
-                [
-                    each["category"],
-                    what,
-                    f"{figures['tok_s']:.1f}",
-                    f"{figures['peer_tok_s']:.1f}",
-                    f"{figures['ratio']:.2f}x",
-                    f"{figures['interval'][0]:.2f} to {figures['interval'][1]:.2f}",
-                    *("" if is_prompt else f"{a} of {n}" for a, n in zip(each["accepted"], each["drafted"], strict=True)),
-                    "" if is_prompt else f"{each['same']:.0%}",
-                    "" if is_prompt else trip_text(each["round_trip_ns"]),
-                ]
-            )
+            speeds = [f"{figures['tok_s']:.1f}", f"{figures['peer_tok_s']:.1f}", f"{figures['ratio']:.2f}x"]
+            row = [each["category"], what, *speeds, "{:.2f} to {:.2f}".format(*figures["interval"])]
+            if what == "generation":
+                row += [f"{a} of {n}" for a, n in zip(each["accepted"], each["drafted"], strict=True)]
+                row += [f"{each['same']:.0%}", trip_text(each["round_trip_ns"])]
+            rows.append(row if what == "generation" else [*row, *[""] * 4])
     return align_rows(rows, is_right=(False, False, *(True,) * 8))
 
 

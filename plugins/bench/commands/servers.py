@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from augury.cli import Prompt, align_rows, override_words, placement_words, print_json, print_lines
+from augury.cli import Prompt, align_rows, print_json, print_lines
 from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
+from augury.plugins.bench.commands.startup import model_words
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_load import Load, median_of, run_load
-from augury.plugins.bench.server_runner import ServerProcess
+from augury.plugins.bench.server_runner import GREEDY, ServerProcess
 from augury.plugins.bench.workload import digest, prompts_to_compare, with_answers
 
 CLIENTS = (1, 4, 16)
 _N_PREDICT = 64
 _PER_CLIENT = 2  # requests of each client in a turn, four at least in all
 _N_SLOTS = 4
-_GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True, "cache_prompt": False}
+_GREEDY = {**GREEDY, "cache_prompt": False}
 _SIDES = ("plain", "speculative", "theirs")
 _FIGURES = {  # by name, of which requests, and which quantile
     "first token p50": ("first_s", 0.5),
@@ -100,7 +101,7 @@ def _as_json(n_clients: int, loads: Mapping[str, Sequence[Load]]) -> dict[str, A
     for side in ("plain", "speculative"):
         ratios = _ratios(loads, side)
         found[side] |= {"ratio": statistics.median(ratios), "interval": list(median_interval(ratios))}
-    return found | {"same_text": _same(loads)}
+    return found | {"same_text": _alike(loads, "plain", "theirs")}
 
 
 def _key(name: str) -> str:
@@ -113,11 +114,10 @@ def _ratios(loads: Mapping[str, Sequence[Load]], side: str) -> list[float]:
     return [mine.requests_per_second / other.requests_per_second for mine, other in pairs]
 
 
-def _same(loads: Mapping[str, Sequence[Load]]) -> float:
-    """The share of answers that both servers' clients got alike."""
-    pairs = [
-        pair for a, b in zip(loads["plain"], loads["theirs"], strict=True) for pair in zip(a.requests, b.requests, strict=True)
-    ]
+def _alike(loads: Mapping[str, Sequence[Load]], one: str, other: str) -> float:
+    """The share of answers that the clients of two sides got alike."""
+    turns = zip(loads[one], loads[other], strict=True)
+    pairs = [pair for a, b in turns for pair in zip(a.requests, b.requests, strict=True)]
     return sum(a.text == b.text for a, b in pairs) / len(pairs)
 
 
@@ -135,16 +135,8 @@ def _lines(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
 
 
 def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
-    differ = [
-        n
-        for n, loads in found.items()
-        if any(
-            a.text != b.text
-            for x, y in zip(loads["plain"], loads["speculative"], strict=True)
-            for a, b in zip(x.requests, y.requests, strict=True)
-        )
-    ]
-    same = statistics.mean(_same(loads) for loads in found.values())
+    differ = any(_alike(loads, "plain", "speculative") < 1 for loads in found.values())
+    same = statistics.mean(_alike(loads, "plain", "theirs") for loads in found.values())
     note = (
         f"texts with and without speculation {'differ' if differ else 'are the same'}; {same:.0%} are those of the other server"
     )
@@ -153,10 +145,8 @@ def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
 
 def _serving(args: argparse.Namespace) -> ServerProcess:
     """`augury serve` with the command line's model, to be started."""
-    words = ["-m", args.model, "-np", _N_SLOTS, "--backend", args.backend, "--memory", args.memory, "--no-ui"]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *placement_words(args)]
-    given = {"-c": args.ctx_size, "-t": args.threads, "-md": args.model_draft}
-    words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    words = [*model_words(args, args.model), "-np", _N_SLOTS, "--no-ui"]
+    words += [] if args.model_draft is None else ["-md", args.model_draft]
     words += [word for text in args.spec_type for word in ("--spec-type", text)]
     # -P: a folder named augury in the current one is not timed
     return ServerProcess("augury serve", [sys.executable, "-P", "-m", "augury", "serve"], words)

@@ -23,12 +23,7 @@ from augury.plugins.bench.commands.drafters import TURNS
 def run_startup(args: argparse.Namespace) -> int:
     """Start processes that write one token each, and print their times."""
     path = resolve(args.model, args.registry, Progress())  # the children's cache folder holds no models
-    words = ["run", "-m", str(path), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
-    words += ["--backend", args.backend, "--memory", args.memory]
-    words += [] if args.ctx_size is None else ["-c", str(args.ctx_size)]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v]
-    words += [*override_words(args), *placement_words(args)]
-    words += [] if args.threads is None else ["-t", str(args.threads)]
+    words = ["run", *model_words(args, str(path)), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
     if not args.json:
         say("compiling in an empty cache folder, as at the very first start")
     startup = measure_startup(words, args.turns or TURNS)
@@ -45,6 +40,14 @@ def run_startup(args: argparse.Namespace) -> int:
         ]
     )
     return 0
+
+
+def model_words(args: argparse.Namespace, model: str) -> list[str]:
+    """The flags that load a model as the command line says, for another `augury`."""
+    words = ["-m", model, "--backend", args.backend, "--memory", args.memory]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *placement_words(args)]
+    given = {"-c": args.ctx_size, "-t": args.threads}
+    return words + [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
 @frozen

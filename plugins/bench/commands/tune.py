@@ -33,7 +33,7 @@ from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
-from augury.plugins.bench.tuning import Candidate, Trial, Tuning, trials_of
+from augury.plugins.bench.tuning import Candidate, PromptTurn, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 _CHAINS = ("suffix", "suffix;recycle", "ngram-simple:n=3", "ngram-mod:preset=short")
@@ -172,7 +172,7 @@ class _PairRunner:
         self._display = display
         self._n_done = 0
 
-    def pair(self, candidate: Candidate, trial: Trial) -> Pair:
+    def pair(self, candidate: Candidate, trial: PromptTurn) -> Pair:
         """A candidate and plain decoding, beside each other."""
         self._display("tuning", self._n_done, self.n_pairs)
         args = argparse.Namespace(**{**vars(self._args), "draft_max": candidate.draft_max})

@@ -12,7 +12,7 @@ from augury.cli.command_line import main
 from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
 from augury.plugins.bench.commands import prompts
-from augury.plugins.bench.server_runner import LlamaServerOptions, ServerRunner
+from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -35,7 +35,7 @@ def asked(tmp_path):
 
 
 def runner(path):
-    return ServerRunner(LlamaServerOptions(path, MODEL, 1, 64, "f16", "f16"), np.arange(10, 74), 100)
+    return ServerRunner(path, ["-m", MODEL], np.arange(10, 74), 100)
 
 
 def test_each_kind_is_timed_by_the_servers_own_clock(program):
@@ -75,8 +75,7 @@ def test_an_answer_has_its_tokens_and_both_speeds(program, asked):
 def test_more_words_reach_the_server(program, tmp_path):
     path = tmp_path / "told"
     program.write_text(program.read_text().replace("exec", f'echo "$@" > {path}\nexec'))
-    options = LlamaServerOptions(program, MODEL, 1, 64, "f16", "f16", ("--spec-type", "ngram-simple"))
-    with ServerRunner(options, np.arange(10, 74), 100):
+    with ServerRunner(program, ["-m", MODEL, "--spec-type", "ngram-simple"], np.arange(10, 74), 100):
         assert path.read_text().split()[-2:] == ["--spec-type", "ngram-simple"]
 
 
