@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from attrs import frozen
 
 from augury.files.gguf_writer import EPSILON
 from augury.plugins.learn.head import HeadSizes, Weights
@@ -34,9 +33,8 @@ _MAX_NORM = 1.0  # of the gradient
 _Arrays = dict[str, Any]
 
 
-@frozen(eq=False)
-class Batch:
-    """Rows of texts: B of T tokens, each row of one text or several."""
+class Batch(NamedTuple):
+    """Rows of texts: B of T tokens, each row of one text or several. JAX knows the arrays of a tuple."""
 
     features: np.ndarray  # (B, T, 3 E) float32, the target's
     embedded: np.ndarray  # (B, T, E) float32, the target's embedding of each next token
@@ -64,8 +62,8 @@ class Trainer:
         """
         self._state: dict[str, Any] = {
             "weights": weights,
-            "means": _zeros(weights),
-            "squares": _zeros(weights),
+            "means": jax.tree.map(np.zeros_like, weights),
+            "squares": jax.tree.map(np.zeros_like, weights),
             "n_steps": np.int32(0),
         }
         self._rows = jnp.asarray(rows)
@@ -85,13 +83,13 @@ class Trainer:
 
     def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:
         """Learn of a batch to draft so many tokens; returns its loss before that."""
-        made = self._update(self._state, self._rows, _arrays(batch), n_unrolled=n_unrolled)
+        made = self._update(self._state, self._rows, batch, n_unrolled=n_unrolled)
         self._state, loss = made  # at once: Ctrl-C may come any time
         return float(loss)
 
     def accepted(self, batch: Batch) -> np.ndarray:
         """(N_STEPS + 1,): tokens drafted, and how many of them at least 1, 2, ... tokens of a draft were right."""
-        _, right = self._losses(self._state["weights"], self._rows, _arrays(batch))
+        _, right = self._losses(self._state["weights"], self._rows, batch)
         return np.asarray(right)
 
     def saved(self) -> dict[str, np.ndarray]:
@@ -102,14 +100,6 @@ class Trainer:
     def restore(self, saved: dict[str, np.ndarray]) -> None:
         """Go on from a checkpoint."""
         self._state = jax.tree_util.tree_map_with_path(lambda path, _: saved[jax.tree_util.keystr(path)], self._state)
-
-
-def _zeros(weights: Weights) -> Weights:
-    return {name: np.zeros_like(values) for name, values in weights.items()}
-
-
-def _arrays(batch: Batch) -> tuple[np.ndarray, ...]:
-    return batch.features, batch.embedded, batch.outputs, batch.texts, batch.is_there, batch.is_drafted
 
 
 def _exact_product(x: Any, rows: Any) -> Any:
@@ -175,7 +165,7 @@ def _attention(query: Any, keys: list[Any], values: list[Any], step: int, texts:
 def _losses(
     weights: _Arrays,
     rows: Any,
-    batch: tuple[Any, ...],
+    batch: Batch,
     *,
     sizes: HeadSizes,
     softcap: float | None,
@@ -222,7 +212,7 @@ def _losses(
 def _update(
     state: dict[str, Any],
     rows: Any,
-    batch: tuple[Any, ...],
+    batch: Batch,
     *,
     sizes: HeadSizes,
     softcap: float | None,
