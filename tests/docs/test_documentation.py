@@ -38,11 +38,13 @@ def test_a_hook_has_a_test_of_its_name(hook):
     assert f"def test_{hook}_" in (ROOT / "tests/core/test_hookspecs.py").read_text()
 
 
-def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+def test_a_table_has_a_header_a_separator_and_rows_with_as_many_cells():
     for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
-        for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", page.read_text()):
-            head, *rows = [re.split(r"(?<!\\)\|", row) for row in table.splitlines()]
-            assert [row for row in rows if len(row) != len(head)] == [], page.name
+        text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+        for part in re.split(r"\n{2,}", text.strip()):
+            if re.search(r"(?m)^\|", part):
+                assert re.fullmatch(r"\|.*[^-:|].*\|\n\|(-+:?\|)+(\n\|.*\|)+", part), (page.name, part)
+                assert len({len(re.findall(r"(?<!\\)\|", row)) for row in part.splitlines()}) == 1, (page.name, part)
 
 
 def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
