@@ -26,7 +26,7 @@ from augury.errors import AuguryError
 from augury.options import similar
 from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
-from augury.plugins.server.fields import Fields
+from augury.plugins.server.fields import NAMES_OF_VLLM, Fields
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_page
@@ -49,6 +49,8 @@ _WORDS = {
     "a valid boolean": "true or false",
     "a valid string": "a text",
     "a valid list": "a list",
+    "None": "null",
+    "False": "false",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
@@ -250,8 +252,8 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     if first["type"] == "extra_forbidden":
         form = request.scope["route"].body_field.field_info.annotation
         is_top = len(first["loc"]) == 2 and isinstance(form, type) and issubclass(form, Fields)
-        close = similar(param, form.field_names()) if is_top else None
-        message = f"there is no field {param!r} here; {'leave it out' if close is None else f'did you mean {close!r}?'}"
+        meant = _meant(param, form) if is_top else None
+        message = f"there is no field {param!r} here; {'leave it out' if meant is None else f'did you mean {meant}?'}"
     elif first["type"] == "json_invalid":
         param, message = "", f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}"
     elif first["type"] == "value_error":  # of a check of our own
@@ -275,6 +277,12 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     return _answer(RequestError(400, message, param=param or None), request.url.path)
 
 
+def _meant(name: str, form: type[Fields]) -> str | None:
+    """The field that an unknown name was probably meant to be, quoted."""
+    close = similar(name, form.field_names())
+    return NAMES_OF_VLLM.get(name, None if close is None else repr(close))
+
+
 def _param(error: Mapping[str, Any], body: Any) -> str:
     """The path of the field that an error concerns, without the forms of which pydantic tells where it has tried several."""
     if error["loc"][0] != "body":
@@ -290,7 +298,7 @@ def _param(error: Mapping[str, Any], body: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    return reprlib.repr(value)
+    return str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
 
 
 async def _on_fault(request: Request, error: Any) -> Response:

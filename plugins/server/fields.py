@@ -26,6 +26,13 @@ IGNORED = (
 )
 """Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
 
+NAMES_OF_VLLM = {
+    **{f"guided_{name}": repr(name) for name in ("regex", "choice", "grammar")},
+    "guided_json": "'json_schema'",
+    "structured_outputs": "'json_schema', 'regex', 'grammar' or 'choice'",
+}
+"""Fields of vLLM that have other names here, as a message writes them."""
+
 
 def _relaxed(schema: Any) -> Any:
     """A schema that reads lists as far as their first wrong item, and 3.0 as 3, which JSON does not tell apart."""

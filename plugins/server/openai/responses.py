@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -98,10 +99,14 @@ class ResponsesRequest(EngineFields):
     truncation: Literal["disabled"] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="reasoning is never encrypted")
     background: Literal[False] | None = None
-    previous_response_id: None = Field(None, description="nothing is stored: send what went before as input")
+    previous_response_id: str | None = Field(None, description="of no use: nothing is stored")
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation, in the words of chat."""
+        if self.previous_response_id is not None:
+            given = reprlib.repr(self.previous_response_id)
+            message = f"previous_response_id is {given}, but nothing is stored here; send what went before as input"
+            raise RequestError(400, message, param="previous_response_id")
         found: list[dict[str, Any]] = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*found, {"role": "user", "content": self.input}]

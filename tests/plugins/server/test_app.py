@@ -50,6 +50,8 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
     [
         ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here; did you mean 'max_tokens'?", "max_tokns"),
         ({"prompt": "a", "n_predikt": 5}, "did you mean 'n_predict'?", "n_predikt"),
+        ({"prompt": "a", "guided_json": {}}, "did you mean 'json_schema'?", "guided_json"),
+        ({"prompt": "a", "structured_outputs": {}}, "'json_schema', 'regex', 'grammar' or 'choice'?", None),
         ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
         ({"prompt": "a", "max_tokens": 5, "n_predict": 6}, "max_tokens and n_predict mean the same here, but differ", None),
         ({}, "prompt is missing", "prompt"),
@@ -57,7 +59,7 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a number", "temperature"),
         ({"prompt": "a", "top_p": 2}, "top_p is 2, expected at most 1", "top_p"),
         ({"prompt": "a", "temperature": -1}, "temperature is -1, expected at least 0", "temperature"),
-        ({"prompt": "a", "seed": True}, "seed is True, expected a whole number", "seed"),
+        ({"prompt": "a", "seed": True}, "seed is true, expected a whole number", "seed"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens is 2.5, expected a whole number", "max_tokens"),
         ({"prompt": "a", "stop": 5}, "stop is 5, expected a text or a list", "stop"),
         ({"prompt": "a", "stop": ["b", 5]}, "stop.1 is 5, expected a text", "stop.1"),

@@ -105,7 +105,7 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "nothing is stored here; send what went before as input"),
         ({"tools": [{"type": "web_search"}]}, "expected 'function'"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input holds no message"),
