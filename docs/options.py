@@ -113,13 +113,13 @@ LEARN = """
 """
 
 FOREIGN = """
-## Flags of llama.cpp and ik_llama.cpp
+## Flags of llama.cpp, ik_llama.cpp and vLLM
 
 Command lines of `llama-cli`, `llama-server`, `llama-speculative-simple` and of ik_llama.cpp may be pasted: `run`, `chat`,
 `serve`, `bench` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp 8337e4c,
 `common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is `--top-k`,
 and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment variables
-`LLAMA_ARG_*` are not read.
+`LLAMA_ARG_*` and `LLAMA_API_KEY` are not read, and a line says so. Of `vllm serve` the usual flags are known.
 
 Three are meant differently on purpose: `-c` is the context of one sequence, not of all together; `--spec-synth-rates` takes
 the chance of each token where all before it were accepted, not of all up to it; `--spec-synth-len` counts accepted tokens of an
@@ -144,10 +144,17 @@ def page(registry: Registry) -> str:
         own = [action for action in flags[name] if not set(action.option_strings) <= shared]
         parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
     parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]
-    parts += _foreign("ignored", "These change no output here, and are accepted with a line that says so", "why")
-    parts += _foreign("refused", "These are errors, which say what to use instead", "instead")
+    parts += _foreign(
+        "ignored", "These change no output; a command without a flag of that name accepts them with a line that says so", "why"
+    )
+    parts += _foreign(
+        "refused", "These are errors in a command without a flag of that name, and say what to use instead", "instead"
+    )
     parts += ["\n`chat` ignores `-cnv` and `-i`, and says where a system prompt is to stand."]
-    parts += ["`serve` ignores `--embedding`, `--ui` and `--threads-http`, too, and refuses `--skip-chat-parsing`."]
+    parts += [
+        "`serve` ignores `--embedding`, `--ui` and `--threads-http`, too, refuses `--skip-chat-parsing`, and takes vLLM's",
+        "`--served-model-name` for `--alias`.",
+    ]
     return "\n".join(part for part in parts if part)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections import deque
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _NUMBER = re.compile(r"-\.?\d.*")
 _GLUED = re.compile(r"(-[A-Za-z]+)(\d.*)")
+_VARIABLE = re.compile(r"LLAMA_(ARG_.+|API_KEY)")  # in place of a flag, for llama.cpp
 _EXPECTED = {int: "a whole number", float: "a number"}
 
 
@@ -116,6 +118,8 @@ class Parser(argparse.ArgumentParser):
                 f"{unknown[0]!r} was not expected here; {', '.join([*advice, 'quote text that contains spaces'])}"
             )
         known.typed = {**getattr(known, "typed", {}), **scan.typed}
+        if self.foreign and (variables := sorted(name for name in os.environ if _VARIABLE.fullmatch(name))):
+            scan.ignored["augury reads no environment variables of llama.cpp; give the flags"] = variables
         for why, names in scan.ignored.items():
             say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
         return known, unknown

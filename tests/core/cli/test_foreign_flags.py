@@ -136,6 +136,23 @@ def test_another_name_means_the_same(words, expected):
     assert {key: args[key] for key in expected} == expected
 
 
+def test_flags_of_vllm_are_told_by_what_augury_calls_them(capsys):
+    line = "--max-model-len 2048 --max-num-seqs 8 --served-model-name x --enable-prefix-caching --dtype auto -tp 1"
+    args = parsed(*line.split(), command="serve")
+    assert (args.ctx_size, args.parallel, [value for _, value in args.server_flags]) == (2048, 8, ["x"])
+    assert capsys.readouterr().err.count(" is ignored: ") == 3
+    with pytest.raises(OptionError, match="--speculative-config: choose drafters with --spec-type"):
+        parsed("--speculative-config", '{"method": "ngram"}', command="serve")
+
+
+def test_variables_that_give_flags_to_llama_cpp_are_named(capsys, monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "512")
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    assert parsed("-m", "x", command="serve").ctx_size is None
+    why = "augury reads no environment variables of llama.cpp; give the flags"
+    assert capsys.readouterr().err == f"augury serve: LLAMA_API_KEY, LLAMA_ARG_CTX_SIZE are ignored: {why}\n"
+
+
 def test_the_page_has_two_names():
     flags = parser_of("serve").flags
     assert flags["--no-webui"] is flags["--no-ui"]
