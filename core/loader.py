@@ -133,10 +133,8 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
         )
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
-        known = ", ".join(sorted(registry.architectures)) or "none"  # a similar name would not help: the file is given
-        raise ModelFileError(
-            f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
-        )
+        message = f"{file.path}: architecture {file.architecture!r} is not supported"
+        raise ModelFileError(f"{message}; augury plugins lists the {len(registry.architectures)} that are, a plugin may add it")
     plans = architecture.plans(file)
     if name not in plans:
         raise OptionError(f"{file.path}: its architecture {file.architecture!r} has no plan {name!r}, only {', '.join(plans)}")

@@ -319,7 +319,9 @@ def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # before opening: a pipe would wait for a writer
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise ModelFileError(f"{path}: is {kind}, expected a GGUF file")
+            inside = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])  # of a directory
+            hint = f"; name a file in it, such as {inside}" if inside else ""
+            raise ModelFileError(f"{path}: is {kind}, expected a GGUF file{hint}")
         if status.st_size == 0:
             raise ModelFileError(f"{path}: is empty, expected a GGUF file")
         with path.open("rb") as file:

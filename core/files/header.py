@@ -152,7 +152,8 @@ class _Reader:
     def header(self) -> Header:
         magic = self.data[:4]
         if magic != b"GGUF":
-            self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'")
+            advice = "download it again, or convert it with llama.cpp's convert_hf_to_gguf.py"
+            self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'; {advice}")
         self.at = 4
         version = self.version()
         n_tensors = self.u64("the number of tensors")

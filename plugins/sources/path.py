@@ -7,6 +7,7 @@ from pathlib import Path
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source
+from augury.options import similar
 
 
 class PathSource(Source):
@@ -38,7 +39,9 @@ class PathSource(Source):
         except (RuntimeError, OSError) as error:  # ~name of an unknown user; longer than a path can be
             raise ModelFileError(f"{reference}: {error}") from error
         if not exists:
-            raise ModelFileError(f"{reference}: there is no such file")
+            close = similar(path.name, (each.name for each in path.parent.glob("*.gguf")))
+            hint = "" if close is None else f"; did you mean {str(path.with_name(close))!r}?"
+            raise ModelFileError(f"{reference}: there is no such file{hint}")
         return path
 
 

@@ -320,7 +320,7 @@ def test_architecture_of_a_file_that_states_none_is_an_error(looked_up):
 HUGE = 2**64 - 1
 MALFORMED = {
     "empty": (b"", "is empty"),
-    "other format": (b"PK\3\4" + bytes(100), "not a GGUF file: it starts with b'PK"),
+    "other format": (b"PK\3\4" + bytes(100), "it starts with b'PK\\x03\\x04', expected b'GGUF'; download it again"),
     "shorter than the magic": (b"GG", "not a GGUF file"),
     "magic alone": (b"GGUF", "the version needs 4 bytes at 4, but the file ends at 4; is it truncated"),
     "version 1": (whole(version=1), "version 1 is no longer used"),
@@ -456,11 +456,12 @@ def test_a_huge_file_of_zeros_is_refused_before_its_strings_are_read(tmp_path):
     ("make", "message"),
     [
         (lambda path: path.mkdir(), "is a directory, expected a GGUF file"),
+        (lambda path: (path.mkdir(), (path / "m.gguf").touch()), "expected a GGUF file; name a file in it, such as m.gguf"),
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
         (lambda _: None, "cannot be read: No such file or directory"),
     ],
-    ids=["directory", "pipe", "link to itself", "nothing"],
+    ids=["directory", "directory of models", "pipe", "link to itself", "nothing"],
 )
 def test_what_is_no_file_is_an_error(make, message, tmp_path):
     make(tmp_path / "x.gguf")

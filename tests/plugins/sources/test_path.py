@@ -38,5 +38,12 @@ def test_a_path_to_nothing_is_an_error_that_names_it(reference, tmp_path):
         PathSource.fetch(reference, tmp_path, Progress())
 
 
+def test_a_mistyped_name_is_told_with_the_file_that_was_meant(tmp_path):
+    (tmp_path / "model-q4_0.gguf").write_bytes(b"x")
+    mistyped, meant = tmp_path / "model-q4_O.gguf", tmp_path / "model-q4_0.gguf"
+    with pytest.raises(ModelFileError, match=f"no such file; did you mean '{meant}'?"):
+        PathSource.fetch(str(mistyped), tmp_path, Progress())
+
+
 def test_a_text_longer_than_any_path_is_none():
     assert not PathSource.handles("x" * 5000)
