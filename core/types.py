@@ -371,7 +371,7 @@ class Result:
     text: str
     finish_reason: str  # "stop" (end token or stop text), "length" (max_tokens), "context" (it is full) or "cancelled"
     stats: Summary
-    pieces: tuple[Token, ...] = ()
+    pieces: tuple[Token, ...] = field(default=(), repr=False)
     prompt: tuple[int, ...] | None = None  # its tokens, with `echo`
     prompt_text: str | None = None  # the text that was given, or that of the tokens, control tokens included; with `echo`
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
 import attrs
 import numpy as np
@@ -373,6 +373,9 @@ class Engine(Evaluations):
         self._worker.close()
         if self.chat_template is not None:
             self.chat_template.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an engine cannot be pickled or copied; load it in the process that uses it")
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,7 @@
 """The engine as its callers see it: threads, cancelling, errors."""
 
+import copy
+import pickle
 import re
 import threading
 import time
@@ -207,6 +209,12 @@ def test_a_closed_engine_says_so():
     assert running.result().finish_reason in {"cancelled", "length"}
     with pytest.raises(AuguryError, match="closed"):
         engine.generate([1], **GREEDY)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_cannot_be_copied_into_another_process_or_object(engine, copied):
+    with pytest.raises(TypeError, match="cannot be pickled or copied; load it in the process that uses it"):
+        copied(engine)
 
 
 def test_a_closed_engine_takes_the_process_along_that_renders_templates():
