@@ -37,6 +37,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, the parent of it
 }
 _HOOKABLE = (FunctionType, MethodType, staticmethod, classmethod)
 _WORDS = {"memory": "memory manager"}
+_NAME = re.compile(r"[\w.-]+")  # which `parse_specs` reads
 
 
 @frozen
@@ -264,6 +265,8 @@ def _check(kind: str, cls: Any, distribution: str) -> None:
         raise PluginError(f"{cls!r} is no {word}; expected a subclass of {where}")
     if not isinstance(getattr(cls, "name", None), str):
         raise PluginError(f"{word} {cls.__name__} states no name; expected a class attribute `name`")
+    if _NAME.fullmatch(cls.name) is None:
+        raise PluginError(f"{word} {cls.__name__} is named {cls.name!r}, expected letters, digits and any of -_.")
     if cls.api_version != API_VERSION:
         older = distribution if cls.api_version < API_VERSION else "augury"
         message = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"

@@ -38,8 +38,8 @@ __all__ = [
 _INT32 = np.dtype(np.int32)
 
 
-def tokens_array(tokens: Any) -> np.ndarray:
-    """A read-only (n,) int32 copy of `tokens`, which may be any sequence of ints.
+def tokens_array(tokens: Any, what: str = "tokens are") -> np.ndarray:
+    """A read-only (n,) int32 copy of `tokens`, which may be any sequence of ints; `what` begins the error.
 
     Raises:
         ValueError: It is something else, or has an int that is no int32.
@@ -54,15 +54,15 @@ def tokens_array(tokens: Any) -> np.ndarray:
             ints = array("i", tokens.tolist())
     except (TypeError, OverflowError):
         given = np.array(tokens)
-        raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32") from None
+        raise ValueError(f"{what} {given.dtype} of shape {given.shape}, expected a row of numbers of int32") from None
     return np.frombuffer(ints.tobytes(), _INT32)  # the bytes of an object that nobody can change
 
 
-def floats_array(values: Any) -> np.ndarray:
-    """A read-only float32 view of numbers, or a copy where they have another type. Raises ValueError for anything else."""
+def floats_array(values: Any, what: str) -> np.ndarray:
+    """A read-only float32 view of numbers, or a copy where they have another type; else a ValueError that `what` begins."""
     given = np.asarray(values)
     if given.dtype.kind not in "fiu":
-        raise ValueError(f"probabilities are {given.dtype} of shape {given.shape}, expected float32")
+        raise ValueError(f"{what} {given.dtype} of shape {given.shape}, expected float32")
     return read_only(given.astype(np.float32, copy=False, order="C"))
 
 
@@ -155,10 +155,10 @@ class Draft:
         """
         self.__attrs_init__(
             tokens_array(tokens),
-            None if parents is None else tokens_array(parents),
-            None if probabilities is None else floats_array(probabilities),
-            None if confidence is None else floats_array(confidence),
-            None if evidence is None else tokens_array(evidence),
+            None if parents is None else tokens_array(parents, "parents are"),
+            None if probabilities is None else floats_array(probabilities, "probabilities are"),
+            None if confidence is None else floats_array(confidence, "confidence is"),
+            None if evidence is None else tokens_array(evidence, "evidence is"),
         )
 
     def __len__(self) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Items
 from itertools import takewhile
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from attrs import Factory, define, evolve, field, frozen
 
+from augury.errors import PluginError
 from augury.interfaces import Drafter, Pace
 from augury.speculation.chances import TYPICAL, Agreement, Chances
 from augury.speculation.costs import DraftCost
@@ -71,7 +74,17 @@ class DrafterProfile:
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterProfile:
-        """The profile of an unused drafter."""
+        """The profile of an unused drafter.
+
+        Raises:
+            PluginError: It declares what cannot be.
+        """
+        found: Any = drafter.n_top
+        if not isinstance(found, Integral) or found < 0:
+            raise PluginError(f"drafter {drafter.name!r} has n_top {found!r}, expected a whole number from 0 on")
+        found = drafter.evidence_chances
+        if not all(isinstance(chance, Real) and 0 <= float(chance) <= 1 for chance in found):
+            raise PluginError(f"drafter {drafter.name!r} has evidence_chances {found!r}, expected probabilities from 0 to 1")
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)

@@ -119,6 +119,10 @@ class Nameless(Unfinished):
     name = None
 
 
+class Misnamed(Unfinished):
+    name = "two:words"
+
+
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
@@ -126,6 +130,7 @@ class Nameless(Unfinished):
         (lambda: [Odd], "an option is annotated with 'bytes'"),
         (lambda: [Plain], "PlainOptions'>, expected a class with attrs' @frozen, whose fields are made by augury.option"),
         (lambda: [Nameless], "drafter Nameless states no name"),
+        (lambda: [Misnamed], "drafter Misnamed is named 'two:words', expected letters, digits and any of -_."),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
         (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.drafter.Drafter"),

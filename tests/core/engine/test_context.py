@@ -171,7 +171,7 @@ def ints(*values, dtype=np.int32):
     [
         (0, ints(9, 16), OptionError, "tokens from 9 to 16, expected 0 to 15"),
         (0, ints(-1, 9), OptionError, "tokens from -1 to 9"),
-        (0, ints(9, 2**32 + 9, dtype=np.int64), OptionError, r"int64 of shape \(2,\), expected a row of int32"),
+        (0, ints(9, 2**32 + 9, dtype=np.int64), OptionError, r"int64 of shape \(2,\), expected a row of numbers of int32"),
         (0, ints(9.0, 9.5, dtype=np.float32), OptionError, r"float32 of shape \(2,\)"),
         (0, ["a", "b"], OptionError, "tokens are <U1"),
         (0, [[9], [9, 9]], OptionError, "a feed of slot 0 whose"),

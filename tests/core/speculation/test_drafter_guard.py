@@ -114,7 +114,8 @@ NO_DRAFTS = {
     "returned a str": returning("ab"),
     "token -1, where the target has 0 to 15": returning(Draft([1, -1])),
     "token 16, where": returning(Draft([1, VOCAB])),
-    "tokens are float64 of shape (2,), expected a row of int32": lambda history: Draft([1.0, 2.5]),
+    "tokens are float64 of shape (2,), expected a row of numbers of int32": lambda history: Draft([1.0, 2.5]),
+    "parents are float64 of shape (2,), expected a row of numbers of int32": lambda history: Draft([1, 2], [-1.0, 0.0]),
     "tokens are <U1 of shape (2,)": lambda history: Draft(["a", "b"]),
     "tokens are int64 of shape (1,)": lambda history: Draft([2**32 + 1]),
     "tokens are int64 of shape (1, 2)": lambda history: Draft([[1, 2]]),
@@ -130,7 +131,7 @@ NO_DRAFTS = {
     "probabilities are <U1 of shape (2, 16), expected float32": lambda history: Draft(
         [1, 2], probabilities=np.full((2, 16), "a")
     ),
-    "probabilities are <U1 of shape (1,), expected float32": lambda history: Draft([1], confidence=["a"]),
+    "confidence is <U1 of shape (1,), expected float32": lambda history: Draft([1], confidence=["a"]),
     "'list' object has no attribute": changed("tokens", [0.5]),
     "tokens of shape (1,), expected (1,) of int32": changed("tokens", np.array([0.5])),
     "object of type 'int' has no len": changed("tokens", 5),

@@ -1,5 +1,7 @@
 import pytest
+from toys import ScriptedDrafter
 
+from augury.errors import PluginError
 from augury.speculation.chances import Chances
 from augury.speculation.drafts import Choice, DrafterProfile, LossBudget, RequestDrafter, SlotProposals
 from augury.types import Draft
@@ -117,3 +119,18 @@ def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
     assert drafter.chances.typical < 0.65 < drafter.chances.surest
     drafter.score(slot, [5, 6])
     assert drafter.n_right == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("n_top", "8", "n_top '8', expected a whole number from 0 on"),
+        ("n_top", -1, "n_top -1, expected a whole number from 0 on"),
+        ("evidence_chances", (0.5, 3), r"evidence_chances \(0.5, 3\), expected probabilities from 0 to 1"),
+    ],
+)
+def test_a_drafter_that_declares_what_cannot_be_is_refused(name, value, told):
+    drafter = ScriptedDrafter(None)
+    setattr(drafter, name, value)
+    with pytest.raises(PluginError, match=f"drafter 'scripted' has {told}"):
+        DrafterProfile.of(drafter)
