@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
+from more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import gguf_file
@@ -18,7 +19,7 @@ from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
 from augury.testing.tiny_model import write_tiny_tokenizer
-from augury.testing.toys import TINY_DFLASH, TINY_DRAFT, TINY_DSPARK, TINY_HEAD, registry_with_toys
+from augury.testing.toys import TINY_DRAFT
 
 REGISTRY = registry_with_toys()
 HYBRIDS = registry_with_toys()  # another one, because plain answers are kept by registry
@@ -88,8 +89,6 @@ def hybrid(monkeypatch, hybrids):
     llama = toys.TinySource.fetch
 
     def fetch(reference, folder, progress):
-        if reference in (TINY_HEAD, TINY_DFLASH, TINY_DSPARK):
-            return llama(reference, folder, progress)
         path = hybrids / f"{reference.replace(':', '-')}.gguf"
         if not path.exists():
             write_hybrid(path, ModelFile.open(llama(reference, folder, progress)))

@@ -5,13 +5,13 @@ import functools
 import numpy as np
 import pytest
 from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS
+from more_toys import ToyConstraint, ToyOptions, registry_with_toys
 from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
 
 from augury import Engine
 from augury.constraint import ConstraintSession
 from augury.testing.drafter.engines import output
-from augury.testing.toys import ToyConstraint, ToyOptions, registry_with_toys
 
 REGISTRY = registry_with_toys()
 SPECS = DRAFTER_SPECS | {

@@ -6,11 +6,12 @@ import itertools
 import attrs
 import numpy as np
 import pytest
+from more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, UnsupportedError
-from augury.testing.toys import TINY_DFLASH, TINY_DRAFT, TINY_DSPARK, TINY_HEAD, TINY_TARGET, ToyBackend, registry_with_toys
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET, ToyBackend
 
 REGISTRY = registry_with_toys()
 WAYS = {

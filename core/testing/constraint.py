@@ -213,7 +213,7 @@ def check_constraint(
         OptionError: The options do not fit it.
         PluginError: There is no such constraint, or the class is none.
 
-    >>> check_constraint("toy-residues")
+    >>> check_constraint("choice", {"texts": "yes|no"})
     """
     run_checks(CONSTRAINT_CHECKS, constraint_subject(constraint, options, registry=registry))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The character that stands for each byte in token texts: itself if it prints in Latin-1, else one from U+0100 on.
 
     Source: GPT-2's `bytes_to_unicode`.
@@ -23,7 +23,7 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in prints else next(spare)) for byte in range(256)]
 
 
-_CHARACTERS = _byte_characters()
+_CHARACTERS = byte_characters()
 _BYTES = {character: byte for byte, character in enumerate(_CHARACTERS)}
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SURROGATE = re.compile("[\ud800-\udfff]")

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from more_toys import registry_with_toys
 from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Draft, Drafter, Engine, ModelFileError, OptionError, PluginError, UnsupportedError, hookimpl
 from augury.files.gguf_writer import gguf_file
 from augury.loader import plan_of
 from augury.registry import Registry
-from augury.testing.toys import TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_TARGET
 
 GREEDY = {"temperature": 0.0}
 

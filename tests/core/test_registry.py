@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from attrs import frozen
+from more_toys import ToyConstraint
 
 from augury import testing
 from augury.errors import PluginError
@@ -11,7 +12,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, MemoryManager, Plugin
 from augury.options import option
 from augury.registry import Registry
-from augury.testing.toys import ToyConstraint
 from augury.types import Draft
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from head_rig import OPTIONS, REGISTRY
+from more_toys import write_tiny_head
 from oracles.drafts import draft_file, runs
 from oracles.models import tiny_file, tiny_model
 from toys import as_history
@@ -63,8 +64,6 @@ def test_several_residual_streams_count_by_their_mean(rig):
 
 
 def test_a_head_of_another_target_is_refused(tmp_path):
-    from augury.testing.tiny_model import write_tiny_head
-
     write_tiny_head(tmp_path / "other.gguf", n_embd=96, head_dim=32)
     how = {"backend": "numba-cpu", "registry": REGISTRY}
     with pytest.raises(ModelFileError, match=r"'token_embd\.weight' has .* 96\) of .*other\.gguf; use a draft model"):

@@ -7,6 +7,7 @@ import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from more_toys import registry_with_toys
 from toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
@@ -22,7 +23,7 @@ from augury.plugins.memory.contiguous import Contiguous
 from augury.sampling import SamplingParams
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toy_recurrent import ToyRecurrentModel
-from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import ModelInfo, ModelOptions, StateSpec
 
 N_VOCAB = 11
@@ -153,7 +154,7 @@ def begun(history, n_ctx=64, **options):
 def ahead(options):
     """Check that drafting ahead keeps its promise."""
     (check,) = (check for check in DRAFTER_CHECKS if check.name == "drafts ahead without a trace")
-    check.run(drafter_subject(DraftModel, options, backends=("toy",)))
+    check.run(drafter_subject(DraftModel, options, backends=("toy",), registry=registry_with_toys()))
 
 
 def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):

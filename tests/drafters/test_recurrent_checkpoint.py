@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from more_toys import registry_with_toys
 from toys import as_history
 
 from augury.drafters.recurrent_checkpoint import RecurrentCheckpoint, RecurrentCheckpointOptions
 from augury.engine.engine import Engine
 from augury.errors import OptionError, PluginError
 from augury.interfaces import Drafter
-from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import Draft, Verdict
 
 REGISTRY = registry_with_toys()

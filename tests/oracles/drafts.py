@@ -20,14 +20,15 @@ from pathlib import Path
 import attrs
 import numpy as np
 from gguf import GGUFValueType
+from more_toys import write_tiny_block_head, write_tiny_head
 from oracles import models
 
 from augury import Registry
 from augury.files.gguf import ModelFile
+from augury.files.gguf_writer import gguf_file
 from augury.files.header import read_header
 from augury.files.nextn_file import n_nextn_of, with_nextn
 from augury.loader import plan_of
-from augury.testing.tiny_model import gguf_file, write_tiny_block_head, write_tiny_head
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))

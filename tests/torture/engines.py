@@ -10,12 +10,13 @@ from contextlib import suppress
 
 import numpy as np
 from attrs import Factory, define
+from more_toys import registry_with_toys
 from oracles.models import NAMES, tiny_model
 from torture.hostile import Hostile, Plugins
 
 from augury import AuguryError, Engine
 from augury.testing.counts import miscounts
-from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import CACHE_TYPES
 
 REGISTRY = registry_with_toys()

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 from commands import here, run
+from more_toys import registry_with_toys
 
 from augury.cli.prompts import Prompt, prompts_of_lines
 from augury.cli.run import _submitted, _with_kwargs
 from augury.engine.engine import Engine
 from augury.registry import Registry
-from augury.testing.toys import registry_with_toys
 
 GREEDY = [*here(), "-c", "64", "--temp", "0", "-n", "3"]
 BAD = {

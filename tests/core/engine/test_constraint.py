@@ -4,6 +4,7 @@ import weakref
 
 import numpy as np
 import pytest
+from more_toys import registry_with_toys
 from toys import ScriptedDrafter, toy_engine
 from vocabularies import tiny
 
@@ -16,7 +17,6 @@ from augury.options import NoOptions
 from augury.registry import Registry
 from augury.speculation.config import Speculation
 from augury.testing.toy_model import ToyModel
-from augury.testing.toys import registry_with_toys
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
 

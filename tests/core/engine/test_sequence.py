@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import vocabularies
+from more_toys import registry_with_toys
 from toys import ScriptedDrafter, toy_engine
 
 from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter
-from augury.testing.toys import registry_with_toys
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from more_toys import registry_with_toys
 from oracles.models import tiny_model
 from toys import toy_engine
 
@@ -10,7 +11,7 @@ from augury.engine.round_pass import RoundPass
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
-from augury.testing.toys import TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_TARGET
 from augury.types import Draft
 
 BACKENDS = ["numba-cpu", "reference"]

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
+from more_toys import ToyConstraint, registry_with_toys
 
 from augury.errors import OptionError, PluginError
 from augury.testing import ContractError, check_constraint
-from augury.testing.toys import ToyConstraint
 
 
 def broken(method, result, name="broken"):
@@ -70,11 +70,11 @@ def test_a_broken_promise_is_found_out(constraint, told):
 
 @pytest.mark.parametrize("options", [{}, {"modulus": 1, "stretch": 9}, {"length": 5}, {"modulus": 60, "stretch": 0}])
 def test_an_honest_constraint_passes(options):
-    check_constraint("toy-residues", options)  # raises if it finds anything
+    check_constraint(ToyConstraint, options)  # raises if it finds anything
 
 
 def test_a_name_or_an_option_that_does_not_exist_is_an_error():
     with pytest.raises(PluginError, match="did you mean 'toy-residues'"):
-        check_constraint("toy-residue")
+        check_constraint("toy-residue", registry=registry_with_toys())
     with pytest.raises(OptionError, match="there is no option 'mod'"):
-        check_constraint("toy-residues", {"mod": 1})
+        check_constraint(ToyConstraint, {"mod": 1})

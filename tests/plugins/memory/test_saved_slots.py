@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from attrs import frozen
+from more_toys import registry_with_toys
 from oracles.models import tiny_model
 
 from augury import hookimpl
@@ -15,7 +16,7 @@ from augury.errors import ModelFileError
 from augury.options import option
 from augury.plugins.memory.checkpoints import CheckpointOptions, Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
-from augury.testing.toys import TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_TARGET
 
 
 @frozen
