@@ -12,14 +12,12 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Attention, Block, Linear, ModelPlan, Norm
-from augury.errors import ModelFileError, PluginError, UnsupportedError
+from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.registry import Registry
 from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
-
-_Size = tuple[str, int | None, int | None]
 
 _WHERE = "augury.interfaces.Architecture.plans"
 NAME = Contract("An architecture has the name that its files state as general.architecture.", "augury.interfaces.Architecture")
@@ -143,52 +141,27 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
         except ModelFileError as error:
             yield TENSORS, str(error)
     for i, block in ((i, block) for i, layer in enumerate(plan.layers) for block in layer.blocks):
-        if isinstance(block, Attention):
-            for what, found, expected in _attention_sizes(block, plan.embedding.n_embd):
-                if found != expected:
-                    yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
-        elif type(block).lower is not Block.lower:
-            try:
-                block.lowered(plan.n_seen(block))
-            except PluginError as error:
-                yield SIZES, f"layer {i}, {error}"
+        if type(block).lower is not Block.lower:
+            yield from ((SIZES, f"layer {i}, {misfit}") for misfit in _misfits(block, plan.n_seen(block)))
     for end in (plan.embedding, plan.output):
-        try:
-            end.lowered(plan.embedding.n_embd)
-        except PluginError as error:
-            yield SIZES, str(error)
+        yield from ((SIZES, misfit) for misfit in _misfits(end, plan.embedding.n_embd))
     for what, number, is_good in _numbers(plan):
         if not is_good:
             yield NUMBERS, f"{what} is {number}"
 
 
-def _attention_sizes(block: Attention, n_embd: int) -> Iterator[_Size]:
-    heads, groups, head_dim, value_dim = block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim
-    yield "n_heads", heads % groups and heads, 0
-    for what, linear, n_in, n_out in (
-        ("q", block.q, n_embd, heads * head_dim),
-        ("k", block.k, n_embd, groups * head_dim),
-        ("v", block.v, n_embd, groups * value_dim),
-        ("o", block.o, heads * value_dim, n_embd),
-    ):
-        yield f"{what}.n_in", linear.n_in, n_in
-        yield f"{what}.n_out", linear.n_out, n_out
-    q_size, k_size = (heads * head_dim, groups * head_dim) if block.has_joint_norms else (head_dim, head_dim)
-    yield from _norm_sizes(block, norm=n_embd, q_norm=q_size, k_norm=k_size, v_norm=value_dim, out_norm=block.o.n_in)
-    yield from _norm_sizes(block, post_norm=n_embd)
-    if block.gate is not None:
-        yield "gate.n_in", block.gate.n_in, n_embd
-        yield "gate.n_out", block.gate.n_out, heads if block.gate.n_out == heads else heads * value_dim
-    yield "sinks", heads if block.sinks is None else block.sinks.size, heads
-    yield "slopes", heads if block.slopes is None else len(block.slopes), heads
-    n_rot = 0 if block.rope is None else 2 * len(block.rope.frequencies)
-    yield "rope", n_rot, min(n_rot, head_dim)
-
-
-def _norm_sizes(block: Block, **sizes: int) -> Iterator[_Size]:
-    for name, size in sizes.items():
-        norm = getattr(block, name)
-        yield name, size if norm is None else norm.size, size
+def _misfits(block: Block, n_embd: int) -> Iterator[str]:
+    """The parts of a block that do not fit each other, in words."""
+    try:
+        block.lowered(n_embd)
+    except Exception as error:  # noqa: BLE001 - sizes that are none may make anything fail
+        yield str(error)
+    if isinstance(block, Attention):
+        if block.n_heads % block.n_kv_heads:
+            yield f"Attention has {block.n_heads} heads, expected a multiple of its {block.n_kv_heads} KV heads"
+        for name in ("norm", "post_norm"):
+            if (norm := getattr(block, name)) is not None and norm.size != n_embd:
+                yield f"{name} of Attention has {norm.size} values, expected {n_embd}"
 
 
 def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:

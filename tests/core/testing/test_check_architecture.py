@@ -9,7 +9,7 @@ from augury.blocks import Layer
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.testing import ContractError, check_architecture
-from augury.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
+from augury.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject, _misfits
 from augury.testing.toys import registry_with_toys
 
 
@@ -148,12 +148,18 @@ class Guessing(Honest):
         (Mainless, "gives a ModelPlan for each name"),
         (Guessing, "tensor 'blk.0.attn_output.bias' is missing"),
         (attention(q=lambda block: attrs.evolve(block.q, n_out=8)), "tensor 'blk.0.attn_q.weight' has shape"),
-        (attention(head_dim=lambda block: block.head_dim // 2), "q.n_out of Attention 0 is"),
-        (attention(n_kv_heads=lambda block: block.n_kv_heads + 1), "fits the others"),
-        (attention(q_norm=lambda block: block.norm), "q_norm of Attention 0 is"),
-        (attention(post_norm=lambda block: block.q_norm), "post_norm of Attention 0 is"),
-        (attention(o=lambda block: block.k), "o.n_out of Attention 0 is"),
-        (attention(rope=lambda block: attrs.evolve(block.rope, frequencies=np.ones(999))), "rope of Attention 0 is 1998"),
+        (
+            attention(head_dim=lambda block: block.head_dim // 2),
+            "layer 0, block Attention: the norm of heads of PrepareHeads has",
+        ),
+        (attention(n_kv_heads=lambda block: block.n_kv_heads + 1), "layer 0, block Attention: its operations keep rows of"),
+        (attention(q_norm=lambda block: block.norm), "layer 0, block Attention: the norm of heads of PrepareHeads has"),
+        (attention(post_norm=lambda block: block.q_norm), "layer 0, post_norm of Attention has"),
+        (attention(o=lambda block: block.k), "layer 0, block Attention: y of Add has 64 values, expected 256"),
+        (
+            attention(rope=lambda block: attrs.evolve(block.rope, frequencies=np.ones(999))),
+            "the turned part of heads of PrepareHeads has 1998 values",
+        ),
         (attention(rope=lambda block: attrs.evolve(block.rope, magnitude=np.inf)), "a rope's magnitude is inf"),
         (attention(scale=lambda block: np.nan), "a scale of attention is nan"),
         (attention(window=lambda block: 0), "a window is 0"),
@@ -173,3 +179,13 @@ def test_a_planted_fault_is_noticed(architecture, told):
     with pytest.raises(ContractError) as found:
         check_architecture(architecture, tiny_file("qwen3-dense"))
     assert told in str(found.value)
+
+
+def test_heads_that_share_no_kv_head_evenly_do_not_fit():
+    block = Honest.plans(tiny_file("qwen3-dense"))["main"].layers[0].mixer
+    sizes = {"q": 3, "k": 2, "v": 2}
+    linears = {name: attrs.evolve(getattr(block, name), n_out=n * block.head_dim) for name, n in sizes.items()}
+    o = attrs.evolve(block.o, n_in=3 * block.head_dim)
+    odd = attrs.evolve(block, n_heads=3, n_kv_heads=2, o=o, **linears)
+    assert not [*_misfits(block, block.norm.size)]
+    assert [*_misfits(odd, block.norm.size)] == ["Attention has 3 heads, expected a multiple of its 2 KV heads"]
