@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from types import FunctionType, MethodType, ModuleType
@@ -72,13 +72,29 @@ class _Hooks(pluggy.PluginManager):
 
 
 class Registry:
-    """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it."""
+    """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it.
+
+    Attributes:
+        hooks: The hooks that plugins implement.
+        records: The classes that can be used.
+        broken: The plugins that cannot.
+        backends, drafters, memory_managers, architectures, sources, constraints: The classes of each kind by name.
+    """
 
     def __init__(self) -> None:
         self.hooks = _Hooks("augury")
         self.hooks.add_hookspecs(hookspecs)
         self.records: list[PluginRecord] = []
         self.broken: list[BrokenPlugin] = []
+        self.backends: dict[str, type[Backend]] = {}
+        self.drafters: dict[str, type[Drafter]] = {}
+        self.memory_managers: dict[str, type[MemoryManager]] = {}
+        self.architectures: dict[str, type[Architecture]] = {}
+        self.sources: dict[str, type[Source]] = {}
+        self.constraints: dict[str, type[Constraint]] = {}
+        self._of_kind: dict[str, dict[str, Any]] = {
+            kind: getattr(self, hook.removeprefix("augury_")) for kind, (hook, _) in _KINDS.items()
+        }
 
     @classmethod
     def discover(cls) -> Registry:
@@ -151,6 +167,7 @@ class Registry:
                     f"{_where(record)}; uninstall one, or name those to load in {ALLOW_LIST}"
                 )
         self.records.append(record)
+        self._of_kind[record.kind][record.name] = record.plugin
 
     def _give_up(self, name: str, distribution: str, version: str, reason: str) -> None:
         self.broken.append(BrokenPlugin(name, distribution, version, reason))
@@ -159,39 +176,6 @@ class Registry:
         )
 
     # Looking up
-
-    def _of_kind(self, kind: str) -> dict[str, Any]:
-        return {record.name: record.plugin for record in self.records if record.kind == kind}
-
-    @property
-    def backends(self) -> Mapping[str, type[Backend]]:
-        """Backend classes by name."""
-        return self._of_kind("backend")
-
-    @property
-    def drafters(self) -> Mapping[str, type[Drafter]]:
-        """Drafter classes by name."""
-        return self._of_kind("drafter")
-
-    @property
-    def memory_managers(self) -> Mapping[str, type[MemoryManager]]:
-        """Memory manager classes by name."""
-        return self._of_kind("memory")
-
-    @property
-    def architectures(self) -> Mapping[str, type[Architecture]]:
-        """Architecture classes by name."""
-        return self._of_kind("architecture")
-
-    @property
-    def constraints(self) -> Mapping[str, type[Constraint]]:
-        """Constraint classes by name."""
-        return self._of_kind("constraint")
-
-    @property
-    def sources(self) -> Mapping[str, type[Source]]:
-        """Source classes by name."""
-        return self._of_kind("source")
 
     def find(self, kind: str, name: str | type[Any]) -> Any:
         """The class of `kind` that has `name`, or has it as an alias; or `name` itself, if it is such a class.
@@ -202,7 +186,7 @@ class Registry:
         if not isinstance(name, str):
             _check(kind, name, "this process")
             return name
-        classes = self._of_kind(kind)
+        classes = self._of_kind[kind]
         for cls in classes.values():
             if name == cls.name or name in cls.aliases:
                 return cls
@@ -229,7 +213,7 @@ class Registry:
         Raises:
             PluginError: None can run.
         """
-        reasons = {name: (reason or _reason)(cls) for name, cls in self._of_kind(kind).items()}
+        reasons = {name: (reason or _reason)(cls) for name, cls in self._of_kind[kind].items()}
         usable = [name for name, why in reasons.items() if why is None]
         if not usable:
             found = "; ".join(f"{name}: {why}" for name, why in reasons.items())
