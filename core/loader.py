@@ -57,18 +57,9 @@ def make_backend(registry: Registry, text: str) -> Backend:
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
 
 
-def check_names(**names: Any) -> None:
-    """Check that a plugin's name is a text.
-
-    Raises:
-        OptionError: It is something else.
-    """
-    for what, name in names.items():
-        if not isinstance(name, str):
-            raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
-
-
-def _only(what: str, text: str) -> Spec:
+def _only(what: str, text: Any) -> Spec:
+    if not isinstance(text, str):
+        raise OptionError(f"{what} is {text!r}, expected the name of a plugin, or 'auto'")
     specs = parse_specs(text, what)
     if len(specs) != 1:
         raise OptionError(f"{text!r} names {len(specs)} {what}s; a model has one")
@@ -175,14 +166,11 @@ class Shared:
                 self._made[key] = make()
             return self._made[key]
 
-    def values(self) -> list[Any]:
-        """All values, in the order in which they were made."""
-        with self._lock:
-            return list(self._made.values())
-
     def close(self) -> None:
         """Close all closable objects, last made first, even if closing one fails."""
-        for value in reversed(self.values()):
+        with self._lock:
+            made = list(self._made.values())
+        for value in reversed(made):
             if callable(close := getattr(value, "close", None)):
                 guarded(close)
         self._made.clear()

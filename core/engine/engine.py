@@ -29,7 +29,7 @@ from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
-from augury.loader import Loader, check_names, context_size, make_backend, plan_of
+from augury.loader import Loader, context_size, make_backend, plan_of
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
@@ -173,7 +173,6 @@ class Engine(Evaluations):
         slots, n_ctx = check_count("slots", slots), None if n_ctx is None else check_count("n_ctx", n_ctx, 0)
         threads = None if threads is None else check_count("threads", threads)
         max_queue = None if max_queue is None else check_count("max_queue", max_queue)
-        check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
         speculation = Speculation((), draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
