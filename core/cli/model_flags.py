@@ -36,6 +36,11 @@ from augury.types import CACHE_TYPES, ModelOptions
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
+_AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
+    *("backend", "memory", "threads", "max_queue", "cache_type_k", "cache_type_v", "parse_special", "registry"),
+    *("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout"),
+)
+
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
@@ -177,35 +182,23 @@ def load_engine(
     if n_min > n_max > 0:
         names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
         raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
-    with _without_collection(), ProgressDisplay() if progress is None else nullcontext(progress) as shown:
+    with _paused_gc(), ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         if draft_model and not takes_draft_model(in_use, args.registry, None):
             in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
         engine = Engine.load(
             args.model,
-            backend=args.backend,
-            memory=args.memory,
+            **{name: getattr(args, name) for name in _AS_NAMED},
             memory_options=memory_options(args),
             spec_type=rest,
             draft_model=draft_model,
             spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
             draft_max=n_max,
             draft_min=n_min,
-            spec_fixed=args.spec_fixed,
-            spec_verify=args.spec_verify,
-            spec_synth_rates=args.spec_synth_rates,
-            spec_synth_len=args.spec_synth_len,
-            spec_timeout=args.spec_timeout,
-            threads=args.threads,
             n_ctx=args.ctx_size,
             slots=args.parallel,
-            max_queue=args.max_queue,
-            cache_type_k=args.cache_type_k,
-            cache_type_v=args.cache_type_v,
-            parse_special=args.parse_special,
             override_kv=overrides_of(args),
             placement=placement_of(args),
             progress=shown,
-            registry=args.registry,
         )
     if args.verbose:
         show_configuration(engine)
@@ -214,8 +207,8 @@ def load_engine(
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage while a model is loaded, and later among its objects, which would take 0.1 s."""
+def _paused_gc() -> Iterator[None]:
+    """Keep Python from looking for garbage while a model is loaded, and later among its objects, which would take 0.1 s."""
     gc.disable()
     try:
         yield

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import align_rows, fold
 from augury.devices import CPU, DeviceInfo
-from augury.interfaces import Backend
+from augury.interfaces import Backend, Plugin
 from augury.options import Option, options_of
 from augury.registry import PluginRecord, Registry
 
@@ -50,11 +49,12 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     lines = heads[: -len(records)]
     for record, head in zip(records, heads[-len(records) :], strict=True):
         lines.append(head)
-        if (reason := _unavailable_reason(record)) is not None:
+        reason, note, devices = _backend_facts(record.plugin)
+        if reason is not None:
             lines.append(fold("    ", f"cannot run here: {reason}", " " * 8))
-        if (note := _note(record)) is not None:
+        if note is not None:
             lines.append(fold("    ", note, " " * 8))
-        for device in _devices(record):
+        for device in devices:
             memory = f"{device.n_bytes_free >> 20} of {device.n_bytes >> 20} MiB free"
             lines.append(fold("    ", f"device {device.name}: {device.description}, {memory}", " " * 8))
         for option in options_of(record.plugin.options_class).values():
@@ -65,22 +65,17 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     return lines
 
 
-def _unavailable_reason(record: PluginRecord) -> str | None:
-    return record.plugin.unavailable_reason() if issubclass(record.plugin, Backend) else None
-
-
-def _note(record: PluginRecord) -> str | None:
-    return record.plugin.note() if issubclass(record.plugin, Backend) and _unavailable_reason(record) is None else None
-
-
-def _devices(record: PluginRecord) -> Sequence[DeviceInfo]:
-    """The GPUs that a backend can compute on; the CPU needs no naming."""
-    if not issubclass(record.plugin, Backend) or record.plugin.unavailable_reason() is not None:
-        return ()
-    return [device for device in record.plugin.devices() if device.name != CPU]
+def _backend_facts(plugin: type[Plugin]) -> tuple[str | None, str | None, list[DeviceInfo]]:
+    """Why a backend cannot run here; or its note, and the GPUs that it can compute on. Nothing of other plugins."""
+    if not issubclass(plugin, Backend):
+        return None, None, []
+    if (reason := plugin.unavailable_reason()) is not None:
+        return reason, None, []
+    return None, plugin.note(), [device for device in plugin.devices() if device.name != CPU]  # which needs no naming
 
 
 def _as_json(record: PluginRecord) -> dict[str, Any]:
+    reason, note, devices = _backend_facts(record.plugin)
     options = options_of(record.plugin.options_class).values()
     return {
         "kind": record.kind,
@@ -88,11 +83,11 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
         "aliases": list(record.plugin.aliases),
         "distribution": record.distribution,
         "version": record.version,
-        "unavailable": _unavailable_reason(record),
-        "note": _note(record),
+        "unavailable": reason,
+        "note": note,
         "devices": [
             {"name": each.name, "description": each.description, "bytes": each.n_bytes, "bytes_free": each.n_bytes_free}
-            for each in _devices(record)
+            for each in devices
         ],
         "options": [_option_as_json(option, record) for option in options],
     }

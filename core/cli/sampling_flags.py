@@ -12,7 +12,6 @@ from augury.cli.parser import count, counts
 from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import OptionError
-from augury.options import Option
 from augury.registry import Registry
 from augury.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 
@@ -59,7 +58,7 @@ def add_sampling_flags(
             flag,
             dest=option.name,
             action=_SetOption,
-            option=option,
+            const=option,
             metavar="N" if option.kind is int else "P",
             help=option.help + default,
         )
@@ -102,7 +101,7 @@ def add_sampling_flags(
     for constraint in registry.constraints.values():
         if constraint.keyword is not None:
             flag = f"--{constraint.keyword.replace('_', '-')}"
-            of: dict[str, Any] = {"action": _SetKeyword, "dest": "keywords", "default": {}, "keyword": constraint.keyword}
+            of: dict[str, Any] = {"action": _SetKeyword, "dest": "keywords", "default": {}, "const": constraint.keyword}
             group.add_argument(flag, metavar="TEXT", help=f"allow only {_first_line(constraint)}", **of)
             group.add_argument(f"{flag}-file", type=Path, metavar="FILE", help="the same, read from a file", **of)
     group = parser.add_argument_group("where a text ends")
@@ -184,26 +183,18 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _SetOption(argparse.Action):
-    """Keeps an option's value."""
-
-    def __init__(self, *, option: Option, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._option = option
+    """Keeps the value of the option that is its `const`."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         is_random = self.dest == "seed" and values == "-1"  # llama.cpp's word for it
-        setattr(namespace, self.dest, None if is_random else self._option.convert(values, str(flag)))
+        setattr(namespace, self.dest, None if is_random else self.const.convert(values, str(flag)))
 
 
 class _SetKeyword(argparse.Action):
-    """Keeps a parameter of requests, or the file that says it."""
-
-    def __init__(self, *, keyword: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._keyword = keyword
+    """Keeps the parameter of requests that is its `const`, or the file that says it."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self._keyword: values})
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self.const: values})
 
 
 def _first_line(plugin: type[Any]) -> str:
