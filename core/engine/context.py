@@ -13,7 +13,7 @@ from augury.engine.nextn_states import NextnStates
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
-from augury.types import NO_DRAFT, Draft, ModelInfo, StateSpec, tokens_array
+from augury.types import NO_DRAFT, Draft, tokens_array
 
 __all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
 
@@ -243,9 +243,9 @@ class CheckedContext(EngineContext):
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
-        tokens = _checked(slot, tokens, self.spec, self.info)
+        tokens = _checked(self, slot, tokens)
         if draft is not None:
-            _checked(slot, draft.tokens, self.spec, self.info)
+            _checked(self, slot, draft.tokens)
         n = len(tokens) + (0 if draft is None else len(draft))
         if not (n and isinstance(rows, int) and 0 <= rows <= n):
             raise OptionError(f"a feed of {n} tokens with logits of {rows!r}, expected some, and at most as many")
@@ -280,8 +280,7 @@ class EngineTarget(Target):
         if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
             raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
         self._check_idle()
-        spec, info = self._context.spec, self._context.info
-        written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
+        written = {slot: _checked(self._context, slot, tokens) for slot, tokens in written.items()}
         if not written or not all(map(len, written.values())):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
@@ -295,8 +294,7 @@ class EngineTarget(Target):
         if n_more and not (self.nextn_keeps and all(feed.n_rows == 1 for feed in feeds)):
             raise OptionError(f"{n_more} more passes, expected one row of each slot, and layers that keep something of tokens")
         self._check_idle()
-        spec, info = self._context.spec, self._context.info
-        feeds = [attrs.evolve(feed, tokens=_checked(feed.slot, feed.tokens, spec, info)) for feed in feeds]
+        feeds = [attrs.evolve(feed, tokens=_checked(self._context, feed.slot, feed.tokens)) for feed in feeds]
         slots = {feed.slot for feed in feeds if len(feed.tokens)}
         if not feeds or len(slots) < len(feeds):
             raise OptionError(
@@ -316,16 +314,17 @@ class EngineTarget(Target):
             )
 
 
-def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.ndarray:
+def _checked(context: Context, slot: Any, tokens: Any) -> np.ndarray:
     """A copy of a plugin's tokens, which kernels can read without a look at them."""
-    if not (isinstance(slot, int) and 0 <= slot < spec.n_slots):
-        raise OptionError(f"a feed of slot {slot!r}, expected 0 to {spec.n_slots - 1}")
+    n_slots, n_vocab = context.spec.n_slots, context.info.n_vocab
+    if not (isinstance(slot, int) and 0 <= slot < n_slots):
+        raise OptionError(f"a feed of slot {slot!r}, expected 0 to {n_slots - 1}")
     try:
         copy = tokens_array(tokens)
     except (TypeError, ValueError) as error:
         raise OptionError(f"a feed of slot {slot} whose {error}") from None
-    if len(copy) and not 0 <= copy.min() <= copy.max() < info.n_vocab:
-        raise OptionError(f"a feed of tokens from {copy.min()} to {copy.max()}, expected 0 to {info.n_vocab - 1}")
+    if len(copy) and not 0 <= copy.min() <= copy.max() < n_vocab:
+        raise OptionError(f"a feed of tokens from {copy.min()} to {copy.max()}, expected 0 to {n_vocab - 1}")
     return copy
 
 

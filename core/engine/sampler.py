@@ -15,11 +15,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 
+from augury.engine.constraint import ConstraintGuard
 from augury.engine.dry import Breakers, Dry
 from augury.engine.mirostat import Mirostat
 from augury.engine.sampling_step import (
@@ -84,15 +85,6 @@ _N_SPARE = 8  # more tokens are looked at than are wanted where a constraint may
 _N_TRIED = 128  # if it forbids too many of them, so many are; then all that it allows
 
 
-class Mask(Protocol):
-    """A constraint, as a sampler sees it."""
-
-    name: str
-
-    def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
-        """Which tokens may follow, (V,) bool, None for all; see `augury.engine.constraint.ConstraintGuard`."""
-
-
 class Sampler:
     """Draws the tokens of one request.
 
@@ -115,7 +107,7 @@ class Sampler:
         late: frozenset[int] = frozenset(),
         n_early: int = 0,
         processors: tuple[SamplingStep, ...] = (),
-        constraint: Mask | None = None,
+        constraint: ConstraintGuard | None = None,
         breakers: Breakers | None = None,
         infill: SamplingStep | None = None,
         keeps_drawn: bool = False,

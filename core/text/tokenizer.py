@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 
 from augury.errors import OptionError, PromptTooLongError
@@ -80,8 +81,10 @@ class Tokenizer:
         self.add_space_prefix = codec.adds_space_prefix if vocabulary.add_space_prefix is None else vocabulary.add_space_prefix
         self._prefix = " " if self.add_space_prefix and self.kind == "llama" else ""
         self._large = threading.Lock()  # held while a large text is encoded: the memory of one at a time has to be there
-        self._user_defined = self._partition(TokenType.USER_DEFINED)
-        self._special = self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
+        self._partitions = {  # by whether control tokens are found in text
+            False: self._partition(TokenType.USER_DEFINED),
+            True: self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN),
+        }
 
     def encode(
         self,
@@ -116,15 +119,13 @@ class Tokenizer:
                 f"the text holds {text[error.start]!r}, half of a surrogate pair, at position {error.start}; expected Unicode "
                 "text (read files as UTF-8, with errors='replace' if need be)"
             ) from error
-        if len(text) > _LARGE:
-            with self._large:
-                return self._encoded(text, separator, add_special=add_special, parse_special=parse_special)
-        return self._encoded(text, separator, add_special=add_special, parse_special=parse_special)
+        with self._large if len(text) > _LARGE else nullcontext():
+            return self._encoded(text, separator, add_special=add_special, parse_special=parse_special)
 
     def _encoded(self, text: str, separator: str | None, *, add_special: bool, parse_special: bool) -> list[int]:
         ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
         is_after_special = True
-        for part in (self._special if parse_special else self._user_defined).cut(text):
+        for part in self._partitions[parse_special].cut(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
