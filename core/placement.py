@@ -114,12 +114,7 @@ class _Placing:
     """One model's placement. Layers are counted with the output, which is the last."""
 
     def __init__(
-        self,
-        host: Callable[[], Backend],
-        gpus: Sequence[_Gpu],
-        file: ModelFile,
-        plan: ModelPlan,
-        options: ModelOptions,
+        self, host: Callable[[], Backend], gpus: Sequence[_Gpu], file: ModelFile, plan: ModelPlan, options: ModelOptions
     ) -> None:
         self._host, self._gpus, self._options = host, gpus, options
         self._what = f"{file.path.name} with {options.slots_in_words}"

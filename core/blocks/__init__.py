@@ -36,14 +36,7 @@ from augury.blocks.parts import (
     Vector,
 )
 from augury.blocks.plan import Layer, ModelPlan, NextnLayer
-from augury.blocks.recurrent import (
-    GatedDeltaNet,
-    KimiDeltaAttention,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    ShortConvolution,
-)
+from augury.blocks.recurrent import GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import (
     Attention,
     Embedding,

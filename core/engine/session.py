@@ -20,13 +20,7 @@ class EngineSession(Session):
     """The session of one slot."""
 
     def __init__(
-        self,
-        slot: int,
-        model: ModelInfo,
-        options: ModelOptions,
-        tokenizer: Tokenizer | None,
-        loader: Loader,
-        target: Target,
+        self, slot: int, model: ModelInfo, options: ModelOptions, tokenizer: Tokenizer | None, loader: Loader, target: Target
     ) -> None:
         self.slot = slot
         self.n_slots = options.n_slots

@@ -69,11 +69,7 @@ def _assistant_of(architecture: str) -> str:
 
 
 def _joined(
-    file: ModelFile,
-    more: ModelFile,
-    metadata: Mapping[str, object],
-    tensors: Mapping[str, Tensor],
-    added: Mapping[str, Tensor],
+    file: ModelFile, more: ModelFile, metadata: Mapping[str, object], tensors: Mapping[str, Tensor], added: Mapping[str, Tensor]
 ) -> ModelFile:
     """A model with other metadata, some of its own tensors, and tensors of another file."""
     return ModelFile(

@@ -1,14 +1,6 @@
 """How blocks are computed: operations, and the builder that a block writes them on (`Block.lower`)."""
 
-from augury.lowering.attention import (
-    Attend,
-    Choice,
-    Choose,
-    ChooseByHead,
-    MultiplyHeads,
-    PrepareHeads,
-    PrepareLatents,
-)
+from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
 from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key

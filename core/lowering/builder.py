@@ -20,15 +20,7 @@ from augury.blocks.parts import (
     Temperature,
     Vector,
 )
-from augury.lowering.attention import (
-    Attend,
-    Choice,
-    Choose,
-    ChooseByHead,
-    MultiplyHeads,
-    PrepareHeads,
-    PrepareLatents,
-)
+from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
 from augury.lowering.operation import KeptRows, Operation, Value
 from augury.lowering.operations import (
     Activate,
@@ -335,14 +327,7 @@ class Builder:
         return self.write(made)[0]
 
     def choose(
-        self,
-        queries: Value,
-        weights: Value | None,
-        keys: int,
-        n_chosen: int,
-        *,
-        size: int = 1,
-        window: int | None = None,
+        self, queries: Value, weights: Value | None, keys: int, n_chosen: int, *, size: int = 1, window: int | None = None
     ) -> Choice:
         """The whole blocks of `size` positions that score highest by the keys of their last ones; see `Choose` and `Choice`."""
         out = Choice(1, size=size, window=window)

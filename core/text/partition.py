@@ -18,11 +18,7 @@ class Partition:
     """
 
     def __init__(
-        self,
-        tokens: Iterable[tuple[str, int]],
-        *,
-        strips_left: Container[int] = (),
-        strips_right: Container[int] = (),
+        self, tokens: Iterable[tuple[str, int]], *, strips_left: Container[int] = (), strips_right: Container[int] = ()
     ) -> None:
         self._sorted = sorted(tokens)
         self._strips_left = strips_left

@@ -134,25 +134,16 @@ _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     name: pre
     for names, pre in (
         ("default", PreTokenizer((rf"[{_P}\$\+<=>\^~\|]+", _GPT2, rf"{_N}+", "[0-9][0-9][0-9]"))),
-        (
-            "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum",
-            PreTokenizer((_GPT2,)),
-        ),
+        ("gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum", PreTokenizer((_GPT2,))),
         ("modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe", PreTokenizer((_GPT2,))),
-        (
-            "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
-            PreTokenizer((_N, _GPT2)),
-        ),
+        ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", PreTokenizer((_N, _GPT2))),
         ("falcon", PreTokenizer((rf"[{_P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
         ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA_BPE),
         ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_LLAMA3,))),
         ("glm4 glm5", PreTokenizer((_LLAMA3,), takes_whole_words=True)),
         ("jais-2", PreTokenizer((_LLAMA3, _CASCADE))),
         ("minicpm5", PreTokenizer((_LLAMA3_NUMBERS, _MINICPM5), takes_whole_words=True)),
-        (
-            "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
-            PreTokenizer((_QWEN2,)),
-        ),
+        ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", PreTokenizer((_QWEN2,))),
         ("qwen35", PreTokenizer((_QWEN35,))),
         ("laguna", PreTokenizer((_NEWLINES, _QWEN2))),
         ("ufakzeka", PreTokenizer((_UFAKZEKA,))),
@@ -184,23 +175,11 @@ _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ("afmoe", PreTokenizer((*_THREES, _AFMOE_CJK, _DEEPSEEK3))),
         ("poro-chat bloom gpt3-finnish", PreTokenizer((_PORO,))),
         ("viking", PreTokenizer((_PORO, _N))),
-        (
-            "superbpe",
-            PreTokenizer(
-                (rf"{_N}+", Merged(r"(?:[0-9]{3})+(?![0-9])", "next"), r"\G[0-9]{3}(?=[0-9]{3})"),
-            ),
-        ),
+        ("superbpe", PreTokenizer((rf"{_N}+", Merged(r"(?:[0-9]{3})+(?![0-9])", "next"), r"\G[0-9]{3}(?=[0-9]{3})"))),
         (
             "chameleon",
             PreTokenizer(
-                (
-                    "<sentinel:[0-9]+>",
-                    "IMGIMG[A-I]{1,4}Z",
-                    r"[\t\n]|    |  ",
-                    _N,
-                    rf"[{_P}!-/:-@\[-`{{-~]",
-                    _GPT2,
-                ),
+                ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", _N, rf"[{_P}!-/:-@\[-`{{-~]", _GPT2),
                 adds_bos=True,
             ),
         ),
