@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
-from augury.backends.numba_cuda.kernels.norm import PartArgs, blend_rows, norm_parts, norm_rows
+from augury.backends.numba_cuda.kernels.norm import NormedArgs, PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
@@ -91,7 +91,7 @@ class Tape:
         x: The residual stream, which blocks add to.
         seen: The input of blocks: the residual stream, or its copy.
         streams: All residual streams of a token, from layer to layer.
-        made: Products that blocks side by side begin with; see `first_products`.
+        made: Products that blocks side by side begin with; see `FirstProducts`.
         operands: Norms of x, and rows that lie elsewhere than a block's layout says, by value.
         tiles: Routers' choices, by value.
         narrow: The matrices of a narrow vocabulary, by the matrix of all tokens.
@@ -252,18 +252,19 @@ class Tape:
         Each row of the result has `n_out` values, 0 beyond `size`; by default the whole row.
         """
         place = to or x.operand
-        arguments: Arguments = {"size": size, "n_out": n_out or (size if to is None else to.width), "to": place.target}
+        how: Arguments = {"x": x.at, "stride": x.width, "size": size, "n_out": n_out or (size if to is None else to.width)}
+        arguments: Arguments = {"to": place.target}
         if pending is not None:
             y, y_norm, is_traded = pending
-            y_how = self.weights.norm_arguments(y_norm)
-            arguments |= {"y": y.at, "y_stride": y.width, "is_traded": is_traded, "y_norm": y_how}
+            how |= {"y": y.at, "y_stride": y.width, "is_traded": is_traded}
+            arguments["y_norm"] = self.weights.norm_arguments(y_norm)
         if to is not None or norm is not None:
             n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
             arguments["norm"] = self.weights.norm_arguments(norm, n_alike)
             if norm is not None and n_alike > 1:
-                arguments["step"] = size * (1 if norm.bias is None else 2)
+                how["step"] = size * (1 if norm.bias is None else 2)
         grid = (self.size.n_tokens, n_groups)
-        self.launch(norm_rows, grid, THREADS, x=x.at, stride=x.width, is_output=is_output, **arguments)
+        self.launch(norm_rows, grid, THREADS, how=NormedArgs(**how, is_output=is_output), **arguments)
 
     def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to stored values."""

@@ -348,6 +348,11 @@ class Rope:
     offset: int = 0
     ahead: int = 0  # positions by which it is turned further
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The numbers that `turns` depends on beside that of positions; ropes themselves are compared by identity."""
+        return "turns", self.frequencies.tobytes(), self.magnitude, self.ahead
+
     def turns(self, n: int) -> np.ndarray:
         """The cosines and sines of the first n positions, with the magnitude: (n, 2, D_rot / 2) float64."""
         angles = np.arange(self.ahead, self.ahead + n, dtype=np.float64)[:, None] * self.frequencies

@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels.experts import SOFTMAX, RouteArgs, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, STORE
-from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, norm_rows
+from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, NormedArgs, norm_rows
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
@@ -69,8 +69,8 @@ class Product:
             device.write(self.at[key], array)
         self.at |= {name: device.allocate(n_bytes, name).at(0) for name, n_bytes in SPLIT_BUFFERS.items()}
         places = (self.at[name] for name in ("floats", "factors", "sums", "bytes", "halves"))
-        given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1), "x": self.at["x"]}
-        given |= {"stride": n_cols, "size": n_cols, "n_out": n_cols}
+        given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1)}
+        given["how"] = NormedArgs(self.at["x"], stride=n_cols, size=n_cols, n_out=n_cols)
         device.launch(Launch.of(norm_rows, (n_tokens,), THREADS, self.at["inputs"], **given))
         normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
         fed = self._read("floats", (n_tokens, n_cols)) if self.fmt.is_float else self._rounded()

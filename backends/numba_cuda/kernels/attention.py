@@ -197,8 +197,9 @@ def _attend(type_k, type_v, *, is_pooled=False):
                 add_values(staged, step + j, i, held, N_HELD * j, mixed, (True, True))
 
     @together
-    def add_apart(cache, cells, step, start, dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed):
-        """Add the visible ones of 16 positions to the mix of each token."""
+    def add_apart(cache, cells, step, start, dim, first, i, tile, staged, held, mixed):
+        """Add the visible ones of 16 positions to the mix of each token of a tile: how many, and what they see."""
+        n_of_tile, firsts, lasts = tile
         for token in range(n_of_tile):
             begin, end = max(16 * step, firsts[token] - start), min(16 * step + 16, lasts[token] + 1 - start)
             if begin < end:
@@ -340,7 +341,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
                 add_steps(values, cells, step, end_step, value_dim, first, i, staged, held, mixed)
             else:
                 for each in range(step, next_step):
-                    add_apart(values, cells, each, start, value_dim, first, i, n_of_tile, firsts, lasts, staged, held, mixed)
+                    add_apart(values, cells, each, start, value_dim, first, i, (n_of_tile, firsts, lasts), staged, held, mixed)
             step = next_step
         cuda.syncthreads()  # all threads have multiplied by the staged values
         stage_mix(mixed, warp, i, staged)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels import instructions as gpu
+from augury.backends.numba_cuda.kernels import dialect, instructions as gpu
 from augury.backends.numba_cuda.kernels.cells import DOT, CacheArgs, dot_f32
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, is_last_block, kernel, lane, together, warp_max
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of
@@ -10,6 +10,12 @@ from augury.backends.numba_cuda.kernels.norm import sum_of_block
 
 _WARPS = THREADS // WARP
 _LOWEST, _HIGHEST = float("-inf"), float("inf")
+BlocksArgs = dialect.record("BlocksArgs", f="rows scores", j="chosen", i="stride dim size length n_blocks n_chosen")
+"""Blocks of `size` positions, `n_chosen` at most of which are chosen.
+
+`rows` (n, stride) each begin with queries of `dim` values. `scores`, to work in, and `chosen` are (n, n_blocks), or of groups
+(n, n_groups, n_blocks). Caches of keys have `length` cells.
+"""
 
 
 @lane
@@ -86,24 +92,20 @@ def _score(dot):
 def _choose(kind, dot):
     score_of = _score(dot)
 
-    @kernel("jf", CacheArgs, "fjwiiiiiiiir", name=f"choose_{kind}")
-    def choose(
-        inputs, rows, keys, scores, chosen, counters, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen, share
-    ):
-        """Write 1 for those blocks of `size` positions with the highest scores of all that a token sees whole.
+    @kernel("j", BlocksArgs, CacheArgs, "wiir", name=f"choose_{kind}")
+    def choose(inputs, how, keys, counters, n_heads, shares, share):
+        """Write 1 for those blocks with the highest scores of all that a token sees whole, and for the one after.
 
-        And for the one after. A thread scores one, where not all are chosen; the last block of threads to end chooses.
+        A thread scores one, where not all are chosen; the last block of threads to end chooses.
 
         Args:
             inputs: The inputs of the pass.
-            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on their weights, times `share`;
-                0: each has the weight `share`.
+            how: See `BlocksArgs`: rows begin with `n_heads` queries.
             keys: A cache (slots, length, …), by the cells of the last positions of blocks.
-            scores, chosen: (n, n_blocks), the first to work in.
             counters: One for each token.
-            n_chosen: Blocks, at most.
+            shares: The column of the queries' weights, which are times `share`; 0: each has the weight `share`.
         """
-        t = cuda.blockIdx.y
+        t, size, n_blocks, n_chosen, scores = cuda.blockIdx.y, how.size, how.n_blocks, how.n_chosen, how.scores
         if t >= inputs[N_TOKENS]:
             return
         block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, gpu.quotient(inputs[POSITIONS + t] + 1, size)
@@ -111,16 +113,16 @@ def _choose(kind, dot):
         if cuda.blockIdx.x >= n_there:
             return
         if n_chosen < n_seen and block < n_seen:
-            base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
+            base, position = inputs[SLOTS + t] * how.length, (block + 1) * size - 1
             scores[t * n_blocks + block] = score_of(
-                inputs, t, rows, t * stride, keys, base, n_heads, dim, shares, share, position
+                inputs, t, how.rows, t * how.stride, keys, base, n_heads, how.dim, shares, share, position
             )
         if not is_last_block(counters, t, n_there):
             return
         parts = cuda.shared.array(_WARPS, np.float32)
-        _choose_best(scores, t * n_blocks, n_seen, n_chosen, chosen, parts)
+        _choose_best(scores, t * n_blocks, n_seen, n_chosen, how.chosen, parts)
         if cuda.threadIdx.x == 0:
-            chosen[t * n_blocks + n_seen] = 1
+            how.chosen[t * n_blocks + n_seen] = 1
 
     return choose
 
@@ -140,32 +142,33 @@ def _choose_blocks(kind):
             most = gpu.larger(most, dot(q, start, keys, base + cell_of(inputs, t, position), dim))
         return most
 
-    @kernel("jf", CacheArgs, "fjiiiiiiii", name=f"choose_blocks_{kind}")
-    def choose_blocks(inputs, q, keys, scores, chosen, stride, dim, size, n_chosen, n_local, length, n_groups, n_blocks):
-        """Write 1 for each block of `size` positions that one KV head of one token attends to, else 0.
+    @kernel("j", BlocksArgs, CacheArgs, "ii", name=f"choose_blocks_{kind}")
+    def choose_blocks(inputs, how, keys, n_local, n_groups):
+        """Write 1 for each block that one KV head of one token attends to, else 0.
 
         Args:
             inputs: The inputs of the pass.
-            q: (n, stride), each beginning with n_groups heads of `dim` values.
+            how: See `BlocksArgs`: rows begin with `n_groups` queries.
             keys: The indexer's cache (slots, length, …).
-            scores, chosen: (n, n_groups, n_blocks), the first to work in.
             n_local: How many of the last blocks are chosen before all others.
         """
+        size, scores = how.size, how.scores
         group, t = cuda.blockIdx.x, cuda.blockIdx.y
         if t >= inputs[N_TOKENS]:
             return
         parts = cuda.shared.array(_WARPS, np.float32)
         thread, last = cuda.threadIdx.x, inputs[POSITIONS + t]
         i, n_seen = thread % WARP, gpu.quotient(last, size) + 1
-        at, base = (t * n_groups + group) * n_blocks, inputs[SLOTS + t] * length
+        at, base = (t * n_groups + group) * how.n_blocks, inputs[SLOTS + t] * how.length
         for block in range(thread // WARP, n_seen, _WARPS):
             first = size * block
             end = min(first + size, last + 1)
-            most = warp_max(largest(inputs, t, q, t * stride + group * dim, keys, base, dim, first, end, i))
+            start = t * how.stride + group * how.dim
+            most = warp_max(largest(inputs, t, how.rows, start, keys, base, how.dim, first, end, i))
             if i == 0:
                 scores[at + block] = most if block < n_seen - n_local else np.float32(_HIGHEST)
         cuda.syncthreads()
-        _choose_best(scores, at, n_seen, n_chosen, chosen, parts)
+        _choose_best(scores, at, n_seen, how.n_chosen, how.chosen, parts)
 
     return choose_blocks
 

@@ -12,7 +12,18 @@ from augury.backends.numba_cuda.kernels.norm import BIASED, NOTHING, NormArgs, m
 MAX_DIM = 512  # of a head
 _AT_ONCE = 4  # values that a thread reads before it waits for one
 _N_HELD = 2 * _AT_ONCE
-HeadsArgs = record("HeadsArgs", i="n_heads n_kv_heads head_dim value_dim")
+HeadsArgs = record(
+    "HeadsArgs",
+    f="rows factors",
+    i="stride n_heads n_kv_heads head_dim value_dim length lag has_factors is_rope_first",
+    r="limit",
+)
+"""Heads in rows (n, stride): of queries, then of keys, then of values.
+
+Values come between `limit` and its negative. Queries and keys are turned as `lag` positions before the token's, and normed
+after that, if `is_rope_first`. Queries are multiplied by `factors` (positions,), if `has_factors`. Caches have `length`
+cells.
+"""
 TurnArgs = record("TurnArgs", f="turns", i="n_pairs offset is_interleaved")
 """A rope: `turns` (positions, n_pairs, 2) of cosines and sines, of pairs from value `offset` on, which may be neighbours."""
 
@@ -90,34 +101,29 @@ def norm_head(head, norm, group, dim, parts):
     _norm_values(head, norm, at, dim, cuda.threadIdx.x, mean, inverse)
 
 
-@kernel("jffiiiiir", HeadsArgs, NormArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, StoreArgs)
-def prepare_heads(
-    inputs, rows, factors, stride, has_factors, is_rope_first, length, lag, limit, heads, q, k, v, turn, keys, values
-):
+@kernel("j", HeadsArgs, NormArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, StoreArgs)
+def prepare_heads(inputs, how, q, k, v, turn, keys, values):
     """Clamp, norm and turn heads; store keys and values, the rest stays in its place. A warp takes one head of one token.
 
     Args:
         inputs: The inputs of the pass.
-        rows: (n, stride), each of all heads of queries, then of keys, then of values.
-        factors: (positions,) of queries.
-        is_rope_first: Whether queries and keys are turned before they are normed.
-        lag: Positions that heads are turned less than the token's.
-        limit: Values lie between it and its negative.
+        how: See `HeadsArgs`.
         q, k, v: Norms of heads, whose weights are those of every head, one after another.
+        turn: The rope of queries and keys.
         keys, values: Caches (slots, n_kv_heads, length, …).
     """
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     n_tokens, position = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
     slot, cell = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, CELLS + t)
-    n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.head_dim
+    rows, n_heads, n_kv_heads, head_dim = how.rows, how.n_heads, how.n_kv_heads, how.head_dim
     is_value = head >= n_heads + n_kv_heads
     is_query = head < n_heads
-    start = t * stride + head * head_dim
+    start = t * how.stride + head * head_dim
     group, dim, kept_as, (weight, kind, eps) = head, head_dim, NOT_KEPT, q
     if is_value:
         group = head - n_heads - n_kv_heads
-        start = t * stride + (n_heads + n_kv_heads) * head_dim + group * heads.value_dim
-        dim, kept_as, (weight, kind, eps) = heads.value_dim, values.kept_as, v
+        start = t * how.stride + (n_heads + n_kv_heads) * head_dim + group * how.value_dim
+        dim, kept_as, (weight, kind, eps) = how.value_dim, values.kept_as, v
     elif not is_query:
         group = head - n_heads
         kept_as, (weight, kind, eps) = keys.kept_as, k
@@ -126,10 +132,10 @@ def prepare_heads(
     turned = cuda.shared.array(MAX_DIM, np.float32)
     parts = cuda.shared.array(1, np.float32)
     held = cuda.local.array(_N_HELD, np.float32)
-    _clamp_values(rows, start, dim, limit, i, held, staged)
+    _clamp_values(rows, start, dim, how.limit, i, held, staged)
     if t >= n_tokens:  # asked after rows are read, which there are for any token, so that they are waited for together
         return
-    is_normed_last = is_rope_first and not is_value
+    is_normed_last = how.is_rope_first and not is_value
     if norm.kind != NOTHING and not is_normed_last:
         norm_head(staged, norm, group, dim, parts)
     cuda.syncthreads()
@@ -137,15 +143,15 @@ def prepare_heads(
         for j in range(i, dim, WARP):
             turned[j] = staged[j]
     else:
-        _turn_values(staged, turn, max(0, position - lag) * 2 * turn.n_pairs, dim, i, held, turned)
+        _turn_values(staged, turn, max(0, position - how.lag) * 2 * turn.n_pairs, dim, i, held, turned)
     if norm.kind != NOTHING and is_normed_last:
         norm_head(turned, norm, group, dim, parts)
     if kept_as == NOT_KEPT:
-        factor = factors[position] if is_query and has_factors else np.float32(1)
+        factor = how.factors[position] if is_query and how.has_factors else np.float32(1)
         for j in range(i, dim, WARP):
             rows[start + j] = gpu.mul(turned[j], factor)
         return
-    cell += (slot * n_kv_heads + group) * length
+    cell += (slot * n_kv_heads + group) * how.length
     if is_value:
         store_cell(turned, staged, dim, values, cell)
     else:

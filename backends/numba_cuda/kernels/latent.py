@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.activation import sigmoid
 from augury.backends.numba_cuda.kernels.cells import StoreArgs, store_cell
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, record
 from augury.backends.numba_cuda.kernels.heads import TurnArgs, norm_head, turned_value
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, first_seen
 from augury.backends.numba_cuda.kernels.norm import NOTHING, NormArgs
@@ -18,6 +18,11 @@ from augury.backends.numba_cuda.kernels.splits import SPLIT, merged
 
 MAX_ROW = 640  # values that are kept of a position
 _NONE = float("-inf")
+LatentsArgs = record("LatentsArgs", f="rows heads", i="stride n_latent n_turned length head_dim size n")
+"""Rows (tokens, stride) of latents, then values to turn, and rows of heads of `head_dim` values.
+
+The first `size` values of heads go elsewhere, where there is room for n tokens. Caches have `length` cells.
+"""
 
 
 @kernel("jfiiii", TargetArgs)
@@ -33,21 +38,19 @@ def split_heads(inputs, x, stride, head_dim, size, n, to):
     put(value, thread % WARP, to, row * to.width + i, row * (to.width // WARP) + unit)
 
 
-@kernel("jff" + 7 * "i", NormArgs, NormArgs, TurnArgs, StoreArgs, TargetArgs)
-def prepare_latents(
-    inputs, rows, heads, stride, n_latent, n_turned, length, head_dim, size, n, latent, turned, turn, cache, to
-):
-    """Store latents, normed, and turned values; write the first `size` values of heads by themselves. A warp takes either.
+@kernel("j", LatentsArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, TargetArgs)
+def prepare_latents(inputs, how, latent, turned, turn, cache, to):
+    """Store latents, normed, and turned values; write the first values of heads by themselves. A warp takes either.
 
     Args:
         inputs: The inputs of the pass.
-        rows: (tokens, stride), each beginning with latents, then values to turn.
-        heads: (tokens, stride), each beginning with heads of `head_dim` values.
-        n: Tokens that there is room for.
+        how: See `LatentsArgs`.
         latent, turned: Norms of either.
+        turn: The rope of the values to turn.
         cache: (slots, length, …).
         to: (n_heads * n, width), head by head.
     """
+    rows, stride, n_latent, n_turned = how.rows, how.stride, how.n_latent, how.n_turned
     head, t, i = cuda.blockIdx.x - 1, cuda.blockIdx.y, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
@@ -55,8 +58,8 @@ def prepare_latents(
     parts = cuda.shared.array(1, np.float32)
     if head >= 0:
         for j in range(i, to.width, WARP):
-            value = heads[t * stride + head * head_dim + j] if j < size else np.float32(0)
-            put(value, i, to, (head * n + t) * to.width + j, (head * n + t) * (to.width // WARP) + j // WARP)
+            value = how.heads[t * stride + head * how.head_dim + j] if j < how.size else np.float32(0)
+            put(value, i, to, (head * how.n + t) * to.width + j, (head * how.n + t) * (to.width // WARP) + j // WARP)
         return
     start = t * stride
     for j in range(i, n_turned, WARP):
@@ -72,7 +75,7 @@ def prepare_latents(
     norm_head(staged, latent, 0, n_latent, parts)
     for j in range(i, n_latent, WARP):
         row[j] = staged[j]
-    store_cell(row, staged, n_latent + n_turned, cache, inputs[SLOTS + t] * length + inputs[CELLS + t])
+    store_cell(row, staged, n_latent + n_turned, cache, inputs[SLOTS + t] * how.length + inputs[CELLS + t])
 
 
 @kernel("jff" + 8 * "i", TargetArgs)

@@ -13,6 +13,12 @@ NormArgs = record("NormArgs", f="weight", i="kind", r="eps")
 """The work of a norm, its kind from NOTHING on, and BIASED if a bias comes after its weights."""
 PartArgs = record("PartArgs", f="weight", i="kind at size", r="eps")
 """A part of a row, `size` values from column `at` on, and its norm."""
+NormedArgs = record("NormedArgs", f="x y", i="stride y_stride size n_out step is_output is_traded")
+"""Rows x (n, stride) of groups of `size` values, one for each block of the grid's second dimension, and y (n, y_stride).
+
+Of the output row t of x is that of the t-th token that has logits. The weights of the next group come after `step`; 0: they are
+the same. Rows y become the previous x, if `is_traded`.
+"""
 
 _WARPS = THREADS // WARP
 _N_SCALES = 2 * SEVERAL * _WARPS
@@ -149,11 +155,16 @@ def _store(floats, at, values, first, n):
 
 
 @together
-def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_float, first_unit, weights):
-    """Store the normed `size` values of token t, whose moments were found, and zeros up to `n_out`.
+def _put_normed(inputs, x, norm, start, sizes, found, t, to, firsts, weights):
+    """Store the normed values of token t, whose moments were found.
 
-    Floats begin at a place, units where those of a token's row do, so many further on. The first weights of a thread are read.
+    Args:
+        inputs: The inputs of the pass.
+        sizes: Of the norm's weights where the first is; how many values there are, and how many with zeros after them.
+        firsts: Where floats begin; how far after those of the token's row units do.
+        weights: The first weights of a thread, which are read.
     """
+    (at, size, n_out), (first_float, first_unit) = sizes, firsts
     thread, n_units, (mean, inverse) = np.uint32(cuda.threadIdx.x), (n_out + WARP - 1) // WARP, found
     warp, i, values = thread // WARP, thread % WARP, cuda.local.array(SEVERAL, np.float32)
     scales = cuda.shared.array(_N_SCALES, np.float32)
@@ -171,35 +182,32 @@ def _put_normed(inputs, x, norm, start, at, size, n_out, found, t, to, first_flo
             )
 
 
-@kernel("jffiiiiiii", NormArgs, NormArgs, TargetArgs)
-def norm_rows(inputs, x, y, stride, y_stride, size, n_out, step, is_output, is_traded, y_norm, norm, to):
+@kernel("j", NormedArgs, NormArgs, NormArgs, TargetArgs)
+def norm_rows(inputs, how, y_norm, norm, to):
     """Add a norm of row t of y to that of x, and norm that; where there is no such norm, its kind is NOTHING.
-
-    Rows of x consist of groups of `size`, one for each block of the grid's second dimension; they may be normed in place. Of
-    the output row t of x is that of the t-th token that has logits.
 
     Args:
         inputs: The inputs of the pass.
-        x: (n, stride).
-        y: (n, y_stride), which becomes the previous x, if `is_traded`.
-        y_norm, norm: Of the latter weights of the next group come after `step`, or 0.
-        to: `n_out` values for each group; values beyond `size` are 0.
+        how: See `NormedArgs`.
+        y_norm, norm: Of rows of y, and of groups of x.
+        to: Where `n_out` values of each group go; those beyond `size` are 0.
     """
     t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
+    x, y, size, is_output = how.x, how.y, how.size, how.is_output
     parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
-    _read_weights(norm, group * step, size, thread, weights)
+    _read_weights(norm, group * how.step, size, thread, weights)
     gpu.wait_for_launch()
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
-    start = (inputs[ROWS + t] if is_output else t) * stride + group * size
+    start = (inputs[ROWS + t] if is_output else t) * how.stride + group * size
     if y_norm.kind != NOTHING:
-        mean, inverse = moments(y, t * y_stride, size, THREADS, y_norm, parts)
-        _add_normed(x, start, y, t * y_stride, size, thread, THREADS, y_norm, mean, inverse, is_traded)
+        mean, inverse = moments(y, t * how.y_stride, size, THREADS, y_norm, parts)
+        _add_normed(x, start, y, t * how.y_stride, size, thread, THREADS, y_norm, mean, inverse, how.is_traded)
         cuda.syncthreads()
     if norm.kind == NOTHING:
         return
     first_float, found = t * to.width + group * size, moments(x, start, size, THREADS, norm, parts)
-    _put_normed(inputs, x, norm, start, group * step, size, n_out, found, t, to, first_float, 0, weights)
+    _put_normed(inputs, x, norm, start, (group * how.step, size, how.n_out), found, t, to, (first_float, 0), weights)
 
 
 @lane
@@ -232,7 +240,7 @@ def norm_parts(inputs, x, stride, n_apart, first, second, third, to):
         return
     _read_weights(norm, 0, size, cuda.threadIdx.x, weights)
     row, first_unit = number * MAX_TOKENS + t, number * MAX_TOKENS * (to.width // WARP)
-    _put_normed(inputs, x, norm, start, 0, size, to.width, found, t, to, row * to.width, first_unit, weights)
+    _put_normed(inputs, x, norm, start, (0, size, to.width), found, t, to, (row * to.width, first_unit), weights)
 
 
 @kernel("jffiiirr")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.device import Arguments
@@ -19,10 +18,9 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
-from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.backends.numba_cuda.weights import Weights
-from augury.blocks import GateKind, Preparation, Rope, Temperature
+from augury.blocks import GateKind, Rope, Temperature
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, Choice, PrepareHeads
 
@@ -31,52 +29,34 @@ FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of splits' results; those of one token may be more
 
 
-@frozen(eq=False)
-class Heads:
-    """So many heads of so many values each, their steps, and the cache that keeps them if they are kept."""
-
-    n: int
-    dim: int
-    steps: Preparation
-    cache: Cache | None = None
-
-
-def prepare(tape: Tape, rows: Rows, n_ctx: int, heads: Sequence[Heads]) -> None:
-    """Write the steps of rows that begin with heads: of queries, unless the first ones are kept, of keys, and of values."""
-    roles, steps = ("q", "k", "v")[heads[0].cache is not None :], heads[0].steps
-    n = dict(zip(roles, (each.n for each in heads), strict=False))
-    arguments: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": steps.lag}
-    arguments |= {"limit": np.inf if steps.clamp is None else steps.clamp, "is_rope_first": steps.is_rope_first}
-    arguments |= {"heads": HeadsArgs(n.get("q", 0), n.get("k", 0), heads[0].dim, heads[-1].dim)}
-    arguments |= {
-        "turn": turned(tape.weights, steps.rope, n_ctx),
-        **dict.fromkeys(("keys", "values"), StoreArgs(kept_as=NOT_KEPT)),
-    }
-    for role, each in zip(roles, heads, strict=False):
-        if each.steps.norm is not None:
-            arguments[role] = tape.weights.norm_arguments(each.steps.norm, each.n)
-        if (cache := each.cache) is not None:
-            arguments["keys" if role == "k" else "values"] = StoreArgs(cache.codes, cache.halves, cache.number)
-        arguments |= sharpened(tape.weights, each.steps.temperature, n_ctx)
-    tape.launch(prepare_heads, (sum(each.n for each in heads), tape.size.n_tokens), WARP, **arguments)
-
-
 class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
-    """Prepares heads in place, and keeps them where there is a cache: at most queries, keys and values, side by side."""
+    """Prepares heads in place, and keeps them where there is a cache: queries, keys and values, side by side, or only these."""
 
     def emit(self, tape: Tape) -> None:
-        operation, layout, heads = self.operation, self.layout, []
+        operation, layout, n_ctx = self.operation, self.layout, self.scope.options.n_ctx
         if (most := max(operation.dims)) > MAX_DIM:
             check_dim("heads", most)
-        for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
-            heads.append(
-                Heads(x.width // dim, dim, steps, None if place is None else self.scope.cache(place, operation.source))
-            )
         columns = [layout.row(x) for x in operation.x]
         ends = [(name, column + x.width) for (name, column), x in zip(columns, operation.x, strict=True)]
         if columns[1:] != ends[:-1] or not all(map(layout.is_in_place, operation.out)):
             raise UnsupportedError("heads that do not lie side by side, or that others read, too; use backend reference")
-        prepare(tape, layout.rows(operation.x[0], tape), self.scope.options.n_ctx, heads)
+        rows, first, roles = layout.rows(operation.x[0], tape), operation.steps[0], ("q", "k", "v")
+        counts = [x.width // dim for x, dim in zip(operation.x, operation.dims, strict=True)]
+        named = dict(zip(roles[operation.caches[0] is not None :], counts, strict=False))
+        how: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": first.lag}
+        how |= {"limit": np.inf if first.clamp is None else first.clamp, "is_rope_first": first.is_rope_first}
+        how |= {"n_heads": named.get("q", 0), "n_kv_heads": named.get("k", 0)}
+        how |= {"head_dim": operation.dims[0], "value_dim": operation.dims[-1]}
+        arguments: Arguments = dict.fromkeys(("keys", "values"), StoreArgs(kept_as=NOT_KEPT))
+        for (role, n), steps, place in zip(named.items(), operation.steps, operation.caches, strict=True):
+            if steps.norm is not None:
+                arguments[role] = tape.weights.norm_arguments(steps.norm, n)
+            if place is not None:
+                cache = self.scope.cache(place, operation.source)
+                arguments["keys" if role == "k" else "values"] = StoreArgs(cache.codes, cache.halves, cache.number)
+            how |= sharpened(tape.weights, steps.temperature, n_ctx)
+        arguments |= {"how": HeadsArgs(**how), "turn": turned(tape.weights, first.rope, n_ctx)}
+        tape.launch(prepare_heads, (sum(counts), tape.size.n_tokens), WARP, **arguments)
 
 
 class AttendEmitter(OperationEmitter[Attend | AttendGated]):
@@ -198,8 +178,7 @@ def turned(weights: Weights, rope: Rope | None, n_ctx: int) -> Any:
     """The arguments of kernels for a rope."""
     if rope is None:
         return TurnArgs()
-    key = ("turns", rope.frequencies.tobytes(), rope.magnitude, rope.ahead)
-    turns = weights.constant(key, lambda: rope.turns(n_ctx).swapaxes(1, 2).astype(np.float32))
+    turns = weights.constant(rope.key, lambda: rope.turns(n_ctx).swapaxes(1, 2).astype(np.float32))
     return TurnArgs(turns, len(rope.frequencies), rope.offset, rope.is_interleaved)
 
 

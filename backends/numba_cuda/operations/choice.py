@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.cells import CacheArgs
-from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
+from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS, BlocksArgs
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import SPLIT
@@ -44,20 +44,19 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
             return
         rows, keys = layout.rows(operation.queries, tape), self.scope.cache(operation.keys)
         size, n_all = operation.out.size, n_blocks(operation.out, n_ctx)
-        arguments: Arguments = {"stride": rows.width, "keys": CacheArgs(keys.codes, keys.halves), "dim": keys.dim}
-        arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[CHOSEN], "n_chosen": operation.n_chosen}
-        arguments |= {"size": size, "length": n_ctx, "n_blocks": n_all}
+        arguments: Arguments = {"rows": rows.at, "stride": rows.width, "dim": keys.dim, "size": size, "length": n_ctx}
+        arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[CHOSEN]}
+        how = BlocksArgs(**arguments, n_blocks=n_all, n_chosen=operation.n_chosen)
+        given: Arguments = {"how": how, "keys": CacheArgs(keys.codes, keys.halves)}
         if isinstance(operation, ChooseByHead):
-            n_lists = operation.out.width
-            lists: Arguments = {"q": rows.at, "n_local": operation.n_local, "n_groups": n_lists}
-            tape.launch(CHOOSE_BLOCKS[keys.kept_as], (n_lists, n_tokens), THREADS, **lists, **arguments)
+            lists = {"n_local": operation.n_local, "n_groups": operation.out.width}
+            tape.launch(CHOOSE_BLOCKS[keys.kept_as], (operation.out.width, n_tokens), THREADS, **lists, **given)
             return
         n_most, n_heads = min(n_all, tape.size.n_splits * SPLIT // size), operation.queries.width // keys.dim
-        scored: Arguments = {"rows": rows.at, "n_heads": n_heads, "counters": tape.buffers[_COUNTERS]}
-        scored |= {"shares": 0, "share": 1 / math.sqrt(keys.dim)}
+        given |= {"n_heads": n_heads, "counters": tape.buffers[_COUNTERS], "share": 1 / math.sqrt(keys.dim)}
         if operation.weights is not None:
             (name, start), (other, column) = (layout.row(each) for each in (operation.queries, operation.weights))
             if name != other or column <= start:
                 raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
-            scored |= {"shares": column - start, "share": layout.scale(operation.weights)}
-        tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **scored, **arguments)
+            given |= {"shares": column - start, "share": layout.scale(operation.weights)}
+        tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **given)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from augury.backends.numba_cuda.device import Arguments, Pointer
+from augury.backends.numba_cuda.kernels import latent as kernels
 from augury.backends.numba_cuda.kernels.cells import CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP, Kernel
 from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MAX_LATENT, MOST_MERGED, LatentArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
@@ -37,8 +37,8 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     def __init__(self, operation: PrepareLatents, scope: Scope) -> None:
         super().__init__(operation, scope)
         n_kept, n_latent = operation.latents.width, operation.norm.size
-        if n_kept % 8 or n_kept > MAX_ROW or n_latent > MAX_LATENT:
-            expected = f"multiples of 8 up to {MAX_ROW}, of them latents up to {MAX_LATENT}"
+        if n_kept % 8 or n_kept > kernels.MAX_ROW or n_latent > MAX_LATENT:
+            expected = f"multiples of 8 up to {kernels.MAX_ROW}, of them latents up to {MAX_LATENT}"
             raise UnsupportedError(
                 f"rows of {n_latent} latents among {n_kept} values, backend numba-cuda keeps {expected}; choose another one"
             )
@@ -50,14 +50,15 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         operation, keys, weights, n_ctx = self.operation, self.operation.keys, tape.weights, self.scope.options.n_ctx
         cache, to = self.scope.cache(operation.cache), tape.operand(_SPLIT, keys.n_in, [keys])
         heads, latents = (self.layout.rows(value, tape) for value in (operation.queries, operation.latents))
-        arguments: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
-        arguments |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
-        arguments |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
-        arguments |= {"cache": StoreArgs(cache.codes, cache.halves, cache.number), "to": to.target}
+        how: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
+        how |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
+        how |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
+        arguments: Arguments = {"how": kernels.LatentsArgs(**how), "to": to.target}
+        arguments["cache"] = StoreArgs(cache.codes, cache.halves, cache.number)
         arguments |= {"latent": weights.norm_arguments(operation.norm), "turn": turned(weights, operation.rope, n_ctx)}
         if operation.turned_norm is not None:
             arguments["turned"] = weights.norm_arguments(operation.turned_norm)
-        tape.launch(prepare_latents, (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens), WARP, **arguments)
+        tape.launch(kernels.prepare_latents, (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens), WARP, **arguments)
         if keys.n_in:
             tape.multiply_tiles(to, [keys], Rows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
 
@@ -101,7 +102,7 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
             how = LatentArgs(**arguments, **common)
             tape.launch(kernel, (n_splits, n_blocks, n), ATTEND_THREADS, how=how, **read)
             if not is_merged:
-                _emit_rows(tape, merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
+                _emit_rows(tape, kernels.merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
 
     def _absorbed(self, tape: Tape) -> Pointer:
         """The products of queries with the matrices of keys."""
@@ -122,7 +123,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated])
         x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
         if not isinstance(layout.maker(operation.x), AttendLatents):
             heads, sizes = layout.rows(operation.x, tape), {"head_dim": matrices.n_in, "size": matrices.n_in}
-            _emit_rows(tape, split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
+            _emit_rows(tape, kernels.split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
         tiles = _tiles_of(tape, matrices.n)
         gates: Arguments = {}
         if isinstance(operation, MultiplyHeadsGated):
@@ -132,7 +133,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated])
             return
         made = Rows(tape.buffers[_ROWS], matrices.n_out)
         tape.multiply_tiles(x, [matrices], made, tiles)
-        _emit_rows(tape, join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
+        _emit_rows(tape, kernels.join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
 
 
 def _buffers(matrices: Matrices) -> dict[str, int]:

@@ -227,11 +227,10 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     memory = Memory(inputs=made, rows=rows, **planes)
     at = [memory.at[name] for name in names]
     caches = {"keys": StoreArgs(*at[:2], TYPES[kind]), "values": StoreArgs(*at[2:], TYPES[kind])}
-    given = {"heads": HeadsArgs(n_heads, n_kv_heads, *dims), "stride": width, "length": length, "limit": np.inf}
-    launch = Launch.of(
-        prepare_heads, (n_heads + 2 * n_kv_heads, 3), 32, memory.at["inputs"], rows=memory.at["rows"], **given, **caches
-    )
-    memory.device.launch(launch)
+    sizes = dict(zip(("n_heads", "n_kv_heads", "head_dim", "value_dim"), (n_heads, n_kv_heads, *dims), strict=True))
+    how = HeadsArgs(memory.at["rows"], stride=width, length=length, limit=np.inf, **sizes)
+    grid = (n_heads + 2 * n_kv_heads, 3)
+    memory.device.launch(Launch.of(prepare_heads, grid, 32, memory.at["inputs"], how=how, **caches))
     start = n_heads * dims[0]
     for part, dim in enumerate(dims):
         heads = rows[:, start : start + n_kv_heads * dim].reshape(3, n_kv_heads, dim)

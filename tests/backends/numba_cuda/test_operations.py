@@ -13,8 +13,10 @@ from oracles.states import script_rows
 
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.aot import all_kernels
 from augury.backends.numba_cuda.device import CountingDevice, Launch
-from augury.backends.numba_cuda.kernels.norm import NormArgs, norm_rows
+from augury.backends.numba_cuda.kernels.activation import GateArgs
+from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.blocks import Activation, Block, GateKind, LinearRecurrence
@@ -52,20 +54,23 @@ def test_what_kernels_compute_together(name, layer):
     assert FUSED[name, layer] in " ".join(ends[2][len(ends[1]) - n_output : len(ends[2]) - n_output])
 
 
-NUMBERS = ("stride", "y_stride", "size", "n_out", "step", "is_output", "is_traded")
+NUMBERS = ("stride", "up_stride", "size", "per_token", "n_apart", "has_divisors")
 
 
 def test_arguments_go_to_kernels_by_name():
     at = CountingDevice().allocate(4, "").at(0)
-    weight, to = CountingDevice().allocate(4, "").at(0), TargetArgs(width=7, as_bytes=True)
-    launch = Launch.of(norm_rows, (3, 2), 64, at, size=5, norm=NormArgs(weight, eps=0.5), to=to)
-    assert norm_rows.names == ("inputs", "x", "y", *NUMBERS, "y_norm", "norm", "to")
-    nothing, numbers = (at, 0, 0), tuple(5 if name == "size" else 0 for name in NUMBERS)
-    assert launch.arguments == (at, at, at, *numbers, *nothing, weight, 0, 0.5, at, at, at, at, at, 7, 0, 1)
-    assert len(norm_rows.parameters) == len(launch.arguments)
+    floats, numbers = CountingDevice().allocate(4, "").at(0), tuple(5 if name == "size" else 0 for name in NUMBERS)
+    launch = Launch.of(gate, (3, 2), 64, at, size=5, how=GateArgs(limit=0.5), to=TargetArgs(floats, width=7, as_bytes=True))
+    assert gate.names == ("inputs", "rows", "ups", "divisors", *NUMBERS, "how", "to")
+    assert launch.arguments == (*[at] * 4, *numbers, 0, 0, 0, 0.5, 0, 0, 0, 0, floats, at, at, at, at, 7, 0, 1)
+    assert len(gate.parameters) == len(launch.arguments)
     assert launch.grid == (3, 2, 1)
-    with pytest.raises(TypeError, match="kernel norm_rows has no sise; it has inputs, x"):
-        Launch.of(norm_rows, (1,), 64, at, sise=5)
+    with pytest.raises(TypeError, match="kernel gate has no sise; it has inputs, rows"):
+        Launch.of(gate, (1,), 64, at, sise=5)
+
+
+def test_kernels_take_at_most_twelve_arguments():
+    assert max(len(kernel.names) for kernel in all_kernels()) <= 12
 
 
 @attrs.frozen
