@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from augury.registry import Registry
     from augury.slot_states import SlotStates
 
-__all__ = ["Loader", "Shared", "choose_memory", "make_backend", "plan_of"]
+__all__ = ["Loader", "Shared", "choose_memory", "make_backend", "only_spec", "plan_of"]
 
 _NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
@@ -50,14 +50,19 @@ def make_backend(registry: Registry, text: str) -> Backend:
         OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It cannot run on this machine.
     """
-    spec = _only("backend", text)
+    spec = only_spec("backend", text)
     backend: type[Backend] = registry.choose("backend", None) if spec.name == "auto" else registry.find("backend", spec.name)
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
 
 
-def _only(what: str, text: Any) -> Spec:
+def only_spec(what: str, text: Any) -> Spec:
+    """The one plugin that `name:key=value,...` names.
+
+    Raises:
+        OptionError: It is no text, not of that form, or names several plugins.
+    """
     if not isinstance(text, str):
         raise OptionError(f"{what} is {text!r}, expected the name of a plugin, or 'auto'")
     specs = parse_specs(text, what)
@@ -83,7 +88,7 @@ def choose_memory(
         OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It does not suit the model's state.
     """
-    wanted = _only("memory manager", text)
+    wanted = only_spec("memory manager", text)
     cls: type[MemoryManager] = (
         registry.find("memory", wanted.name)
         if wanted.name != "auto"

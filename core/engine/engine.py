@@ -29,7 +29,7 @@ from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
-from augury.loader import Loader, context_size, make_backend, plan_of
+from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
@@ -174,6 +174,7 @@ class Engine(Evaluations):
         threads = None if threads is None else check_count("threads", threads)
         max_queue = None if max_queue is None else check_count("max_queue", max_queue)
         registry = registry or Registry.discover()
+        only_spec("memory manager", memory)  # refused before anything is loaded
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
         speculation = Speculation((), draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}

@@ -134,7 +134,7 @@ def test_requests_go_on_beside_a_long_evaluation():
 
 
 def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
-    def interrupted(channel, wakers):
+    def interrupted(channel, wakers, end):
         raise KeyboardInterrupt
 
     with toy_engine(n_ctx=3000, slots=1) as engine:
