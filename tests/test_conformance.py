@@ -13,8 +13,7 @@ from augury.files.gguf_writer import gguf_file
 from augury.testing import toys
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
-from augury.testing.drafter.engine_checks import chained
-from augury.testing.drafter.engines import WAYS
+from augury.testing.drafter.engines import WAYS, chained
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject

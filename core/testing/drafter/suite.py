@@ -10,7 +10,7 @@ from augury.registry import Registry
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.drafter.checks import DRIVEN_CHECKS
 from augury.testing.drafter.driven import DrafterReport, Subject
-from augury.testing.drafter.engine_checks import ENGINE_CHECKS
+from augury.testing.drafter.engines import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import find_plugin
 

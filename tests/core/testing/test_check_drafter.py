@@ -13,7 +13,7 @@ from augury.interfaces import Drafter
 from augury.options import option
 from augury.testing import ContractError, check_drafter
 from augury.testing.drafter import suite
-from augury.testing.drafter.engine_checks import ENGINE_CHECKS
+from augury.testing.drafter.engines import ENGINE_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.drafter.watched import Watched
 from augury.testing.toys import registry_with_toys
