@@ -13,7 +13,7 @@ from attrs import frozen
 from augury.engine.request import Request
 from augury.guard import guarded
 from augury.log import get_logger
-from augury.speculation.drafting_counter import DraftingCounter
+from augury.speculation.drafted_sequence import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
