@@ -185,13 +185,16 @@ def load_engine(
     with _paused_gc(), ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         if draft_model and not takes_draft_model(in_use, args.registry, None):
             in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
+        options = drafter_options(args, in_use)
+        if spec_type != args.spec_type:  # a command that loads one drafter after the other: the engine refuses unused options
+            options = {name: given for name, given in options.items() if name in in_use}
         engine = Engine.load(
             args.model,
             **{name: getattr(args, name) for name in _AS_NAMED},
             memory_options=memory_options(args),
             spec_type=rest,
             draft_model=draft_model,
-            spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
+            spec_options=options,
             draft_max=n_max,
             draft_min=n_min,
             n_ctx=args.ctx_size,
@@ -229,11 +232,6 @@ def drafter_of_nextn(args: argparse.Namespace) -> str | None:
             with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
                 return drafters[0] if plan_of(file, args.registry).nextn else None
     return None
-
-
-def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:
-    """Drop options of drafters that are not loaded, if a command loads one after the other: the engine refuses unused ones."""
-    return values if is_strict else {name: given for name, given in values.items() if name in in_use}
 
 
 @contextmanager
