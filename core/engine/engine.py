@@ -20,7 +20,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
-from augury.engine.request import Request, checked_tokens, is_several, make_request, make_requests
+from augury.engine.request import Request, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
@@ -265,10 +265,9 @@ class Engine(Evaluations):
         self._worker.check_queue()  # before a template is rendered for nothing
         tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
         text = prompt if isinstance(prompt, str) else None
-        requests = make_requests(tokens, params, n=n, text=text, make=self._make_request)
         runnings, prompt_owner = list[Running](), None
         try:
-            for request in requests:
+            for request in self._requests(tokens, params, 1 if n is None else check_count("n", n), text):
                 channel = Channel()
                 runnings.append(Running(channel, self._worker, request.id))
                 sequence = self._sequence(request, channel)
@@ -279,6 +278,13 @@ class Engine(Evaluations):
                 running.cancel()
             raise
         return runnings[0] if n is None else runnings
+
+    def _requests(self, tokens: np.ndarray, params: dict[str, Any], n: int, text: str | None) -> list[Request]:
+        """Requests for n answers to one prompt: a seed that is given is followed by the next ones."""
+        first: Request = self._make_request(tokens, params, text=text)
+        seed, later = first.sampling.seed, params | {"on_prompt": None}  # the prompt is processed for the first of them
+        seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(1, n)]
+        return [first, *(self._make_request(tokens, later | each, text=text) for each in seeds)]
 
     def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))

@@ -135,28 +135,6 @@ def is_several(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
 
 
-def make_requests(
-    prompt: np.ndarray, params: Mapping[str, Any], *, n: int | None, text: str | None, make: Callable[..., Request]
-) -> list[Request]:
-    """Requests for n answers to one prompt: a seed that is given is followed by the next ones.
-
-    Args:
-        prompt: As in `make_request`.
-        params: As in `make_request`.
-        n: How many; None: one.
-        text: The prompt as it was given, if that was a text.
-        make: `make_request` with all that all requests of an engine have in common; its errors are raised.
-    """
-    requests = list[Request]()
-    for i in range(1 if n is None else check_count("n", n)):
-        seed = requests[0].sampling.seed if i else None
-        request = make(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64}, text=text)
-        if i:  # the prompt is processed for the first of them
-            request = attrs.evolve(request, on_prompt=None)
-        requests.append(request)
-    return requests
-
-
 def make_request(
     prompt: np.ndarray,
     params: Mapping[str, Any],
