@@ -131,7 +131,9 @@ class ScriptedDrafting(Drafting):
         self.plays: dict[str, Play] = {}  # by the request's id
 
     def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
-        """Draft ahead of every draft that is verified."""
+        """Draft ahead of every draft that is verified, as if all of it were right."""
+        for choice in choices:
+            choice.proposals.tree.chances = [1.0] * len(choice.proposals.tree)
         return draft_ahead(_AlwaysAhead(), choices, n_others, begun_s)
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
