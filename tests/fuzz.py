@@ -16,8 +16,7 @@ from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.backends.numba_cpu.packing import Layout
-from augury.drafters.ngram.corpus import NgramCorpus
-from augury.drafters.ngram.lookup_file import read_lookup
+from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.files.models import resolve
 from augury.interfaces import Progress
