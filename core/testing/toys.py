@@ -97,11 +97,7 @@ def find_plugin(kind: str, plugin: Any, registry: Registry | None) -> tuple[Any,
 def registry_with_toys() -> Registry:
     """All plugins that are installed, and the toys."""
     registry = Registry.discover()
-    toys = _Offering(
-        augury_backends=[ToyBackend],
-        augury_drafters=[ToyDrafter],
-        augury_sources=[TinySource],
-    )
+    toys = _Offering(augury_backends=[ToyBackend], augury_drafters=[ToyDrafter], augury_sources=[TinySource])
     registry.register(toys, name="toys", distribution="augury.testing")
     return registry
 

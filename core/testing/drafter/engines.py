@@ -52,12 +52,7 @@ class StrictEngine(Engine):
 
 
 def engine_with(
-    *drafters: Subject,
-    registry: Registry,
-    backend: str = "toy",
-    slots: int = 1,
-    is_fixed: bool = True,
-    n_ctx: int = 320,
+    *drafters: Subject, registry: Registry, backend: str = "toy", slots: int = 1, is_fixed: bool = True, n_ctx: int = 320
 ) -> Engine:
     """An engine on the tiny target with a chain of drafters, or with none, which may not fail."""
     return StrictEngine.load(

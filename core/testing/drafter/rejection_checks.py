@@ -22,12 +22,8 @@ from augury.testing.tiny_model import PERIOD
 from augury.types import Result
 
 _PROMPT = PROMPTS[0][: 14 * PERIOD]  # the toy expects the phrase to go on
-_CHOICES: dict[str, Any] = {
-    "temperature": 4.0,
-    "top_k": 3,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}  # three tokens at a time, none of them nearly sure
+# three tokens at a time, none of them nearly sure
+_CHOICES: dict[str, Any] = {"temperature": 4.0, "top_k": 3, "top_p": 1.0, "min_p": 0.0}
 _N_ANSWERS = 1200
 _N_SLOTS = 4  # answers at once, in half the time that they take one by one
 _LENGTH = 4  # of an answer; the first token has no draft, the second and third have one together

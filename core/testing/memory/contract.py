@@ -14,8 +14,7 @@ REUSE = Contract(
 )
 CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", "augury.interfaces.MemoryManager.prepare")
 ROOM = Contract(
-    "`room` is what still fits after what a slot keeps, and `prepare` of as much works.",
-    "augury.interfaces.MemoryManager.room",
+    "`room` is what still fits after what a slot keeps, and `prepare` of as much works.", "augury.interfaces.MemoryManager.room"
 )
 CHUNK = Contract("`chunk` takes some of a prompt's next tokens, 1 at least.", "augury.interfaces.MemoryManager.chunk")
 RESERVATION = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.batch.Reservation")
