@@ -14,7 +14,6 @@ rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Items
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -91,34 +90,29 @@ class JointTree(Generic[Proposer]):
         Returns:
             The nodes (k,) of its tokens.
         """
-        tokens, probabilities, known, at = draft.tokens.tolist(), draft.probabilities, self.nodes, after
+        probabilities, at = draft.probabilities, after
         parents = None if draft.parents is None else draft.parents.tolist()
-        n = n_before = len(known)
-        nodes = [0] * len(tokens)
-        for i, token in enumerate(tokens):
+        nodes, mine = list[int](), set[int]()
+        for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
-            if (at, token) not in known:
-                known[at, token] = n
-                n += 1
-            node = known[at, token]
-            if probabilities is not None and probabilities[i, token] > 0 and at not in self._has_drawn:
-                self.drawn[node] = probabilities[i]
-                self._has_drawn.add(at)
-            nodes[i] = at = node
-        new = list(known)[n_before:]
-        own = dict(sorted(zip(nodes, chances, strict=True), key=itemgetter(1)))  # of a token proposed twice the higher chance
-        self.parents += [parent for parent, _ in new]
-        self.tokens += [token for _, token in new]
-        self.chances += [own[node] for node in range(n_before, n)]
-        self.proposers += [[proposer] for _ in new]
-        for node, chance in own.items():
-            if node < n_before:
+            mine.add(at)
+            if (node := self.nodes.get((at, token))) is None:
+                node = self.nodes[at, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(at)
+                self.chances.append(chance)
+                self.proposers.append([proposer])
+            else:
                 self.chances[node] = max(self.chances[node], chance)
                 if proposer not in self.proposers[node]:
                     self.proposers[node].append(proposer)
                     self._agreed.add(node)
-        mine = {self.parents[node] for node in nodes}
+            if probabilities is not None and probabilities[i, token] > 0 and at not in self._has_drawn:
+                self.drawn[node] = probabilities[i]
+                self._has_drawn.add(at)
+            nodes.append(node)
+            at = node
         for other, theirs in self._after.items():
             if other is not proposer:
                 self._contested |= theirs & mine
