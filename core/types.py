@@ -167,7 +167,7 @@ class Draft:
     @property
     def above(self) -> np.ndarray:
         """`parents`, of a chain as well."""
-        return np.arange(-1, len(self.tokens) - 1, dtype=np.int32) if self.parents is None else self.parents
+        return tokens_array(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
 
     @property
     def depth(self) -> int:

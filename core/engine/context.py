@@ -120,13 +120,12 @@ class EngineContext(Context):
 
     def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         reservation, tokens, draft, places = feed.reservation, feed.tokens, feed.draft, None
-        if len(path):
-            tokens = np.concatenate([tokens, draft.tokens[list(path)]])
-        if reservation.replay:
-            tokens = np.concatenate([np.array(reservation.replay, np.int32), tokens])
+        if len(path) or reservation.replay:
+            drafted = draft.tokens.tolist()
+            tokens = np.array([*reservation.replay, *tokens.tolist(), *[drafted[node] for node in path]], np.int32)
         if draft.parents is not None:
             n = len(tokens) - len(path)
-            places = np.array([*range(n), *(n + node for node in path)], np.int32)
+            places = np.array([*range(n), *[n + node for node in path]], np.int32)
         self.memory.commit(feed.slot, reservation, tokens, places)
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -198,27 +197,25 @@ class EngineContext(Context):
 
     def _batch(self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
-        tokens: list[np.ndarray] = []
-        slots, positions, rows = list[int](), list[int](), list[int]()  # NumPy's calls for each feed would take far longer
+        tokens, slots, positions, rows, parents = (list[int]() for _ in range(5))  # NumPy's calls for each feed take far longer
         accepted: list[tuple[int, ...]] = []
-        is_chain, n = True, 0
+        is_chain = True
         for feed in feeds:
-            reservation, draft, first, m = feed.reservation, feed.draft, n, feed.n_tokens
-            n += m
+            reservation, draft, first, m = feed.reservation, feed.draft, len(slots), feed.n_tokens
             if reservation.restore:
                 n_restores, n_replayed = self.restored(feed.slot)
                 self._restored[feed.slot] = n_restores + 1, n_replayed + len(reservation.replay)
-            if reservation.replay:
-                tokens.append(np.array(reservation.replay, np.int32))
-            tokens.append(feed.tokens)
-            if len(draft.tokens):
-                tokens.append(draft.tokens)
-                is_chain = is_chain and draft.parents is None
+            tokens += [*reservation.replay, *feed.tokens.tolist(), *draft.tokens.tolist()]
             slots += [feed.slot] * m
-            start, n_chain = reservation.mark + feed.n_before, m if draft.parents is None else m - len(draft.tokens)
+            start, n_chain = reservation.mark + feed.n_before, m
+            if draft.parents is not None:
+                is_chain, n_chain = False, m - len(draft.tokens)
             positions += range(start, start + n_chain)
-            for place in () if draft.parents is None else (draft.parents + n_chain).tolist():
-                positions.append(positions[first + place] + 1 if place >= 0 else start)
+            parents += [-1, *range(first, first + n_chain - 1)][:n_chain]
+            for parent in () if draft.parents is None else draft.parents.tolist():
+                above = first + n_chain + parent  # of -1, the history, the chain's last token
+                positions.append(positions[above] + 1 if above >= first else start)
+                parents.append(above if above >= first else -1)
             if isinstance(feed.rows, int):
                 rows += range(first + m - feed.rows, first + m)
             else:
@@ -226,11 +223,11 @@ class EngineContext(Context):
             if reservation.accepted:
                 accepted += [(feed.slot, *pair) for pair in reservation.accepted]
         columns = (
-            tokens[0] if len(tokens) == 1 else np.concatenate(tokens),
+            np.array(tokens, np.int32),
             np.array(slots, np.int32),
             np.array(positions, np.int32),
             np.array(rows, np.int32),
-            None if is_chain else _parents(feeds),
+            None if is_chain else np.array(parents, np.int32),
             np.array(accepted, np.int32) if accepted else None,
             layers,
         )
@@ -342,16 +339,3 @@ def _of_sequences(feeds: Sequence[SlotInput]) -> tuple[np.ndarray | None, np.nda
     saves = np.array([(feed.slot, feed.reservation.save) for feed in feeds if feed.reservation.save is not None], np.int32)
     aside = is_drafted & keeps_aside
     return aside if aside.any() else None, restores if len(restores) else None, saves if len(saves) else None
-
-
-def _parents(feeds: Sequence[SlotInput]) -> np.ndarray:
-    """Which token of the pass each follows, (n,) int32; -1 at a feed's beginning."""
-    parents: list[int] = []
-    for feed in feeds:
-        first, tree = len(parents), feed.draft.parents
-        n_chain = feed.n_tokens if tree is None else feed.n_tokens - len(tree)
-        follows = list(range(-1, n_chain - 1))
-        if tree is not None:
-            follows += (tree + n_chain).tolist()  # -1, the history, is the chain's last token
-        parents += [first + place if place >= 0 else -1 for place in follows]
-    return np.array(parents, np.int32)

@@ -28,7 +28,7 @@ from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice, Outcome
-from augury.types import Round, read_only
+from augury.types import Round, tokens_array
 
 __all__ = ["Loop"]
 
@@ -323,11 +323,10 @@ class Loop:
         if not share.n_prompt:
             sequence.counter.round(names, draft.depth if names else 0, n_accepted, n_emitted)
             if done.top is not None and share.n_top:
-                after, parents = np.concatenate([feed.tokens, draft.tokens]), np.arange(-1, len(names), dtype=np.int32)
-                if draft.parents is not None:
-                    parents[1:] = draft.parents + 1
+                after = tokens_array([*feed.tokens.tolist(), *draft.tokens.tolist()])
+                parents = tokens_array([-1, *[parent + 1 for parent in draft.above.tolist()]])
                 ids, logits = done.top
-                top = read_only(after), read_only(parents), ids[row : row + share.n_rows], logits[row : row + share.n_rows]
+                top = after, parents, ids[row : row + share.n_rows], logits[row : row + share.n_rows]
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Items
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
@@ -77,10 +78,13 @@ class RoundPass:
             n_top = max(n_top, share.n_top)
             wants_argmax = wants_argmax or (share.n_rows > 0 and share.sequence.is_plain_argmax)
         if n_top:
-            ids, logits = passed.top_k(np.arange(n_rows, dtype=np.int32), n_top)
+            ids, logits = passed.top_k(np.array(range(n_rows), np.int32), n_top)
             top = read_only(ids), read_only(logits)
         if wants_argmax:  # where drafters want more of each row, it is not read twice
-            best = passed.argmax() if top is None else np.where(np.isfinite(top[1][:, 0]), top[0][:, 0], -1)
-            argmax = best.tolist()
+            if top is None:
+                argmax = passed.argmax().tolist()
+            else:
+                best = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
+                argmax = [token if isfinite(logit) else -1 for token, logit in best]
         features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
         return cls(passed, argmax, top, features, n_tokens, n_prompt, seconds, late_s)
