@@ -171,8 +171,9 @@ class Tree:
         """
         assert batch.parents is not None
         slots, positions, parents = batch.slots.tolist(), batch.positions.tolist(), batch.parents.tolist()
-        ends = dict[int, tuple[int, int]]()  # by slot: its first cell, and the next one
-        marks, cells = list[int](), list[int]()  # lists: of a round's few tokens NumPy's calls take longer
+        ends: dict[int, tuple[int, int]] = {}  # by slot: its first cell, and the next one
+        marks: list[int] = []  # of a round's few tokens NumPy's calls take longer
+        cells: list[int] = []
         for i, (slot, position, parent) in enumerate(zip(slots, positions, parents, strict=True)):
             mark, cell = ends.get(slot, (position, position))
             is_known = -1 <= parent < i and (parent < 0 or slots[parent] == slot)

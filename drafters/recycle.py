@@ -63,7 +63,9 @@ class Recycle(Drafter):
         successors = {-1: self._table[history[-1]].tolist()}  # of a node of the draft; lists, for NumPy's calls take longer
         if successors[-1][0] < 0:
             return NO_DRAFT
-        tokens, parents, evidence = list[int](), list[int](), list[int]()
+        tokens: list[int] = []
+        parents: list[int] = []
+        evidence: list[int] = []
         places = {-1: -1}  # by node of the shape: where it is in the draft, which has those that are known
         for node, (parent, rank) in enumerate(_tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)):
             if (at := places.get(parent)) is None:

@@ -253,7 +253,8 @@ def _ground(length: int, share: float) -> int:
 
 def _branched(found: Sequence[_Found], limit: int) -> Draft:
     """The drafts that were found, and beside them the ways on that they do not follow, up to `limit` tokens."""
-    n, evidence = 0, list[int]()
+    n = 0
+    evidence: list[int] = []
     nodes: dict[tuple[int, int], int] = {}  # by parent and token
     ways: list[tuple[Sequence[int], Sequence[int]]] = [(each.tokens, each.evidence) for each in found]
     for each in found:

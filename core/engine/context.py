@@ -197,7 +197,11 @@ class EngineContext(Context):
 
     def _batch(self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
-        tokens, slots, positions, rows, parents = (list[int]() for _ in range(5))  # NumPy's calls for each feed take far longer
+        tokens: list[int] = []  # NumPy's calls for each feed would take far longer
+        slots: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        parents: list[int] = []
         accepted: list[tuple[int, ...]] = []
         is_chain = True
         for feed in feeds:

@@ -68,7 +68,7 @@ class RoundPass:
             settle_ahead(choices, late_s / ahead_s)
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
-        top, argmax = None, list[int]()
+        top, argmax = None, []
         n_rows = n_top = n_tokens = n_prompt = 0
         wants_argmax = False
         for share in shares:

@@ -235,7 +235,8 @@ class Sequence(DraftedSequence):
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
         """
-        pieces, tokens, path, self.is_prefilling = list[Token](), accepted.tokens, accepted.path, False
+        pieces: list[Token] = []
+        tokens, path, self.is_prefilling = accepted.tokens, accepted.path, False
         for i, token in enumerate(tokens):
             if token < 0:
                 odd = f"the model's logits after {self._n} tokens are not finite numbers"

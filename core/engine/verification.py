@@ -43,12 +43,12 @@ def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
     >>> match([], [4].__getitem__).tokens
     [4]
     """
-    emitted, n = list[int](), len(draft)
+    emitted: list[int] = []
     for i, token in enumerate(draft):
         emitted.append(choose(i))
         if emitted[-1] != token:
             return Accepted(emitted, range(i))
-    return Accepted([*emitted, choose(n)], range(n))
+    return Accepted([*emitted, choose(len(draft))], range(len(draft)))
 
 
 def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[int, int], int]) -> Accepted:

@@ -78,7 +78,8 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         rate = expected / (curve.hoped[n] + draft_s + replay_s)
         if not is_chosen or (rate > best_rate and not n_short):
             n_best, best_rate = n, rate
-    nodes, tokens = [list[int]() for _ in slots], [1.0 for _ in slots]
+    nodes: list[list[int]] = [[] for _ in slots]
+    tokens = [1.0] * len(slots)
     for i, node, chance in taken[:n_best]:
         nodes[i].append(node)
         tokens[i] += chance

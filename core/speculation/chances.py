@@ -117,7 +117,7 @@ class Chances:
             return [TYPICAL] * len(draft)
         if draft.parents is None:
             return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]
-        runs = list[int]()
+        runs: list[int] = []
         for parent in draft.parents.tolist():
             runs.append(run if parent < 0 else runs[parent] + 1)
         return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in runs]

@@ -92,7 +92,8 @@ class JointTree(Generic[Proposer]):
         """
         probabilities, at = draft.probabilities, after
         parents = None if draft.parents is None else draft.parents.tolist()
-        nodes, mine = list[int](), set[int]()
+        nodes: list[int] = []
+        mine: set[int] = set()
         for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
@@ -171,7 +172,8 @@ class JointTree(Generic[Proposer]):
             is_better = reach[node] > (reach[other] if other >= 0 else 0.0)
             if node in self.drawn or (is_better and other not in self.drawn):
                 best[parent] = node
-        path, node = list[int](), best[-1]
+        path: list[int] = []
+        node = best[-1]
         while node >= 0:
             path.append(node)
             node = best[node]
