@@ -133,12 +133,12 @@ class Glm5Next(KimiK3):
             keys.fail("rope.dimension_count", n_rot, "0: attention has no rope")
         if not keys.flag("attention.indexer.kpool_select_tail", default=False):
             keys.fail("attention.indexer.kpool_select_tail", False, "true: tokens see those of the last block")
-        layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
+        layers = [cls.layer(decoder, layer, None) for layer in range(decoder.n_layers)]
         output = attrs.evolve(plain_output(decoder), connection=StreamMean())
         return {"main": decoder.plan(layers, output=output, n_streams=n)}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it has none
         mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
         return Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -17,43 +16,40 @@ from augury.blocks import (
     Layer,
     LinearRecurrence,
     MixtureOfExperts,
-    ModelPlan,
+    Output,
+    Rope,
 )
 from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.rope import axes
+from augury.plugins.architectures.transformer import Transformer
 from augury.plugins.residual_streams import AttentionResidual
 
 _MOST_DECAY = 1e6
 
 
-class KimiLinear(Architecture):
+class KimiLinear(Transformer):
     """Latent attention has no rope; decays and gates go through a few values."""
 
     name = "kimi-linear"
+    reading = {"least": 0, "may_have_experts": True}
+    rotary = None
     decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")
-    has_nextn: ClassVar[bool] = False  # whether layers that predict further tokens are used
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0, may_have_experts=True)
+    def decoder(cls, file: ModelFile) -> Decoder:
+        decoder = super().decoder(file)
         if not decoder.n_heads[0]:
             decoder.keys.fail("attention.head_count", 0, "the heads of all layers with delta attention in the first layer")
-        layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
-
-        def nextn(layer: int) -> Layer:
-            return Layer(cls.attention(decoder, layer), cls.feed_forward(decoder, layer))
-
-        return {"main": decoder.plan(layers, nextn=nextn if cls.has_nextn else None)}
+        return decoder
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int) -> Layer:
-        """A layer, from 0."""
-        mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - latent attention has its own
+        attends = decoder.n_kv_heads[layer] or layer >= decoder.n_layers  # as all layers that predict further tokens do
+        mixer = cls.attention(decoder, layer) if attends else cls.delta_attention(decoder, layer)
         return Layer(mixer, cls.feed_forward(decoder, layer))
 
     @classmethod
@@ -114,7 +110,7 @@ class BailingMoe3(KimiLinear):
     name = "bailingmoe3"
     decay_names = ("ssm_f_a",)
     gate_names = ("ssm_g_a",)
-    has_nextn = True
+    nextn_hidden = "output"
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
@@ -143,18 +139,16 @@ class KimiK3(KimiLinear):
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g",)
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        plan = super().plans(file)["main"]
-        decoder = Decoder(file, least=0, may_have_experts=True)
+    def output(cls, decoder: Decoder) -> Output:
+        output = super().output(decoder)
         if not decoder.keys.count("attn_res.block_size", least=0):
-            return {"main": plan}
-        connection = AttentionResidual(decoder.norm("output_res_score"))
-        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, connection=connection))}
+            return output
+        return attrs.evolve(output, connection=AttentionResidual(decoder.norm("output_res_score")))
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0; the mixer of the first of each block of layers begins a stream."""
-        plain = super().layer(decoder, layer)
+        plain = super().layer(decoder, layer, rope)
         if not (size := decoder.keys.count("attn_res.block_size", least=0)):
             return plain
         of_mixer, of_feed_forward = (decoder.norm(f"blk.{layer}.{part}_res_score") for part in ("attn", "ffn"))

@@ -15,50 +15,45 @@ from augury.blocks import (
     Linear,
     LinearRecurrence,
     MixtureOfExperts,
-    ModelPlan,
     Norm,
     Rope,
     Rows,
 )
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.state_space import convolution
+from augury.plugins.architectures.transformer import Transformer
 
 _PERIOD = 4  # one layer in four attends, where the file does not say otherwise
 
 
-class Qwen35(Architecture):
+class Qwen35(Transformer):
     """Gated delta nets, and attention with normed heads that is gated by value; the dense models.
 
     Attributes:
-        rotary: Arguments of `Decoder.rope`.
         is_tiled: How heads of the recurrence share keys; see `LinearRecurrence`.
         marks: Arguments of `Decoder.linear` for the matrices around it.
     """
 
     name = "qwen35"
-    rotary: ClassVar[Mapping[str, Any]] = {"sections": "turns"}
+    reading = {"least": 0, "may_have_experts": True}
+    rotary = {"sections": "turns"}
+    nextn_hidden = "output"
     is_tiled: ClassVar[bool] = True
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0, may_have_experts=True)
-        rope, period = decoder.rope(**cls.rotary), decoder.keys.count("full_attention_interval", _PERIOD)
-        layers = []
-        for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
-            norm = decoder.norm(f"blk.{layer}.attn_norm")
-            delta_net = cls.delta_net(decoder, layer, norm) if is_recurrent else None
-            mixer = delta_net or gated_attention(decoder, layer, rope, norm)
-            layers.append(Layer(mixer, cls.feed_forward(decoder, layer)))
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        norm, delta_net = decoder.norm(f"blk.{layer}.attn_norm"), None
+        if cls.is_recurrent(decoder, layer):
+            delta_net = cls.delta_net(decoder, layer, norm)
+        return Layer(delta_net or gated_attention(decoder, layer, rope, norm), cls.feed_forward(decoder, layer))
 
-        def nextn(layer: int) -> Layer:
-            norm = decoder.norm(f"blk.{layer}.attn_norm")
-            return Layer(gated_attention(decoder, layer, rope, norm), cls.feed_forward(decoder, layer))
-
-        return {"main": decoder.plan(layers, nextn=nextn)}
+    @classmethod
+    def is_recurrent(cls, decoder: Decoder, layer: int) -> bool:
+        """Whether a layer has a delta net; layers that predict further tokens attend."""
+        period = decoder.keys.count("full_attention_interval", _PERIOD)
+        return layer < decoder.n_layers and decoder.flags("attention.recurrent_layers", period)[layer]
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
@@ -115,9 +110,9 @@ class Qwen3Next(Qwen35Moe):
     """Mixtures, whose alphas and betas are rows of one matrix, in turns by key."""
 
     name = "qwen3next"
-    rotary: ClassVar[Mapping[str, Any]] = {}
-    is_tiled: ClassVar[bool] = False
-    marks: ClassVar[Mapping[str, Any]] = {"has_bias": False, "has_scale": False}
+    rotary = {}
+    is_tiled = False
+    marks = {"has_bias": False, "has_scale": False}
 
     @classmethod
     def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
@@ -129,7 +124,7 @@ class Qwen3Next(Qwen35Moe):
         return alpha, beta
 
 
-def gated_attention(decoder: Decoder, layer: int, rope: Rope, norm: Norm | None) -> Attention:
+def gated_attention(decoder: Decoder, layer: int, rope: Rope | None, norm: Norm | None) -> Attention:
     """Attention whose queries and gates are rows of one matrix, in turns by head."""
     n_embd, size, at = decoder.n_embd, decoder.head_dim, f"blk.{layer}"
     n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]

@@ -6,19 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import (
-    AllStreams,
-    Attention,
-    Convolution,
-    GatedDeltaNet,
-    Gating,
-    Layer,
-    Linear,
-    ModelPlan,
-    Norm,
-    Output,
-    Rope,
-)
+from augury.blocks import AllStreams, Attention, Convolution, Gating, Layer, Linear, ModelPlan, Norm, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -29,7 +17,6 @@ from augury.plugins.ngram_memory.block import NgramMemory
 from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import GatedHyperConnection
 
-_PERIOD = 4  # one layer in four attends, where the file does not say otherwise
 _MOST_TOKENS = 8  # of an n-gram
 
 
@@ -41,20 +28,15 @@ class Qwen4(Qwen35):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         decoder = Decoder(file, least=0, may_have_experts=True)
-        keys, rope = decoder.keys, decoder.rope(**cls.rotary)
-        period = keys.count("full_attention_interval", _PERIOD)
+        keys, rope = decoder.keys, cls.rope(decoder)
         memories = file.get(keys.full("ple.layers"), list[int], [])
         if len(memories) > 1:
             keys.fail("ple.layers", memories, "one layer at most")
         layers = []
-        for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
+        for layer in range(decoder.n_layers):
             if layer in memories:
                 layers.append(Layer(cls.memory(decoder, layer)).connected(AllStreams()))
-            delta_net = attrs.evolve(cls.delta_net(decoder, layer, None), has_sigmoid=True) if is_recurrent else None
-            layers.append(cls.layer(decoder, layer, delta_net or cls.attention(decoder, layer, rope)))
-
-        def nextn(layer: int) -> Layer:
-            return cls.layer(decoder, layer, cls.attention(decoder, layer, rope))
+            layers.append(cls.layer(decoder, layer, rope))
 
         def read_by(name: str, output: Output) -> Output:
             return attrs.evolve(output, connection=cls.connection(decoder, name, writes=False))
@@ -62,7 +44,7 @@ class Qwen4(Qwen35):
         plan = decoder.plan(
             layers,
             output=read_by("output_hc", decoder.output(norm=None)),
-            nextn=nextn,
+            nextn=lambda layer: cls.layer(decoder, layer, rope),
             nextn_hidden="layer",
             nextn_output=lambda layer, output: read_by(f"blk.{layer}.nextn.hc_head", output),
             n_streams=keys.count("hyper_connection.count", least=2),
@@ -70,8 +52,9 @@ class Qwen4(Qwen35):
         return {"main": plan}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, mixer: GatedDeltaNet | Attention) -> Layer:
-        """A layer, from 0, with this mixer."""
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        delta_net = cls.delta_net(decoder, layer, None) if cls.is_recurrent(decoder, layer) else None
+        mixer = cls.attention(decoder, layer, rope) if delta_net is None else attrs.evolve(delta_net, has_sigmoid=True)
         experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
         names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
         return Layer(mixer, experts).connected(*(cls.connection(decoder, name) for name in names))
@@ -90,7 +73,7 @@ class Qwen4(Qwen35):
         )
 
     @classmethod
-    def attention(cls, decoder: Decoder, layer: int, rope: Rope) -> Attention:
+    def attention(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Attention:
         """The attention of a layer, to chosen blocks where the file says how large these are."""
         keys, attention = decoder.keys, gated_attention(decoder, layer, rope, None)
         plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in ("q", "k", "v", "gate")}
