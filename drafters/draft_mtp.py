@@ -12,18 +12,15 @@ Source: Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.model.model_drafter import FeatureDrafter
+from augury.drafters.model.nextn_runner import NextnRunner
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
-
-if TYPE_CHECKING:
-    from augury.drafters.model.nextn_runner import NextnRunner
 
 
 @frozen
@@ -45,19 +42,14 @@ class DraftMtp(FeatureDrafter):
 
     def __init__(self, options: DraftMtpOptions, session: Session) -> None:
         super().__init__(options, session)
-        target, info = session.target, session.model
+        target, n_vocab = session.target, session.model.n_vocab
         if not target.nextn_features:
             raise UnsupportedError(f"draft-mtp: {target.lack_of_nextn}")
         self.features = (target.nextn_features[0],)
-
-        def make() -> NextnRunner:
-            from augury.drafters.model.draft_vocabulary import DraftVocabulary
-            from augury.drafters.model.nextn_runner import NextnRunner
-
-            vocabulary = DraftVocabulary(info.n_vocab, options.vocab)
-            return NextnRunner(target, session.options.n_ctx, vocabulary, n_vocab=info.n_vocab)
-
-        self.runner = session.shared((self.name, options.vocab), make)
+        self.runner = session.shared(
+            (self.name, options.vocab),
+            lambda: NextnRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),
+        )
 
 
 @hookimpl

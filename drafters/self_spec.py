@@ -42,11 +42,7 @@ class SelfSpecOptions:
         12, help="history: how many of the last tokens are looked up", ge=1, le=1024, aliases=("draft-min",)
     )
     draft_max: int = option(
-        48,
-        help="history: length of a draft at most; below draft_min nothing is drafted",
-        ge=1,
-        le=1024,
-        aliases=("draft-max",),
+        48, help="history: length of a draft at most; below draft_min nothing is drafted", ge=1, le=1024, aliases=("draft-max",)
     )
     layers: int = option(0, help="layers: how many of the first ones to keep; 0: a third", ge=0)
     vocab: int | None = vocab_option("layers: ")
@@ -71,7 +67,10 @@ class SelfSpec(Drafter):
                 )
             self._lookup = NgramSimple(NgramSimpleOptions(n=options.draft_min, m=options.draft_max), session)
         else:
-            self._n_layers = _n_layers(options, session)
+            n_all = session.target.n_layers
+            if options.layers > n_all:
+                raise OptionError(f"self-spec: layers is {options.layers}, but {session.model.name} has {n_all}")
+            self._n_layers = options.layers or -(-n_all // 3)
             n_vocab = session.model.n_vocab
             self._vocabulary = session.shared((self.name, options.vocab), lambda: DraftVocabulary(n_vocab, options.vocab))
             self.is_costly = True
@@ -109,13 +108,6 @@ class SelfSpec(Drafter):
             logits = target.forward(texts, self._n_layers, vocabulary.tokens)
             writing = add_best(written, requests, writing, logits, n_vocab=n_vocab)
         return [Draft(each.tokens) for each in written]
-
-
-def _n_layers(options: SelfSpecOptions, session: Session) -> int:
-    there = session.target.n_layers
-    if options.layers > there:
-        raise OptionError(f"self-spec: layers is {options.layers}, but {session.model.name} has {there}")
-    return options.layers or -(-there // 3)
 
 
 @hookimpl

@@ -11,7 +11,6 @@ from toys import as_history
 from augury import Registry
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
 from augury.drafters.model.load_options import LoadOptions
 from augury.drafters.model.nextn_runner import NextnRunner
 from augury.engine.context import EngineTarget
@@ -80,7 +79,7 @@ class Told:
         options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
         self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
         self.target = EngineTarget(self.context)
-        self.runner = NextnRunner(self.target, N_CTX, DraftVocabulary(N_VOCAB, 0), n_vocab=N_VOCAB)
+        self.runner = NextnRunner(self.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
         self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
         forward = self.target.forward_nextn
 

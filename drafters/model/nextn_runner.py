@@ -25,10 +25,10 @@ from attrs import define, evolve
 from augury.batch import NextnSlotInput
 from augury.drafters.model.cached_text import n_common
 from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, add_best, n_chained
+from augury.drafters.model.draft_vocabulary import DraftVocabulary
 
 if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest
-    from augury.drafters.model.draft_vocabulary import DraftVocabulary
     from augury.passes import Pass, Target
 
 __all__ = ["NextnRunner"]
@@ -94,20 +94,20 @@ class NextnRunner:
     Tokens that were fed are computed when a draft needs that, or when there are many.
     """
 
-    def __init__(self, target: Target, n_ctx: int, vocabulary: DraftVocabulary, *, n_vocab: int) -> None:
+    def __init__(self, target: Target, n_ctx: int, *, n_vocab: int, n_first: int | None = None) -> None:
         """Take over the layers.
 
         Args:
             target: Whose layers.
             n_ctx: Positions of a slot.
-            vocabulary: Which tokens are drafted.
             n_vocab: V of the target.
+            n_first: See `DraftVocabulary`.
         """
         self.n_model_vocab = n_vocab
         self._target = target
         self._n_layers = len(target.nextn_features)
         self._given = [target.nextn_given(layer) for layer in range(self._n_layers)]
-        self._vocabulary = vocabulary
+        self._vocabulary = DraftVocabulary(n_vocab, n_first)
         self._n_ctx = n_ctx
         self._texts: dict[int, HiddenText] = {}
 
