@@ -83,7 +83,7 @@ class Decoder(Tensors):
         if keys.count("expert_count", 0, least=0) and not may_have_experts:
             raise UnsupportedError(
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
-                f"supported; use a dense model",
+                f"supported; use a dense model"
             )
         if is_causal and not keys.flag("attention.causal", default=True):
             raise UnsupportedError(
@@ -225,6 +225,7 @@ class Decoder(Tensors):
         rope: Rope | None,
         *,
         scale: float | None = None,
+        names: tuple[str, str, str] = ("attn_q", "attn_k", "attn_v"),
         norm: str | Norm | None = "attn_norm",
         has_head_norms: bool = False,
         has_post_norm: bool = False,
@@ -239,6 +240,7 @@ class Decoder(Tensors):
             layer: From 0.
             rope: Of its queries and keys, if any.
             scale: The scale of q · k, by default 1 / sqrt(D).
+            names: The tensors of q, k and v, where no `attn_qkv` holds all three.
             norm: The norm of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
@@ -250,7 +252,7 @@ class Decoder(Tensors):
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
         at = f"blk.{layer}"
         sizes = (n_heads * self.head_dim, n_kv_heads * self.head_dim, n_kv_heads * self.value_dim)
-        q, k, v = self.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", sizes, has_scale=has_scales)
+        q, k, v = self.fused(at, names, "attn_qkv", sizes, has_scale=has_scales)
         attention = Attention(
             norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
             q=q,
@@ -392,6 +394,6 @@ class Decoder(Tensors):
         if n_tokens > shape[0]:
             raise ModelFileError(
                 f"{self.file.path}: metadata key 'tokenizer.ggml.tokens' has {n_tokens} tokens, expected at most the "
-                f"{shape[0]} that {name!r} has rows for",
+                f"{shape[0]} that {name!r} has rows for"
             )
         return shape[0]

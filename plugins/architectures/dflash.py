@@ -13,8 +13,8 @@ converter writes these files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -119,32 +119,23 @@ def _convolved(decoder: Decoder, at: str, inner: Attention | FeedForward) -> Att
 
 
 def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
-    keys, tensors, at, n_embd = decoder.keys, decoder.file.tensors, f"blk.{layer}", decoder.n_embd
-    n_heads, n_kv_heads, head_dim = decoder.n_heads[layer], decoder.n_kv_heads[layer], decoder.head_dim
-    k = v = decoder.linear(f"{at}.attn_k", n_embd, n_kv_heads * head_dim)
-    v_norm: Norm | None = Norm(None, head_dim, decoder.eps)
-    if f"{at}.attn_v.weight" in tensors:
-        v, v_norm = decoder.linear(f"{at}.attn_v", n_embd, n_kv_heads * decoder.value_dim), None
-    elif decoder.value_dim != head_dim:
-        keys.fail("attention.value_length", decoder.value_dim, f"{head_dim}, since keys are values")
-    sinks = decoder.optional_vector(f"{at}.attn_sinks.weight", n_heads)
-    mixed = n_heads * decoder.value_dim
-    return Attention(
-        norm=decoder.norm(f"{at}.attn_norm"),
-        q=decoder.linear(f"{at}.attn_q", n_embd, n_heads * head_dim),
-        k=k,
-        v=v,
-        o=decoder.linear(f"{at}.attn_output", mixed, n_embd, factor=keys.number("attention.value_scale", 0.0) or 1.0),
-        **decoder.heads(layer),
-        scale=keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(head_dim),
-        rope=decoder.rope(has_factors=True),
-        q_norm=decoder.norm(f"{at}.attn_q_norm", head_dim),
-        k_norm=decoder.norm(f"{at}.attn_k_norm", head_dim),
-        v_norm=v_norm,
-        post_norm=decoder.norm(f"{at}.post_attention_norm") if f"{at}.post_attention_norm.weight" in tensors else None,
+    keys, tensors, at, head_dim = decoder.keys, decoder.file.tensors, f"blk.{layer}", decoder.head_dim
+    of_values: dict[str, Any] = {}
+    if f"{at}.attn_v.weight" not in tensors:
+        if decoder.value_dim != head_dim:
+            keys.fail("attention.value_length", decoder.value_dim, f"{head_dim}, since keys are values")
+        of_values = {"names": ("attn_q", "attn_k", "attn_k"), "v_norm": Norm(None, head_dim, decoder.eps)}
+    return decoder.attention(
+        layer,
+        decoder.rope(has_factors=True),
+        scale=keys.number("attention.scale", 0.0) or None,
+        has_head_norms=True,
+        has_post_norm=f"{at}.post_attention_norm.weight" in tensors,
+        factor=keys.number("attention.value_scale", 0.0) or 1.0,
         window=window,
-        sinks=sinks,
+        sinks=decoder.optional_vector(f"{at}.attn_sinks.weight", decoder.n_heads[layer]),
         is_causal=keys.flag("attention.causal", default=False),
+        **of_values,
     )
 
 
