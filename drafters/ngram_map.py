@@ -55,11 +55,7 @@ class NgramMapK4vOptions:
     n: int = size_option(12, "ngram-map-k4v", "n", "length of the key that is looked up")
     m: int = size_option(48, "ngram-map-k4v", "m", "length of a draft at most")
     min_hits: int = option(
-        1,
-        help="how often a key must have been found for a draft",
-        ge=1,
-        le=_MAX_COUNT,
-        aliases=("spec-ngram-min-hits",),
+        1, help="how often a key must have been found for a draft", ge=1, le=_MAX_COUNT, aliases=("spec-ngram-min-hits",)
     )
 
 

@@ -41,11 +41,7 @@ class NgramModOptions:
         choices=_PRESETS,
     )
     n_match: int | None = option(
-        None,
-        help="length of the n-gram that is looked up: 24, preset short 16",
-        ge=1,
-        le=1024,
-        aliases=("spec-ngram-size-n",),
+        None, help="length of the n-gram that is looked up: 24, preset short 16", ge=1, le=1024, aliases=("spec-ngram-size-n",)
     )
     n_min: int | None = option(None, help="length of a draft at least: 48, preset short 4", ge=0, le=1024, per_request=True)
     n_max: int = option(64, help="length of a draft at most", ge=0, le=1024, per_request=True)

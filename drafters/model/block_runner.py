@@ -41,12 +41,7 @@ class BlockRunner(HiddenRunner):
     """A head that the drafters of all slots share."""
 
     def __init__(
-        self,
-        context: Context,
-        encoder: Encoder,
-        *,
-        n_vocab: int,
-        further: Mapping[str, RowModel] = MappingProxyType({}),
+        self, context: Context, encoder: Encoder, *, n_vocab: int, further: Mapping[str, RowModel] = MappingProxyType({})
     ) -> None:
         """Take over a loaded head.
 

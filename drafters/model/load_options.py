@@ -45,9 +45,7 @@ class LoadOptions:
         aliases=("ctkd", "cache-type-k-draft", "spec-draft-type-k"),
     )
     cache_type_v: str | None = option(
-        None,
-        help="type of the values, the target's unless given",
-        aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v"),
+        None, help="type of the values, the target's unless given", aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v")
     )
     backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
     device: str | None = option(

@@ -43,10 +43,7 @@ class GroveMoe(Transformer):
         if n_experts % n_alike:
             keys.fail("experts_per_group", n_alike, f"a divisor of the {n_experts} experts")
         router = attrs.evolve(
-            block.router,
-            n_used=min(block.router.n_used, n_groups),
-            n_alike=n_alike,
-            scale=keys.number("expert_group_scale"),
+            block.router, n_used=min(block.router.n_used, n_groups), n_alike=n_alike, scale=keys.number("expert_group_scale")
         )
         parts = expert_matrices(decoder, layer, n_groups, suffix="chexps", has_scales=False)
         adjugate = MixtureOfExperts(norm=None, router=router, activation=block.activation, **parts)

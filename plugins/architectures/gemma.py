@@ -161,12 +161,7 @@ class Gemma4(Gemma):
         decoder.file.tensor(table, (decoder.n_vocab, n))
         inputs = LayerInputs(
             table=Linear(table, n, decoder.n_vocab),
-            projection=decoder.matrix(
-                "per_layer_model_proj",
-                decoder.n_embd,
-                n,
-                factor=1.0 / math.sqrt(decoder.n_embd),
-            ),
+            projection=decoder.matrix("per_layer_model_proj", decoder.n_embd, n, factor=1.0 / math.sqrt(decoder.n_embd)),
             norm=decoder.norm("per_layer_proj_norm", size),
             table_scale=math.sqrt(size),
             scale=1.0 / math.sqrt(2.0),

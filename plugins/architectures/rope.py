@@ -77,7 +77,7 @@ def of_file(
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(
-            f"{decoder.file.path}: {keys.full('rope.scaling.type')!r} is {kind!r}; known are none, linear, yarn and longrope",
+            f"{decoder.file.path}: {keys.full('rope.scaling.type')!r} is {kind!r}; known are none, linear, yarn and longrope"
         )
     factor = (keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0) if kind != "none" else 1.0
     if factor < _LEAST:

@@ -6,16 +6,7 @@ import math
 
 import attrs
 
-from augury.blocks import (
-    FeedForward,
-    Gating,
-    Integers,
-    Layer,
-    Matrices,
-    MixtureOfExperts,
-    Norm,
-    Rope,
-)
+from augury.blocks import FeedForward, Gating, Integers, Layer, Matrices, MixtureOfExperts, Norm, Rope
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture

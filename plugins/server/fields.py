@@ -16,14 +16,7 @@ N_FIELDS = 256  # of an object; none has as many
 N_MESSAGES = 1 << 14  # of a conversation
 _N_ERRORS = 100  # that are searched for one to report; a body of many megabytes can have millions
 
-IGNORED = (
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "user",
-)
+IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user")
 """Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
 
 NAMES_OF_VLLM = {

@@ -53,7 +53,7 @@ MODELS: Mapping[str, Published] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         n_bytes=98_362_432,
         description="SmolLM2-135M-Instruct, Q4_1, Apache-2.0 (94 MiB)",
-    ),
+    )
 }
 
 
