@@ -1,1 +1,1 @@
-"""Drafters, a file for each `--spec-type`; siblings hold their parts."""
+"""Drafters, a file for each `--spec-type` or pair of similar ones; siblings hold their parts."""
