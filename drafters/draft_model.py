@@ -64,14 +64,9 @@ class DraftModel(ModelDrafter):
             raise OptionError("draft-model needs a second model; pass -md MODEL or --spec-type draft-model:model=MODEL")
         self._tree = None if options.tree is None else TreeShape.of(options.tree, session.options.n_ctx)
         reference, load_options = options.model, options.of_target(session.options, n_ctx=options.ctx)
-
-        def make() -> LoadedDraftModel:
-            return _load(reference, load_options, options, session)
-
         key = (self.name, reference, load_options, options.backend, options.vocab)
-        loaded: LoadedDraftModel = session.shared(key, make)
-        self.runner = loaded.runner
-        self._translation = loaded.translation(session.tokenizer)
+        self.runner, translated = session.shared(key, lambda: _load(reference, load_options, options, session))
+        self._translation = None if translated is None else Translation(*translated)
         if self._tree is not None and self._translation is not None:
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
@@ -107,41 +102,30 @@ class DraftModel(ModelDrafter):
         return super().made_of(written, limit)
 
 
-@frozen(eq=False)
-class LoadedDraftModel:
-    """A draft model for all slots."""
-
-    runner: DraftRunner
-    tokenizer: Tokenizer | None  # of a draft model that drafts through text; None: ids mean the same
-
-    def translation(self, target: Tokenizer | None) -> Translation | None:
-        """The translation that one slot needs to use it."""
-        return Translation(target, self.tokenizer) if target is not None and self.tokenizer is not None else None
-
-
-def _load(reference: str, load_options: ModelOptions, options: DraftModelOptions, session: Session) -> LoadedDraftModel:
-    """The draft model, and the translation if its vocabulary is not the target's.
+def _load(
+    reference: str, load_options: ModelOptions, options: DraftModelOptions, session: Session
+) -> tuple[DraftRunner, tuple[Tokenizer, Tokenizer] | None]:
+    """The draft model for all slots, and if its vocabulary is not the target's, the tokenizers of both.
 
     Raises:
         UnsupportedError: It is not, and one of the two has no tokenizer to translate with.
     """
-    target, draft = session.tokenizer, session.load_tokenizer(reference)
+    log, target, draft = get_logger("augury.drafters.draft_model"), session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
     context = session.load(reference, load_options, options.backend)
     if (meant := drafter_for(context.info)) != DraftModel.name:
         raise UnsupportedError(f"{reference} drafts from hidden states of its target; use {meant}")
     difference = difference or size_difference(session.model.n_vocab, context.info.n_vocab)
-    if difference is not None and (target is None or draft is None):
+    if difference is None:
+        log.info("the draft model has the target's vocabulary and drafts in its tokens", model=reference)
+        return DraftRunner(context, n_vocab=session.model.n_vocab, n_first=options.vocab), None
+    if target is None or draft is None:
         raise UnsupportedError(
             f"{difference}; without a tokenizer of both the draft model cannot be spoken to by text: "
             "choose one of the target's family"
         )
-    log = get_logger("augury.drafters.draft_model")
-    if difference is None or draft is None:
-        log.info("the draft model has the target's vocabulary and drafts in its tokens", model=reference)
-        return LoadedDraftModel(DraftRunner(context, n_vocab=session.model.n_vocab, n_first=options.vocab), None)
     log.warning("the draft model has another vocabulary; drafts go through text", model=reference, difference=difference)
-    return LoadedDraftModel(DraftRunner(context, n_vocab=draft.n_vocab, n_first=options.vocab), draft)
+    return DraftRunner(context, n_vocab=draft.n_vocab, n_first=options.vocab), (target, draft)
 
 
 @hookimpl
