@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from augury import Engine
-from augury.cli import Prompt, align_rows, load_engine, overrides_of, print_json, print_lines
+from augury.cli import Prompt, align_rows, load_engine, print_json, print_lines
 from augury.errors import OptionError
-from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.abba import Answer, AnswerPairs, compare_answers
@@ -24,7 +23,7 @@ from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.workload import prompts_to_compare, with_answers
-from augury.text.chat_template import ChatTemplate, prompt_ids
+from augury.text.chat_template import prompt_ids
 
 
 def run_prompts(args: argparse.Namespace) -> int:
@@ -46,7 +45,7 @@ def run_prompts(args: argparse.Namespace) -> int:
         with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
             if not ids:
-                ids.update(_token_ids(args, path, engine, prompts, n_predict))
+                ids.update(_token_ids(engine, prompts, n_predict))
             yield (
                 lambda prompt: _answer(engine, ids[prompt.id], n_predict),
                 lambda prompt: server.answer(ids[prompt.id], n_predict),
@@ -70,13 +69,8 @@ def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
     return ServerRunner(args.vs, words, np.empty(0, np.int32), engine.info.n_vocab)
 
 
-def _token_ids(
-    args: argparse.Namespace, path: Path, engine: Engine, prompts: Sequence[Prompt], n_predict: int
-) -> dict[str, list[int]]:
+def _token_ids(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, list[int]]:
     """Token ids by the prompts' ids: the same for both programs, however each would tokenize the text."""
-    tokenizer = engine.tokenizer
-    with ModelFile.open(path, overrides_of(args)) as file:
-        template = ChatTemplate.from_metadata(file.metadata, tokenizer)
     plain: dict[str, Any] = {"max_tokens": n_predict, "temperature": 0.0, "speculative": {"type": "none"}}
     found = {}
     for prompt in prompts:
@@ -84,7 +78,7 @@ def _token_ids(
         context = {"tools": given.get("tools"), "kwargs": given.get("chat_template_kwargs")}
         if (messages := given.get("messages")) is not None:
             messages = with_answers(messages, lambda before: engine.generate(messages=before, **plain).text)
-        found[prompt.id] = list(prompt_ids(given.get("prompt"), messages, tokenizer, template, **context))
+        found[prompt.id] = list(prompt_ids(given.get("prompt"), messages, engine.tokenizer, engine.chat_template, **context))
     return found
 
 

@@ -166,8 +166,8 @@ def test_both_programs_answer_what_follows_our_own_answers(monkeypatch):
     asked, chat = [], [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
     monkeypatch.setattr(prompts, "prompt_ids", lambda prompt, messages, *_, **__: [each["content"] for each in messages])
     answer = SimpleNamespace(text="c")
-    engine = SimpleNamespace(tokenizer=None, generate=lambda **params: asked.append(params) or answer)
-    ids = prompts._token_ids(SimpleNamespace(override_kv=[]), MODEL, engine, [Prompt(messages=chat, id="x")], 7)
+    engine = SimpleNamespace(tokenizer=None, chat_template=None, generate=lambda **params: asked.append(params) or answer)
+    ids = prompts._token_ids(engine, [Prompt(messages=chat, id="x")], 7)
     assert ids == {"x": ["a", "c", "b"]}
     assert [(params["max_tokens"], params["speculative"]) for params in asked] == [(7, {"type": "none"})]
 
