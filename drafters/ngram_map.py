@@ -131,9 +131,9 @@ class NgramMapK4v(NgramMapK):
 
     def __init__(self, options: NgramMapK4vOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.ngram.index import NgramOccurrences
+        from augury.drafters.ngram.index import NgramIndex
 
-        self._occurrences = NgramOccurrences(options.n)
+        self._occurrences = NgramIndex(options.n)
         self._keys: dict[bytes, _Key] = {}
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:

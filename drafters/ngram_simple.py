@@ -54,7 +54,7 @@ class NgramSimple(Drafter):
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
         """Index the prompt. The slot's previous text may differ, so the index starts anew."""
         self._index.clear()
-        self._index.extend(history[:-1])
+        self._index.extend(history[:-2])
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose the continuation of the latest earlier occurrence of the last n tokens."""
@@ -62,9 +62,9 @@ class NgramSimple(Drafter):
         n_before = len(history) - 1  # tokens before the one just sampled
         if n_before <= n + m + 1 or m < n:
             return Draft()
-        self._index.extend(history[:-1])
+        self._index.extend(history[:-2])  # an n-gram counts once a token comes between it and the one just sampled
         start = self._index.find(history[:-1], history[-n:])
-        if start is None or n_before - (start + n) < n:
+        if start < 1 or n_before - (start + n) < n:
             return Draft()
         return Draft(history[start + n : min(start + n + min(m, limit), n_before)])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
@@ -13,10 +15,9 @@ _N_FIRST = 2048  # powers that are kept: a round's n-grams need no more
 
 
 class NgramIndex:
-    """The latest start of every n-gram, by hash.
+    """The latest start of every n-gram, by hash, and before each start the nearest earlier one.
 
-    An n-gram counts once a token follows it, and never where it starts at the text's first token. A new token costs O(1)
-    amortised, however long the text and however repetitive it is; n tokens are hashed anew by each call.
+    A new token costs O(1) amortised, however long the text and however repetitive it is; n tokens are hashed anew by each call.
 
     A dict, because its keys are hashes of whole n-grams already: nothing is left to loop over.
     """
@@ -24,43 +25,6 @@ class NgramIndex:
     def __init__(self, n: int) -> None:
         self._n = n
         self._latest: dict[int, int] = {}
-        self._next = 1  # the first start that is not in the index
-
-    def clear(self) -> None:
-        """Forget the text."""
-        self._latest.clear()
-        self._next = 1
-
-    def extend(self, text: np.ndarray) -> None:
-        """Index the new tokens of `text` (t,) int32, whose beginning was indexed before."""
-        end = len(text) - self._n  # the n-gram that starts here is the text's last: no token follows it
-        if self._next >= end:
-            return
-        hashes = window_hashes(text[self._next : end + self._n - 1], self._n)
-        self._latest.update(zip(hashes.tolist(), range(self._next, end), strict=True))
-        self._next = end
-
-    def find(self, text: np.ndarray, ngram: np.ndarray) -> int | None:
-        """The latest indexed start of `ngram` (n,) int32 in `text`, or None."""
-        start = self._latest.get(window_hashes(ngram, self._n).item())
-        if start is None or np.array_equal(text[start : start + self._n], ngram):
-            return start
-        # Two n-grams share a hash, and the index knows the later one only: the one text in 2^64, or one made for it.
-        return self._scan(text, ngram)
-
-    def _scan(self, text: np.ndarray, ngram: np.ndarray) -> int | None:
-        starts = np.arange(1, self._next)
-        for offset, token in enumerate(ngram):
-            starts = starts[text[starts + offset] == token]
-        return int(starts[-1]) if len(starts) else None
-
-
-class NgramOccurrences:
-    """Every start's nearest earlier start of the same n-gram. A new token costs O(1), however repetitive the text is."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self._latest: dict[int, int] = {}  # by hash
         self._earlier: list[int] = []  # by start; -1 where there is none
 
     def clear(self) -> None:
@@ -77,17 +41,22 @@ class NgramOccurrences:
             self._earlier.append(self._latest.get(digest, -1))
             self._latest[digest] = i
 
+    def find(self, text: np.ndarray, ngram: np.ndarray) -> int:
+        """The latest indexed start of `ngram` (n,) int32 in `text`, or -1."""
+        start = self._latest.get(window_hashes(ngram, self._n).item(), -1)
+        return next(self._starts(text, ngram.tobytes(), start), -1)
+
     def between(self, text: np.ndarray, first: int, last: int) -> list[int]:
         """The rising starts, `first` to `last`, of the n-gram that stands at `last`."""
-        ngram = text[last : last + self._n].tobytes()
-        starts = []
-        start = last
-        while start >= first:
-            if text[start : start + self._n].tobytes() == ngram:  # another n-gram may have the same hash
-                starts.append(start)
+        starts = self._starts(text, text[last : last + self._n].tobytes(), last)
+        return [*takewhile(lambda start: start >= first, starts)][::-1]
+
+    def _starts(self, text: np.ndarray, ngram: bytes, start: int) -> Iterator[int]:
+        """The starts of an n-gram from one of its hash on backwards, which another n-gram may have as well."""
+        while start >= 0:
+            if text[start : start + self._n].tobytes() == ngram:
+                yield start
             start = self._earlier[start]
-        starts.reverse()
-        return starts
 
 
 def window_hashes(tokens: np.ndarray, n: int, base: int = _BASE) -> np.ndarray:
