@@ -199,13 +199,9 @@ def _probabilities(token: Token, body: CompletionFields) -> dict[str, Any]:
 
 
 def _probability(each: Token | TokenLogprob, word: str) -> dict[str, Any]:
-    found, logprob = each.bytes or b"", _finite(each.logprob or 0.0)
+    found, logprob = each.bytes or b"", max(each.logprob or 0.0, _LEAST_LOGPROB)
     value = exp(logprob) if word == "prob" else logprob
     return {"id": each.token, "token": found.decode(errors="replace"), "bytes": list(found), word: value}
-
-
-def _finite(value: float) -> float:
-    return max(value, _LEAST_LOGPROB)
 
 
 def _chosen(found: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

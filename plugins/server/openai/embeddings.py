@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from base64 import b64encode
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from anyio import to_thread
 from pydantic import Field
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.server import Serving
 
 router = api_router()
 
@@ -46,22 +45,12 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)
     inputs = body.input if is_several else [body.input]
-    ids = await to_thread.run_sync(_tokens, server, inputs)
+    tokens = partial(mixed_tokens, tokenizer=server.engine.tokenizer, add_special=True, n_most=server.engine.config["n_ctx"])
+    ids = await to_thread.run_sync(lambda: [tokens(each) for each in inputs])
     found = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
     n_tokens = sum(map(len, ids))
-    vectors = (_encoded(vector, body.encoding_format) for vector in found)
+    is_base64 = body.encoding_format == "base64"
+    vectors = (b64encode(each.astype("<f4").tobytes()).decode() if is_base64 else each.tolist() for each in found)
     data = ({"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(vectors))
     used = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return long_answer(pieces_of({"object": "list", "data": data, "model": server.options.names[0], "usage": used}))
-
-
-def _tokens(server: Server, inputs: Sequence[Any]) -> list[list[int]]:
-    """The token ids of texts, or token ids as they are."""
-    n_ctx = server.engine.config["n_ctx"]
-    return [mixed_tokens(each, server.engine.tokenizer, add_special=True, n_most=n_ctx) for each in inputs]
-
-
-def _encoded(vector: np.ndarray, encoding: str) -> list[float] | str:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return vector.tolist()
