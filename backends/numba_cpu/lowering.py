@@ -15,9 +15,10 @@ from attrs import evolve
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.cache import Cache, to_move
-from augury.backends.numba_cpu.kernels import step, team
+from augury.backends.numba_cpu.kernels import team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, up
+from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
@@ -34,7 +35,7 @@ class Lowering:
         options: How it is loaded.
         state_spec: The sizes of its slots.
         scratch_bytes: Scratch memory that a thread needs, in whole cache lines.
-        logits_width: Floats from one row of logits to the next.
+        logits_row: See `operations.ends.logits_row`.
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
@@ -61,7 +62,7 @@ class Lowering:
         self._streams = Streams(plan)
         needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
         self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
-        self.logits_width = up(0 if plan.output.weight is None else plan.output.weight.n_out, step.PANEL_ROWS)
+        self.logits_row = logits_row(0 if plan.output.weight is None else plan.output.weight.n_out)
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def _emitter(self, block: Block) -> BlockEmitter:

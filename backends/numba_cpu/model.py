@@ -149,7 +149,8 @@ class NumbaCpuModel(Model):
 
     def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
         tokens = self._tokens if narrow is None else narrow.tokens
-        passed = KernelPass(logits[:, : self.info.n_vocab if tokens is None else len(tokens)], features)
+        n, (width, _) = self.info.n_vocab if tokens is None else len(tokens), self._lowering.logits_row
+        passed = KernelPass(logits[:, :n], width, features)
         return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
@@ -199,7 +200,7 @@ class NumbaCpuModel(Model):
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
-        self._logits = np.zeros((n_rows, self._lowering.logits_width), np.float32)
+        self._logits = np.zeros((n_rows, self._lowering.logits_row[1]), np.float32)
         self._logits_address = self._logits.ctypes.data
 
     def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
@@ -251,7 +252,7 @@ class NumbaCpuModel(Model):
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
-        program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_width)
+        program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
         self._team.run(program.records)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:

@@ -7,13 +7,13 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.logits import MultiplyLogits
 from augury.backends.numba_cpu.kernels.struct import dtype, view
 from augury.backends.numba_cpu.tape import Program
 from augury.batch import check_vocabulary
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
-_ENTRIES = dtype(step.Multiply).fields["entries"][1] // 8  # also of operations on all of the logits, see `CapLogits`
+_ENTRIES = dtype(MultiplyLogits).fields["entries"][1] // 8
 
 
 @frozen(eq=False)
@@ -58,14 +58,11 @@ def _narrowed(program: Program, panels: np.ndarray) -> Program:
     """The program with products of some panels (p,) int64, rising, alone; their logits follow one another."""
     is_first = np.diff(panels, prepend=-2) != 1
     places = np.flatnonzero(is_first)  # of the runs' first panels, among all
-    firsts, sizes = panels[places], np.diff(places, append=len(panels))
-    entries = np.repeat(program.logits, len(places) + 1)  # one more for the record that treats all of the logits
-    entries["first"][:-1], entries["n_panels"][:-1] = firsts, sizes
-    entries["n_rows"][-1] = step.PANEL_ROWS * len(panels)
+    firsts = panels[places]
+    entries = np.repeat(program.logits, len(places))
+    entries["first"], entries["n_panels"] = firsts, np.diff(places, append=len(panels))
     records = program.records.copy()
-    for i in np.flatnonzero(records[:, _ENTRIES] == program.logits.ctypes.data):
-        record = view(records[i], step.Multiply)
-        record["entries"] = entries[-1:].ctypes.data
-        if record["kernel"] == address(step.multiply):
-            record["entries"], record["n_entries"], record["n_panels"] = entries.ctypes.data, len(places), len(panels)
-    return attrs.evolve(program, records=records, logits=entries, places=_PANEL_BYTES * np.append(places - firsts, 0))
+    (i,) = np.flatnonzero(records[:, _ENTRIES] == program.logits.ctypes.data)
+    record = view(records[i], MultiplyLogits)
+    record["entries"], record["n_panels"] = entries.ctypes.data, len(panels)
+    return attrs.evolve(program, records=records, logits=entries, places=_PANEL_BYTES * (places - firsts))

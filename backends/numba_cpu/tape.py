@@ -306,14 +306,12 @@ class Tape:
             self.waits = waits or not private
         self._pending = []
 
-    def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
-        """Write products of x, each to an address; returns their `entries`."""
-        entries = self.entries(x, products, is_output=is_output)
+    def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]]) -> None:
+        """Write products of x, each to an address."""
+        entries = self.entries(x, products)
         matrices = [self.weights.matrix(linear) for linear, _ in products]
-        n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
-        places = {"entries": entries.ctypes.data, "n_entries": len(entries), "n_panels": n_panels}
-        self.add(work, step.multiply, **places, is_output=is_output)
-        return entries
+        n_panels = sum(matrix.n_panels for matrix in matrices)
+        self.add(Work.of_matrices(name, matrices), step.multiply, entries=entries.ctypes.data, n_panels=n_panels)
 
     def entries(self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Quantise x as the matrices need it, unless it is so, and make the `step.Entry` of each: (m,)."""

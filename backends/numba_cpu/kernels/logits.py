@@ -1,11 +1,14 @@
-"""Rows of logits: they are capped, and sampling asks for a row's best token, its best k, the sum of its exponentials.
+"""Rows of logits: computed in blocks; sampling asks for a row's best token, its best k, the sum of its exponentials.
 
-A row is read once, 64 logits at a step; most steps hold nothing of interest, which one comparison tells.
+Rows of a large vocabulary have left the caches when they are read. The largest logit of each block is therefore noted while the
+block is in the nearest cache, and the best tokens are found by reading these and a few blocks, 64 logits at a step. Most steps
+hold nothing of interest, which one comparison tells.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,17 @@ from numba.core import types
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, put_f64, store_part
-from augury.backends.numba_cpu.kernels.step import Entry
+from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, put_f64
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_run
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import N_ROWS, Record
 
+BLOCK = 256  # tokens: whole panels, as many as the kernels of tiles multiply in turns
 MAX_BEST = 128  # tokens that `best` may look for: it keeps them sorted, inserting one by one
 SUMS_BYTES = 128  # scratch of `sum_exponentials`
 
 _STEP = 64  # logits that are looked at together
-_RUN = 1024  # logits that a thread caps at once
+_BLOCK_PANELS = BLOCK // PANEL_ROWS
 _LANES = 16
 _MANY = ir.VectorType(simd.F32, _STEP)
 _F32S, _F64S, _I64S = (ir.VectorType(kind, _LANES) for kind in (simd.F32, ir.DoubleType(), simd.I64))
@@ -38,6 +42,16 @@ def _not_at_most(b: ir.IRBuilder, address: ir.Value, limit: ir.Value) -> ir.Valu
     """Return a bit for each of 64 floats that is above the limit, or not a number."""
     is_wanted = b.fcmp_unordered(">", simd.load(b, address, _MANY), simd.splat(b, limit, _MANY))
     return b.bitcast(is_wanted, simd.I64)
+
+
+def _largest(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Return the largest of the floats of a block; NaN if one is."""
+    places = [b.add(address, ir.Constant(simd.I64, 4 * i)) for i in range(0, BLOCK, _LANES)]
+    vectors = [simd.load(b, place, simd.F32X16) for place in places]
+    odd = [b.fcmp_unordered("uno", x, y) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]  # whether either is NaN
+    is_odd = b.icmp_unsigned("!=", b.bitcast(reduce(b.or_, odd), simd.I16), ir.Constant(simd.I16, 0))
+    larger = partial(simd.emit_maximum, b)
+    return b.select(is_odd, ir.Constant(simd.F32, math.nan), simd.emit_tree(b, reduce(larger, vectors), larger))
 
 
 def _add_exponentials(b: ir.IRBuilder, address: ir.Value, count: ir.Value, largest: ir.Value, sums: ir.Value) -> None:
@@ -64,6 +78,7 @@ def _lowest_bit(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 
 
 not_at_most = simd.operation("not_at_most", types.int64, (types.int64, types.float32), _not_at_most)
+largest_of_block = simd.operation("largest_of_block", types.float32, (types.int64,), _largest)
 lowest_bit = simd.operation("lowest_bit", types.int64, (types.int64,), _lowest_bit)
 add_exponentials = simd.operation(
     "add_exponentials", types.void, (types.int64, types.int64, types.float64, types.int64), _add_exponentials
@@ -80,35 +95,6 @@ def wanted(row, index, n, limit):
         if not simd.get_f32(row + 4 * i) <= limit:
             bits |= 1 << (i - index)
     return bits
-
-
-@kernel
-def argmax(logits, width, n_rows, n, out):
-    """Find the best token of each row; of equals the lowest id, -1 where a logit is NaN or the best is infinite.
-
-    Args:
-        logits: address of rows of float32.
-        width: floats from one row to the next.
-        n_rows: how many rows.
-        n: logits of a row, at least one.
-        out: address of (n_rows,) int32.
-    """
-    for r in range(n_rows):
-        row = logits + 4 * r * width
-        best, at_best = simd.get_f32(row), 0
-        index = 0
-        while index < n and not math.isnan(best):
-            bits = wanted(row, index, n, best)
-            while bits != 0:
-                i = index + lowest_bit(bits)
-                value = simd.get_f32(row + 4 * i)
-                if not value <= best:
-                    best, at_best = value, i
-                    if math.isnan(value):
-                        break
-                bits &= bits - 1
-            index += _STEP
-        simd.put_i32(out + 4 * r, np.int32(at_best if math.isfinite(best) else -1))
 
 
 @helper
@@ -128,42 +114,83 @@ def insert(ids, values, n_kept, k, token, value):
 
 
 @helper
-def best_of_row(row, n, k, ids, values):
-    """Find the k best tokens of one row; see `best`."""
-    odd = False
-    n_kept = index = 0
-    while index < k and not odd:
+def insert_best(row, first, end, n_kept, k, ids, values):
+    """Insert the tokens of a part of a row that are among the k best. Returns how many there are, or -1 if a logit is NaN."""
+    index = first
+    while index < end and n_kept < k:
         value = simd.get_f32(row + 4 * index)
-        odd = math.isnan(value)
+        if math.isnan(value):
+            return -1
         n_kept = insert(ids, values, n_kept, k, index, value)
         index += 1
     worst = simd.get_f32(values + 4 * (k - 1))
-    while index < n and not odd:
-        bits = wanted(row, index, n, worst)
+    while index < end:
+        bits = wanted(row, index, end, worst)
         while bits != 0:
             i = index + lowest_bit(bits)
             bits &= bits - 1
             value = simd.get_f32(row + 4 * i)
             if math.isnan(value):
-                odd = True
-                break
+                return -1
             if value > worst:
                 insert(ids, values, k, k, i, value)
                 worst = simd.get_f32(values + 4 * (k - 1))
         index += _STEP
-    if odd:
+    return n_kept
+
+
+@helper
+def best_of_row(row, maxima, n, k, ids, values):
+    """Find the k best tokens of one row; see `best`. Blocks that do not reach the k-th best of the maxima have none of them."""
+    n_blocks, least, n_kept = n // BLOCK, np.float32(-math.inf), 0
+    if n_blocks > k:
+        n_kept = insert_best(maxima, 0, n_blocks, 0, k, ids, values)
+        least = simd.get_f32(values + 4 * (k - 1))
+        for i in range(n_kept):  # all at once: one after the other they would be waited for
+            block = row + 4 * BLOCK * simd.get_i32(ids + 4 * i)
+            for line in range(0, 4 * BLOCK, 64):
+                simd.prefetch(block + line)
+    if n_kept >= 0:
+        n_kept = 0
+        for first in range(0, n, BLOCK):
+            # The maximum of a block that ends beyond n is also that of other tokens, if there is one.
+            if first + BLOCK > n or not simd.get_f32(maxima + 4 * (first // BLOCK)) < least:
+                n_kept = insert_best(row, first, min(first + BLOCK, n), n_kept, k, ids, values)
+                if n_kept < 0:
+                    break
+    if n_kept < 0:
         for place in range(k):
             simd.put_i32(ids + 4 * place, np.int32(-1))
             simd.put_f32(values + 4 * place, np.float32(math.nan))
 
 
 @kernel
-def best(logits, width, rows, n_rows, n, k, ids, values):
+def argmax(logits, maxima, stride, n_rows, n, ids, values):
+    """Find the best token of each row; of equals the lowest id, -1 where a logit is NaN or the best is infinite.
+
+    Args:
+        logits: address of rows of float32.
+        maxima: address of the largest logits of each row's whole blocks, NaN where one is NaN.
+        stride: floats from one row to the next, of both.
+        n_rows: how many rows.
+        n: logits of a row, at least one.
+        ids: address of (n_rows,) int32.
+        values: address of (n_rows,) float32, which are overwritten.
+    """
+    for r in range(n_rows):
+        best_of_row(logits + 4 * r * stride, maxima + 4 * r * stride, n, 1, ids + 4 * r, values + 4 * r)
+        if not math.isfinite(simd.get_f32(values + 4 * r)):
+            simd.put_i32(ids + 4 * r, np.int32(-1))
+
+
+@kernel
+def best(logits, maxima, stride, rows, n_rows, n, k, ids, values):
     """Find the k best tokens of some rows, best first, equals by rising id; -1 and NaN of a row that holds a NaN.
 
     Args:
         logits: address of rows of float32.
-        width: floats from one row to the next.
+        maxima: as of `argmax`.
+        stride: likewise.
         rows: address of (n_rows,) int64, which ones.
         n_rows: how many rows.
         n: logits of a row, at least k.
@@ -172,7 +199,8 @@ def best(logits, width, rows, n_rows, n, k, ids, values):
         values: address of (n_rows, k) float32.
     """
     for r in range(n_rows):
-        best_of_row(logits + 4 * simd.get_i64(rows + 8 * r) * width, n, k, ids + 4 * r * k, values + 4 * r * k)
+        place = 4 * simd.get_i64(rows + 8 * r) * stride
+        best_of_row(logits + place, maxima + place, n, k, ids + 4 * r * k, values + 4 * r * k)
 
 
 @kernel
@@ -199,21 +227,45 @@ def sum_exponentials(row, n, largest, sums, out):
 
 
 @struct
-class CapLogits(Record):
-    entry: Any = pointer_to(Entry)  # of the matrix that made them; the first field, as of `Multiply`
+class MultiplyLogits(Record):
+    entries: Any = pointer_to(Entry)  # runs of panels of the output matrix, whose logits follow one another
+    n_panels: int  # of all runs
+    width: int  # floats from the beginning of a row to the largest of its blocks
+    cap_logits: int  # address of the kernel; 0: they are not capped
     cap: float
 
 
-@kernel(record=CapLogits)
-def cap_logits(record, state, thread, n_threads):
-    """Logits l → cap * tanh(l / cap)."""
-    entry, cap = record.entry, record.cap
+@kernel(record=MultiplyLogits)
+def cap_logits(record, logits, stride, n_rows, n):
+    """Logits l → cap * tanh(l / cap), n of each row."""
+    cap = record.cap
     top, inverse = simd.splat_f32(np.float32(cap)), simd.splat_f32(np.float32(1 / cap))
-    y, ld, size = entry.y, entry.ldy, entry.n_rows
-    n_runs = (size + _RUN - 1) // _RUN
-    n_items = simd.get_i64(state + N_ROWS) * n_runs
-    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        row, start = y + 4 * (item // n_runs) * ld, item % n_runs * _RUN
-        for i in range(start, min(start + _RUN, size), 16):
-            left = size - i
-            store_part(row + 4 * i, simd.mul(hyperbolic_tangent(simd.mul(load_part(row + 4 * i, left), inverse)), top), left)
+    for r in range(n_rows):
+        for i in range(0, n, _LANES):
+            place = logits + 4 * (r * stride + i)
+            simd.store_f32(place, simd.mul(hyperbolic_tangent(simd.mul(simd.load_f32(place), inverse)), top))
+
+
+@kernel(record=MultiplyLogits)
+def multiply_logits(record, state, thread, n_threads):
+    """Logits = W x (+ bias), capped, in blocks; the largest of each whole block goes to the end of its row."""
+    entries, n_panels, maxima, cap = record.entries, record.n_panels, 4 * record.width, record.cap_logits
+    logits, stride = entries.y + 4 * PANEL_ROWS * entries.first, entries.ldy
+    n = simd.get_i64(state + N_ROWS)
+    if n == 0:
+        return
+    index = start = 0
+    while True:
+        first, end = claim(state, (n_panels + _BLOCK_PANELS - 1) // _BLOCK_PANELS, n_threads)
+        if first == end:
+            return
+        for block in range(first, end):
+            panel, place = _BLOCK_PANELS * block, logits + 4 * BLOCK * block
+            stop = min(panel + _BLOCK_PANELS, n_panels)
+            index, start = multiply_run(entries, index, start, panel, stop, n, state, thread)
+            if cap != 0:
+                invoke(cap, (record, place, stride, n, PANEL_ROWS * (stop - panel)))
+            if stop == panel + _BLOCK_PANELS:
+                for r in range(n):
+                    row = 4 * r * stride
+                    simd.put_f32(logits + row + maxima + 4 * block, largest_of_block(place + row))

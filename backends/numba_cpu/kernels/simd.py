@@ -11,6 +11,7 @@ depend on the host's width or on how LLVM schedules it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -180,8 +181,14 @@ round_f16 = operation("round_f16", f32x16, (f32x16,), lambda b, x: b.fpext(b.fpt
 div = operation("div", f32x16, (f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
 fma = operation("fma", f32x16, (f32x16,) * 3, emit_fma)
 fnma = operation("fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: emit_fma(b, b.fneg(x), y, z))  # z - x*y
-# Of equals, or where one is not a number, the second.
-maximum = operation("maximum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+
+
+def emit_maximum(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Take the larger in each lane; of equals, or where one is not a number, the second."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+maximum = operation("maximum", f32x16, (f32x16,) * 2, emit_maximum)
 minimum = operation("minimum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 absolute = operation("absolute", f32x16, (f32x16,), lambda b, x: call(b, "llvm.fabs.v16f32", F32X16, x))
 round_even = operation("round_even", f32x16, (f32x16,), lambda b, x: call(b, "llvm.rint.v16f32", F32X16, x))
@@ -193,7 +200,7 @@ exp2_of_integer = operation(  # 2**x for integral x in -126..127
 )
 
 
-def _tree(b: ir.IRBuilder, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+def emit_tree(b: ir.IRBuilder, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
     """Reduce 16 lanes by halves: lane i with lane i+8, then i+4, ...; the order never changes."""
     width = 16
     while width > 1:
@@ -205,10 +212,8 @@ def _tree(b: ir.IRBuilder, vector: ir.Value, combine: Callable[[ir.Value, ir.Val
     return b.extract_element(vector, ir.Constant(I32, 0))
 
 
-sum_lanes = operation("sum_lanes", f32, (f32x16,), lambda b, x: _tree(b, x, b.fadd))
-max_lanes = operation(
-    "max_lanes", f32, (f32x16,), lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
-)
+sum_lanes = operation("sum_lanes", f32, (f32x16,), lambda b, x: emit_tree(b, x, b.fadd))
+max_lanes = operation("max_lanes", f32, (f32x16,), lambda b, x: emit_tree(b, x, partial(emit_maximum, b)))
 
 # Integer lanes.
 zero_i32 = operation("zero_i32", i32x16, (), lambda _: ir.Constant(I32X16, None))

@@ -256,33 +256,37 @@ def claim(state, n_panels, n_threads):
     return first, min(end, n_panels)
 
 
+@helper
+def multiply_run(entries, index, start, first, end, n, state, thread):
+    """Compute panels of matrices that follow one another, counted from the first one on.
+
+    Entry `index` begins with panel `start`, not after `first`. Returns the same of the entry that has the last of them.
+    """
+    while True:
+        entry = entries[index]
+        stop = start + entry.n_panels
+        if first < stop:
+            here = entry.first - start
+            multiply_panels(entry, here + first, here + min(end, stop), n, entry.y, entry.ldy, state, thread)
+            first = min(end, stop)
+        if first == end:
+            return index, start
+        index, start = index + 1, stop
+
+
 @struct
 class Multiply(Record):
     entries: int = pointer_to(Entry)
-    n_entries: int
     n_panels: int  # of all entries
-    is_output: bool  # x has only the rows whose logits are wanted
 
 
 @kernel(record=Multiply)
 def multiply(record, state, thread, n_threads):
     """Y = W x (+ bias) for matrices that do not depend on each other."""
-    entries, n_entries, n_panels = record.entries, record.n_entries, record.n_panels
+    entries, n_panels = record.entries, record.n_panels
     n = get_i64(state + N_TOKENS)
-    if record.is_output != 0:
-        n = get_i64(state + N_ROWS)
-    if n == 0:
-        return
     while True:
         first, end = claim(state, n_panels, n_threads)
         if first == end:
             return
-        start = 0
-        for index in range(n_entries):
-            entry = entries[index]
-            stop = start + entry.n_panels
-            if first < stop and end > start:
-                here = entry.first - start
-                y, ldy = entry.y, entry.ldy
-                multiply_panels(entry, here + max(first, start), here + min(end, stop), n, y, ldy, state, thread)
-            start = stop
+        multiply_run(entries, 0, 0, first, end, n, state, thread)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import embed, logits, step
+from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Place, Tape, row_bytes, row_stride
 from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens
+
+_LINE = 16  # floats of a cache line
 
 
 class LookUpEmitter(OperationEmitter[LookUp]):
@@ -60,12 +63,23 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
         tape.add(Work("inputs of layers"), embed.add_inputs, x=x, y=y, to=to, size=size, **factors)
 
 
+def logits_row(n_vocab: int) -> tuple[int, int]:
+    """Floats of a row of logits, in whole panels, and of the row with the largest logit of each block after them."""
+    width = row_stride(n_vocab)
+    return width, width + up(width // logits.BLOCK, _LINE)
+
+
 class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
     """Computes logits; where to is written into the tape before every pass."""
 
     def __init__(self, operation: GiveLogits, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self.kernels = (*[logits.cap_logits] * (operation.softcap is not None), *[step.gather_rows] * (operation.norm is None))
+        self._is_capped = operation.softcap is not None
+        self.kernels = (
+            logits.multiply_logits,
+            *[logits.cap_logits] * self._is_capped,
+            *[step.gather_rows] * (operation.norm is None),
+        )
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {"normed": row_bytes(self.operation.x.width)}
@@ -73,6 +87,14 @@ class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
     def emit(self, tape: Tape) -> None:
         operation, x = self.operation, self.placed.rows(self.operation.x, tape)
         rows = tape.norm_output(operation.norm, x, tape.space.named("normed", x.width))
-        tape.logits = tape.multiply("output", rows, ((operation.linear, 0),), is_output=True)
-        if operation.softcap is not None:
-            tape.add(Work("capping logits"), logits.cap_logits, entry=tape.logits.ctypes.data, cap=operation.softcap)
+        tape.logits = tape.entries(rows, ((operation.linear, 0),), is_output=True)
+        matrix, (width, tape.logits["ldy"]) = tape.weights.matrix(operation.linear), logits_row(operation.linear.n_out)
+        tape.add(
+            Work.of_matrices("output", [matrix], is_output=True),
+            logits.multiply_logits,
+            entries=tape.logits.ctypes.data,
+            n_panels=matrix.n_panels,
+            width=width,
+            cap_logits=address(logits.cap_logits) if self._is_capped else 0,
+            cap=operation.softcap or 0.0,
+        )
