@@ -8,13 +8,17 @@ branches at once::
              b → d e                         │ └ e
              c → a f                         c ─ a        ranks 1 and 1 0
 
-The tree has one shape for all texts: the nodes that are most likely to be right, going by how often successors of each rank
-were. A pass that computes a tree fills the rows of all of its tokens, wrong ones included. The rows are shared by the slots and
-live as long as the engine. It needs no text that repeats itself.
+Next to the successors of the last token stand its *runners-up*, the rest of the row that it was chosen from: a token that the
+target nearly wrote is often the one that it writes next, above all after a token that has no row yet.
 
-Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
+The tree has one shape for all texts: the nodes that are most likely to be right, going by how often successors and runners-up
+of each rank were. A pass that computes a tree fills the rows of all of its tokens, wrong ones included. The rows are shared by
+the slots and live as long as the engine. It needs no text that repeats itself.
+
+Sources: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
 (arXiv 2408.08696), section 3. The differences: rows begin empty, and the tree's nodes are in the order of their chances, so
-that a part of it is the best tree of that size.
+that a part of it is the best tree of that size. Runners-up as the next token are of Liu et al. 2025, "LogitSpec: Accelerating
+Retrieval-based Speculative Decoding via Next Next Token Speculation" (arXiv 2507.01449).
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from augury.types import NO_DRAFT, Draft, Verdict
 
 __all__ = ["Recycle", "RecycleOptions"]
 
-_CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)  # by rank; docs/benchmarks.md has how they were measured
+# By rank; docs/benchmarks.md has how they were measured
+_CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)
+_RUNNER_UP_CHANCES = (0.05, 0.03, 0.025, 0.019, 0.023, 0.02, 0.015)
 
 
 @frozen
@@ -50,7 +56,7 @@ class Recycle(Drafter):
     name = "recycle"
     scope = "process"
     options_class = RecycleOptions
-    evidence_chances = _CHANCES
+    evidence_chances = (*_CHANCES, *_RUNNER_UP_CHANCES)
 
     def __init__(self, options: RecycleOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -59,15 +65,17 @@ class Recycle(Drafter):
         self._table: np.ndarray = session.shared(("recycle", shape), lambda: np.full(shape, -1, np.int32))
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Follow the table from the last token."""
-        successors = {-1: self._table[history[-1]].tolist()}  # of a node of the draft; lists, for NumPy's calls take longer
-        if successors[-1][0] < 0:
-            return NO_DRAFT
+        """Follow the table from the last token and its runners-up."""
+        last, n = int(history[-1]), self.n_top
+        row = self._table[last].tolist()  # lists, for NumPy's calls take longer
+        runners_up = [token for token in self._table[history[-2:][0]].tolist() if token != last][: n - 1]
+        shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, n, has_row=row[0] >= 0)
+        successors = {-1: row + [-1 if token in row else token for token in runners_up]}  # by node of the draft
         tokens: list[int] = []
         parents: list[int] = []
         evidence: list[int] = []
         places = {-1: -1}  # by node of the shape: where it is in the draft, which has those that are known
-        for node, (parent, rank) in enumerate(_tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)):
+        for node, (parent, rank, ground) in enumerate(shape):
             if (at := places.get(parent)) is None:
                 continue
             if at not in successors:
@@ -76,8 +84,8 @@ class Recycle(Drafter):
                 places[node] = len(tokens)
                 tokens.append(token)
                 parents.append(at)
-                evidence.append(min(rank, len(_CHANCES) - 1))
-        return Draft(tokens, parents, evidence=evidence)
+                evidence.append(ground)
+        return Draft(tokens, parents, evidence=evidence) if tokens else NO_DRAFT
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
@@ -88,28 +96,31 @@ class Recycle(Drafter):
 
 
 @cache
-def _tree_shape(n: int, depth: int, n_successors: int) -> list[tuple[int, int]]:
+def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list[tuple[int, int, int]]:
     """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each.
 
+    The last token has one runner-up less than that, and successors only if it `has_row`.
+
     Returns:
-        The parent of each, -1 for the text's last token, and which of that one's successors it is.
+        Of each node its parent, -1 for the last token, which of that one's successors it is, and after these which of its
+        runners-up, and its place in `Recycle.evidence_chances`.
     """
-    found: list[tuple[int, int]] = []
-    open_nodes = [(-_chance(0), 0, -1, 0, 0)]  # chance of the path, order found, parent, rank, depth
-    n_seen = 1
+    grounds = [min(rank, len(_CHANCES) - 1) for rank in range(n_successors)]  # by rank
+    grounds += [len(_CHANCES) + min(rank, len(_RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
+    chances = [Recycle.evidence_chances[ground] for ground in grounds]
+    found: list[tuple[int, int, int]] = []
+    first = [rank for rank in (0, n_successors) if rank < len(chances) and (rank or has_row)]
+    open_nodes = [(-chances[rank], rank, -1, rank, 0) for rank in first]  # chance of the path, order, parent, rank, depth
+    n_seen = len(chances)
     while open_nodes and len(found) < n:
         path, _, parent, rank, level = heappop(open_nodes)
-        found.append((parent, rank))
-        if rank + 1 < n_successors:
-            heappush(open_nodes, (path / _chance(rank) * _chance(rank + 1), n_seen, parent, rank + 1, level))
+        found.append((parent, rank, grounds[rank]))
+        if rank + 1 not in (n_successors, len(chances)):
+            heappush(open_nodes, (path / chances[rank] * chances[rank + 1], n_seen, parent, rank + 1, level))
         if level + 1 < depth:
-            heappush(open_nodes, (path * _chance(0), n_seen + 1, len(found) - 1, 0, level + 1))
+            heappush(open_nodes, (path * chances[0], n_seen + 1, len(found) - 1, 0, level + 1))
         n_seen += 2
     return found
-
-
-def _chance(rank: int) -> float:
-    return _CHANCES[min(rank, len(_CHANCES) - 1)]
 
 
 @hookimpl

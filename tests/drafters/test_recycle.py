@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
-from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions, _tree_shape
+from augury.drafters.recycle import _CHANCES, _RUNNER_UP_CHANCES, Recycle, RecycleOptions, _tree_shape
 from augury.loader import Shared
 from augury.types import Verdict
 
@@ -24,11 +24,11 @@ def told(drafter, after, ids):
     drafter.accept(np.array([after[0], ids[0][0]]), Verdict(0, 0, 1, is_used=False, **best))
 
 
-def paths_of(draft):
-    """The ranks that lead to each node of a draft; siblings come in the order of their ranks."""
+def paths_of(draft, n_successors):
+    """The ranks that lead to each node of a draft, by its grounds, which are other ones for each rank here."""
     paths = []
-    for i, parent in enumerate([] if draft.parents is None else draft.parents.tolist()):
-        rank = int((draft.parents[:i] == parent).sum())
+    for parent, ground in zip(draft.above.tolist(), draft.evidence.tolist() if len(draft) else (), strict=True):
+        rank = ground if ground < len(_CHANCES) else ground - len(_CHANCES) + n_successors
         paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
     return paths
 
@@ -42,24 +42,27 @@ successors = st.lists(st.permutations(range(N_VOCAB)), min_size=1, max_size=6)
     n_max=st.integers(1, 30),
     depth=st.integers(1, 4),
     limit=st.integers(1, 30),
-    last=st.integers(0, N_VOCAB - 1),
+    text=st.tuples(st.integers(0, N_VOCAB - 1), st.integers(0, N_VOCAB - 1)),
 )
-def test_a_draft_is_the_best_tree_of_what_was_learnt_last(rounds, n_successors, n_max, depth, limit, last):
+def test_a_draft_is_the_best_tree_of_what_was_learnt_last(rounds, n_successors, n_max, depth, limit, text):
     (drafter,) = drafters_of(1, n_successors=n_successors, n_max=n_max, depth=depth)
-    naive = NaiveRecycle(n_successors, n_max, depth, _CHANCES)
+    naive = NaiveRecycle(n_successors, n_max, depth, _CHANCES, _RUNNER_UP_CHANCES)
     for after, orders in rounds:
         ids = [order[:n_successors] for order in orders]
         told(drafter, after[: len(ids)], ids)
         naive.learn(after[: len(ids)], ids)
-    draft = drafter.draft(np.array([5, last], np.int32), limit)
-    paths = paths_of(draft)
-    assert (last in naive.successors) == bool(paths)
+    draft = drafter.draft(np.array(text, np.int32), limit)
+    paths = paths_of(draft, n_successors)
+    assert len({*paths}) == len(paths)
     for path, token in zip(paths, draft.tokens.tolist(), strict=True):
-        assert list(naive.tokens(last, path))[-1] == token
+        assert list(naive.tokens(*text, path))[-1] == token
     chances = [naive.chance(path) for path in paths]
     assert chances == sorted(chances, reverse=True)
-    assert [path[-1] for path in paths] == ([] if not paths else draft.evidence.tolist()), "by rank"
-    if len(naive.successors) == N_VOCAB:  # nothing is missing
+    has_row, runners_up = text[1] in naive.successors, naive.runners_up(*text)
+    known = [rank for rank, token in enumerate(runners_up, n_successors) if token is not None]
+    assert has_row <= bool(paths), "the first successor is always the likeliest"
+    assert {path[0] for path in paths} <= {*(range(n_successors) if has_row else ()), *known}
+    if len(naive.successors) == N_VOCAB and len(known) == n_successors - 1:  # nothing is missing
         assert chances == pytest.approx(naive.best(min(n_max, limit)))
 
 
@@ -74,12 +77,25 @@ def test_all_of_a_tree_is_drafted_that_is_known():
     assert not len(drafter.draft(np.array([2], np.int32), 9))
 
 
+def test_runners_up_of_the_last_token_are_drafted_beside_its_successors():
+    (drafter,) = drafters_of(1, n_successors=4, depth=2)
+    told(drafter, [0, 2], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    draft = drafter.draft(np.array([0, 1], np.int32), 20)  # what comes after 1 is not known
+    assert draft.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert draft.above.tolist() == [-1, -1, -1, 0, 0, 0, 0]
+    told(drafter, [1], [[9, 3, 10, 11]])
+    draft = drafter.draft(np.array([0, 1], np.int32), 20)
+    assert draft.tokens[draft.above < 0].tolist() == [9, 3, 2, 10, 11, 4], "3 once"
+    draft = drafter.draft(np.array([0, 3], np.int32), 2)  # a drawn token need not be the best one
+    assert draft.tokens.tolist() == [1, 2]
+
+
 def test_every_option_bounds_the_tree():
-    for options, n in (({"n_successors": 1}, 6), ({"depth": 1}, 8), ({"n_max": 5}, 5), ({}, 80)):
-        (drafter,) = drafters_of(1, **options)
-        for token in range(N_VOCAB):
-            told(drafter, [token], [np.roll(np.arange(N_VOCAB), token)[: drafter.n_top].tolist()])
-        assert len(drafter.draft(np.array([0], np.int32), 10**6)) == n
+    for options, n in (({"n_successors": 1}, 6), ({"depth": 1}, 8 + 7), ({"n_max": 5}, 5), ({}, 80)):
+        (drafter,) = drafters_of(1, 40, **options)
+        for token in range(40):
+            told(drafter, [token], [((8 * token + np.arange(1, 9)) % 40)[: drafter.n_top].tolist()])
+        assert len(drafter.draft(np.array([3, 0], np.int32), 10**6)) == n
 
 
 def test_slots_learn_together_and_rows_that_are_not_finite_teach_nothing():
@@ -99,10 +115,12 @@ def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
 
 @pytest.mark.parametrize(("depth", "n_successors"), [(1, 4), (2, 2), (3, 3), (5, 4)])
 def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
-    naive = NaiveRecycle(n_successors, 99, depth, _CHANCES)
+    naive = NaiveRecycle(n_successors, 99, depth, _CHANCES, _RUNNER_UP_CHANCES)
     for n in (1, 2, 7, 30):
-        shape, paths = _tree_shape(n, depth, n_successors), []
-        for i, (parent, rank) in enumerate(shape):
-            assert -1 <= parent < i
-            paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
-        assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n))
+        for has_row in (True, False):
+            shape, paths = _tree_shape(n, depth, n_successors, has_row=has_row), []
+            for i, (parent, rank, _) in enumerate(shape):
+                assert -1 <= parent < i
+                paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
+            first = range(0 if has_row else n_successors, 2 * n_successors - 1)
+            assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n, first))

@@ -4,7 +4,6 @@ The interval is stated in `OFF`, and faults that are planted leave it.
 """
 
 import re
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +95,7 @@ def play(n_pages=4, plant=lambda planner: None):
 
 
 STEPS = list(zip((0.01, *EDGES), (*EDGES, 1.01), strict=True))
-OFF = 0.08, 0.05  # by table: the share of right tokens may be so far from their mean chance
+OFF = 0.05, 0.05  # by table: the share of right tokens may be so far from their mean chance
 
 
 def off(found):
@@ -119,10 +118,10 @@ def test_of_the_tokens_that_are_given_a_chance_so_many_are_right(seen, step, tab
 
 
 def overconfident(planner):
-    """Every second wrong token is taken to be right."""
+    """Every wrong token is taken to be right."""
     for profile in planner.profiles:
-        see, n = profile.chances.see, count()
-        profile.chances.see = lambda ground, *, is_right, see=see, n=n: see(ground, is_right=is_right or next(n) % 2 == 0)
+        see = profile.chances.see
+        profile.chances.see = lambda ground, *, is_right, see=see: see(ground, is_right=True)
         profile.chances.child = lambda chances=profile.chances: chances
 
 
