@@ -17,7 +17,7 @@ from augury.engine.context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend
+from augury.loader import Loader, make_backend, plan_of
 from augury.types import Draft, ModelOptions
 
 REGISTRY = Registry.discover()
@@ -27,11 +27,15 @@ N_CTX, N_VOCAB = 256, 128  # of targets with layers of their own
 
 
 class Rig:
-    """The drafters of two slots, and a target's features of a text, or of its first `n` tokens."""
+    """The drafters of two slots, and a target's features of a text, or of its first `n` tokens.
 
-    def __init__(self, name, backend="numba-cpu", model=None, loaded=OPTIONS, n=None, **options):
-        self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
+    `target` is the target's backend, if it is another one.
+    """
+
+    def __init__(self, name, backend="numba-cpu", model=None, loaded=OPTIONS, n=None, target=None, **options):
+        self.loader = Loader(REGISTRY, make_backend(REGISTRY, target or backend), Progress())
         context = self.loader.load(tiny_model(target_of(name)), loaded, purpose="target")
+        options |= {} if target is None else {"backend": backend}
         options = LoadOptions(model=str(model or draft_file(name)), **options)
         file = ModelFile.open(options.model)
         (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(file))
@@ -70,14 +74,21 @@ class Rig:
 
 
 class Told:
-    """A target whose slots are told of texts, and the runner that is told with them."""
+    """A target whose slots are told of texts, and the runner that is told with them.
 
-    def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32"):
+    A backend `target` computes hidden states in the place of `backend`, if layers for further tokens keep all that they read.
+    """
+
+    def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32", target=None):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
         path = draft_file(name)
         self.loader._files[str(path)] = nextn_file(name) if change is None else change(nextn_file(name))
         options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
         self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
+        if target is not None and self.context.info.nextn_keeps:
+            file, of_nextn = self.loader.open(path), self.context.model.forward
+            of_hidden = make_backend(REGISTRY, target).load(file, plan_of(file, REGISTRY), options, Progress()).forward
+            self.context.model.forward = lambda batch: (of_hidden if batch.hidden is None else of_nextn)(batch)
         self.target = EngineTarget(self.context)
         self.runner = NextnRunner(self.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
         self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
@@ -126,22 +137,23 @@ class Told:
                 self.tell(text[last : last + 1], [*text[last + 1 : last + 1 + n], *wrong[last + 1 + n : last + 1 + run.k]], n)
 
 
-def rounds(name, backend, wanted=slice(None)):
+def rounds(name, backend, wanted=slice(None), target=None):
     """What each wanted round of an oracle's last run drafts with caches of halves, what is right, and the error of logits.
 
     What llama.cpp drafted is right, whose caches were of floats, or what the reference drafts with caches of halves: these
     decide where two tokens are nearly as good. The logits are those of the last token, by layers that predict further tokens.
+    The target is on a backend `target`, if that is given.
     """
     run = runs(name)[-1]
     logits = None if run.logits is None else run.logits[wanted]
     run = attrs.evolve(run, last=run.last[wanted], drafts=run.drafts[wanted], logits=logits)
     if name not in NEXTN:
         fed = run.last[-1]
-        drafted = Rig(name, backend, loaded=HALVES, n=fed).replayed(run)
+        drafted = Rig(name, backend, loaded=HALVES, n=fed, target=target).replayed(run)
         for i, (found, of_floats) in enumerate(zip(drafted, run.drafts.tolist(), strict=True)):
             of_halves = Rig(name, "reference", loaded=HALVES, n=fed).replayed(run) if found != of_floats else ()
             yield found, next(itertools.islice(of_halves, i, None), of_floats), 0.0
         return
-    told = Told(name, backend, cache_type="f16").replayed(run)
+    told = Told(name, backend, cache_type="f16", target=target).replayed(run)
     for (found, logits), right, right_logits in zip(told, run.drafts.tolist(), run.logits, strict=True):
         yield found, right, nmse(logits, right_logits)
