@@ -70,6 +70,7 @@ KINDS = (  # with, between them, blocks of every kind
     "qwen4exp-moe",
 )
 N_PLACED = 200  # by each number of layers on a GPU
+N_RECORDED = 100  # graphs
 PRODUCT = (260, 2048)  # rows and columns of a matrix
 N_VOCAB = 151_936
 LATENTS = (128, 512, 64, 2000)  # heads, what is kept of a position, what of that is turned, and the position
@@ -405,13 +406,13 @@ def recordings():
     file, batch = random_model(TINY, Q4_K_M), Batch.chain([1, 2, 3])
     model = load(file, n_ctx=256)
     right = model.forward(batch).rows().copy()
-    for i in range(100):
+    for i in range(N_RECORDED):
         model._programs.clear()
         if i % 10 == 0:
             gc.collect()
         assert np.array_equal(model.forward(batch).rows(), right)
     model.close()
-    return {"recordings": 100}
+    return {"recordings": N_RECORDED}
 
 
 def every_kind_of_block():

@@ -30,7 +30,7 @@ ON_CPU = {  # computed by numba-cpu, since results are to be right
 }
 IDLE = {  # on a GPU that launches no kernel, so that all is 0
     "invariance": {"TINY": LEAST, "TINY_MIXTURE": LEAST_MIXTURE},
-    "recordings": {"TINY": LEAST},
+    "recordings": {"TINY": LEAST, "N_RECORDED": 12},
     "placement": {"TINY": LEAST, "N_PLACED": 8},
     "chains": {"TINY": LEAST, "SMALL": LARGER, "N_CHAINED": 8},
     "overlap": {"TINY": LEAST, "SMALL": LARGER, "N_OVERLAPPED": 8},
