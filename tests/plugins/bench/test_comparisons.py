@@ -82,7 +82,7 @@ def test_without_pytest_benchmark_it_says_how_to_get_it(compared):
     assert "need pytest-benchmark; install augury with it" in out
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
