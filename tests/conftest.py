@@ -142,7 +142,11 @@ def is_named(item, config):
 
 
 def is_property(item):
-    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    """Whether a test tries more examples with `--rest`, because it has no number of its own."""
+    test = getattr(item, "obj", None)
+    if not getattr(test, "is_hypothesis_test", False):
+        return False
+    return test._hypothesis_internal_use_settings.max_examples == settings().max_examples
 
 
 def sample(matrix, n):
