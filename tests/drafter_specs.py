@@ -1,5 +1,7 @@
 """How drafters are made to draft on the tiny models, where their options were chosen for real ones."""
 
+import itertools
+
 from oracles.drafts import HEADS, copying_head
 from oracles.models import tiny_model
 
@@ -8,6 +10,12 @@ def head_specs(target):
     """Drafters with a head of a target, by their names; none where its hidden states are not told."""
     heads = {kind: copying_head(target, kind) for kind in HEADS}
     return {kind: f"{kind}:model={head}" for kind, head in heads.items() if head is not None}
+
+
+def any_two(*values):
+    """Half of all combinations of values, among which there are any two values."""
+    numbered = itertools.product(*map(enumerate, values))
+    return [tuple(value for _, value in each) for each in numbered if sum(i for i, _ in each) % 2 == 0]
 
 
 WAYS = {  # of choosing tokens

@@ -56,11 +56,12 @@ LEFT_OUT = {  # who never drafts has nothing that could be rejected
     *itertools.product(CERTAIN, [check for check in REJECTION_CHECKS if "distribution" in check.name]),
 }
 CASES = [case for case in itertools.product(NAMES, DRAFTER_CHECKS) if case not in LEFT_OUT]
-PAIRS = list(
-    itertools.combinations([name for name in sorted(REGISTRY.drafters) if name not in (*NEVER_DRAFT, "toy-period")], 2)
-)
-# each pair on two backends: a chain is the engine's, and on each backend every drafter is in several of them
-CHAINS = [(i, pair, BACKENDS[j % len(BACKENDS)]) for i, pair in enumerate(PAIRS) for j in (i, i + 2)]
+DRAFTING = [name for name in sorted(REGISTRY.drafters) if name not in (*NEVER_DRAFT, "toy-period")]
+# each pair on one backend: a chain is the engine's, and on each backend every drafter is in several of them
+CHAINS = [
+    (i, pair, BACKENDS[sum(map(DRAFTING.index, pair)) % len(BACKENDS)])
+    for i, pair in enumerate(itertools.combinations(DRAFTING, 2))
+]
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two
 from more_toys import ToyConstraint, ToyOptions, registry_with_toys
 from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
@@ -91,9 +91,9 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("is_fixed", [True, False])
-@pytest.mark.parametrize("drafter", ["forced", "draft-model", "suffix", *HEADS])
+@pytest.mark.parametrize(
+    ("drafter", "is_fixed", "way"), any_two(["forced", "draft-model", "suffix", *HEADS], [True, False], WAYS)
+)
 def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, is_fixed, way):
     how = {"spec_verify": "rejection", "spec_fixed": is_fixed, "slots": 2, "threads": 1}
     results = answers(way, spec_type=SPECS.get(drafter, drafter), **how)
