@@ -8,37 +8,40 @@ from typing import Any
 
 import numpy as np
 
+from augury import lowering as op
 from augury.backends.numba_cpu.cache import Cache
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations import OPERATIONS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
 from augury.backends.numba_cpu.state import State
 from augury.backends.numba_cpu.tape import Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block
 from augury.errors import UnsupportedError
-from augury.lowering import AddWeighed, BeginStreams, LookUp, Multiply, Normalize, Operation, ReadHidden, ReadInput, Value
 from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
 from augury.types import ModelOptions
 
 
-class BlockEmitter:
-    """Writes the records of a block's operations, in their order. Before, it tells their needs, which takes no memory.
+class BlockEmitter(op.BlockEmitter):
+    """Writes the records of a block's operations. Before, it tells their needs, which takes no memory."""
 
-    Attributes:
-        caches: The block's caches of positions.
-        states: Its states of sequences.
-    """
+    caches: list[Cache]
+    states: list[State]
+    _early: list[OperationEmitter[Any]]
+    _emitters: list[OperationEmitter[Any]]
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
         self._name, self._draft_max = type(block).__name__, options.draft_max
         self._build = build = block.lowered(n_embd)
         self.caches = [Cache(*cached, options) for cached in block.cached()]
         self.states = [State(state, options) for state in block.states()]
-        self._scope, kept = Scope(options, self.caches, sources), (build.x, build.before)
+        self._scope, kept = op.Scope(options, self.caches, sources), (build.x, build.before)
+        for each in build.operations:
+            if isinstance(each, op.Attend) and each.values is not None:
+                self._scope.cache(each.keys, each.source).is_of_keys = True
         operations = with_copies(build.operations, kept)
         for rewrite in (with_activated_products, with_sums):
             operations = list(rewrite(operations))
@@ -70,11 +73,8 @@ class BlockEmitter:
         return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels]
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
-        needed = dict(self._layout.buffers)
-        for emitter in self._emitters:
-            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in emitter.buffers(n_threads).items()}
-        return needed
+        """Bytes of its work space, by name. Blocks share memory of one name; the op.largest counts."""
+        return op.largest(self._layout.buffers, *(emitter.buffers(n_threads) for emitter in self._emitters))
 
     def scratch_bytes(self) -> int:
         """Bytes that each thread needs for itself while it runs a kernel of the block."""
@@ -91,13 +91,7 @@ class BlockEmitter:
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
 
-    def begin(self, tape: Tape) -> None:
-        """Write the records of its values of x as it is before its layer."""
-        for emitter in self._early:
-            emitter.emit(tape)
-
     def emit(self, tape: Tape) -> None:
-        """Write its records. May be called for any number of tapes."""
         self._emit(tape, self._emitters)
 
     def emit_kept(self, tape: Tape) -> None:
@@ -108,7 +102,7 @@ class BlockEmitter:
         tape.kept[self._build.x] = tape.seen
         if (embedded := tape.space.embedded) is not None:
             tape.kept[self._build.embedded] = embedded
-        written, read = set[Value](), set[Value]()  # since the last barrier, by records that have none
+        written, read = set[op.Value](), set[op.Value]()  # since the last barrier, by records that have none
         for emitter, following in zip(emitters, [*emitters[1:], None], strict=False):
             emitter.emit(tape)
             if emitter.needs_no_barrier:
@@ -121,22 +115,17 @@ class BlockEmitter:
                 tape.waits = True
                 written, read = set(), set()
 
-    def emit_states(self, tape: Tape) -> None:
-        """Write only the records that bring states up to date, for a pass over no tokens."""
-        for emitter in self._emitters:
-            emitter.emit_states(tape)
-
-    def _emitters_of(self, operations: Sequence[Operation], kept: Container[Value]) -> Iterator[OperationEmitter[Any]]:
+    def _emitters_of(self, operations: Sequence[op.Operation], kept: Container[op.Value]) -> Iterator[OperationEmitter[Any]]:
         for operation, following in zip(operations, [*operations[1:], None], strict=False):
-            if isinstance(operation, Normalize) and operation.x in kept:
+            if isinstance(operation, op.Normalize) and operation.x in kept:
                 # the product is written where the rest is read
-                waits = isinstance(following, Multiply) and not self._layout.added.isdisjoint(following.out)
+                waits = isinstance(following, op.Multiply) and not self._layout.added.isdisjoint(following.out)
                 yield ResidualNormEmitter(operation, self._scope, waits=waits)
-            elif isinstance(operation, ReadInput | ReadHidden):
+            elif isinstance(operation, op.ReadInput | op.ReadHidden):
                 continue  # its rows lie where the embedding left them, or where the pass begins with them
-            elif isinstance(operation, BeginStreams) and not self._layout.begun.isdisjoint(operation.y):
+            elif isinstance(operation, op.BeginStreams) and not self._layout.begun.isdisjoint(operation.y):
                 continue  # x lies there
-            elif not isinstance(operation, LookUp) and not self._layout.begun.isdisjoint(operation.made):
+            elif not isinstance(operation, op.LookUp) and not self._layout.begun.isdisjoint(operation.made):
                 yield InPlaceEmitter(operation, self._scope)
             elif type(operation) in OPERATIONS:
                 yield OPERATIONS[type(operation)](operation, self._scope)
@@ -150,17 +139,17 @@ class BlockEmitter:
                 )
 
 
-def _conflicts(emitter: OperationEmitter[Any], written: set[Value], read: set[Value]) -> bool:
+def _conflicts(emitter: OperationEmitter[Any], written: set[op.Value], read: set[op.Value]) -> bool:
     """Whether an operation reads values that others write, or writes values that others read or write."""
     reads = {value.root for value in emitter.operation.read}
     writes = {value.root for value in emitter.written}
     return not (reads.isdisjoint(written) and writes.isdisjoint(written) and writes.isdisjoint(read))
 
 
-class ResidualNormEmitter(OperationEmitter[Normalize]):
+class ResidualNormEmitter(OperationEmitter[op.Normalize]):
     """Norms the residual stream, once pending rows are added to it."""
 
-    def __init__(self, operation: Normalize, scope: Scope, *, waits: bool) -> None:
+    def __init__(self, operation: op.Normalize, scope: op.Scope, *, waits: bool) -> None:
         super().__init__(operation, scope)
         self._waits = waits
 
@@ -168,13 +157,13 @@ class ResidualNormEmitter(OperationEmitter[Normalize]):
         tape.kept[self.operation.out] = tape.norm(self.operation.norm, waits=self._waits)
 
 
-class InPlaceEmitter(OperationEmitter[Normalize | AddWeighed]):
+class InPlaceEmitter(OperationEmitter[op.Normalize | op.AddWeighed]):
     """Changes x where it lies, as it begins; see `Layout.begun`."""
 
     kernels = (step.add_rows,)
 
     def emit(self, tape: Tape) -> None:
-        if isinstance(self.operation, Normalize):
+        if isinstance(self.operation, op.Normalize):
             tape.norm_x(self.operation.norm)
         else:
             tape.add_to_x(self.placed.rows(self.operation.other, tape))

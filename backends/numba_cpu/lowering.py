@@ -6,15 +6,13 @@ longer passes, where the threads divide that work, too (see `kernels/step.py`). 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import evolve
 
-from augury.backends.numba_cpu import kernel_pass, tape
+from augury.backends.numba_cpu import passes, tape
 from augury.backends.numba_cpu.block import BlockEmitter
-from augury.backends.numba_cpu.cache import Cache, to_move
+from augury.backends.numba_cpu.cache import to_move
 from augury.backends.numba_cpu.kernels import team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, up
@@ -23,50 +21,27 @@ from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
 from augury.backends.numba_cpu.weights import Weights
-from augury.blocks import Block, Layer, ModelPlan, Output
-from augury.types import ModelOptions, StateSpec
+from augury.blocks import Layer, ModelPlan
+from augury.lowering import Ends, PlanEmitters, largest
+from augury.types import ModelOptions
 
 
-class Lowering:
+class Lowering(PlanEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its tapes, once it has memory.
 
     Attributes:
-        plan: The plan.
-        options: How it is loaded.
-        state_spec: The sizes of its slots.
         scratch_bytes: Scratch memory that a thread needs, in whole cache lines.
         logits_row: See `operations.ends.logits_row`.
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
-        self.plan = plan = plan.for_context(options.n_ctx)
-        self.options = options
-        self._sources: list[Sequence[Cache]] = []  # the caches of mixers, layer by layer
-        self._embedding, self._output = (self._emitter(each) for each in (plan.embedding, plan.output))
-        self._layers: list[list[BlockEmitter]] = []
-        for layer in plan.layers:
-            self._layers.append([self._emitter(each) for each in layer.blocks])
-            self._sources.append(next((emitter.caches for emitter in self._layers[-1] if emitter.caches), ()))
-        self._blocks = [*(emitter for layer in self._layers for emitter in layer), self._embedding, self._output]
-        self._moving = [cache for emitter in self._blocks for cache in emitter.caches]  # with accepted tokens
-        self._nextn = [[*map(self._emitter, (each.embedding, each.input, each.output))] for each in plan.nextn]
-        self._injections = [self._emitter(each) for each in plan.injections]
-        self._blocks += self._injections
-        self._layers += [[self._emitter(each) for each in layer.blocks] for layer in plan.every_layer[len(plan.layers) :]]
-        for ends, (first, end) in zip(self._nextn, plan.nextn_layers, strict=True):
-            self._blocks += [*ends, *(emitter for layer in self._layers[first:end] for emitter in layer)]
-        n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
-        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
-        if n_bytes_per_sequence := sum(state.n_bytes for block in self._blocks for state in block.states):
-            self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
-        self._streams = Streams(plan)
+        super().__init__(plan, options, BlockEmitter)
+        self._streams = Streams(self.plan)
         needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
         self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
-        self.logits_row = logits_row(0 if plan.output.weight is None else plan.output.weight.n_out)
+        output = self.plan.output.weight
+        self.logits_row = logits_row(0 if output is None else output.n_out)
         self._programs: dict[tuple[Any, ...], Program] = {}
-
-    def _emitter(self, block: Block) -> BlockEmitter:
-        return BlockEmitter(block, self.options, self.plan.n_seen(block), self._sources)
 
     @property
     def state_bytes(self) -> int:
@@ -79,8 +54,9 @@ class Lowering:
         """The kernels of passes, beside those of the weights; first the ones that take longest to compile."""
         found = [kernel for block in self._blocks for kernel in block.kernels()]
         found += [kernel for emitter in self._streams.emitters for kernel in emitter.kernels]
-        found += [cache.move for cache in self._moving] if self.options.draft_max else []  # once a branch is accepted
-        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
+        moving = self._moving if self.options.draft_max else []
+        found += [cache.move for block in moving for cache in block.caches]  # once a branch is accepted
+        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *passes.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate work space and the slots' memory."""
@@ -88,12 +64,11 @@ class Lowering:
         if self.plan.nextn:
             needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
         of_blocks = [block.buffers(n_threads) for block in self._blocks]
-        for each in (*of_blocks, *(emitter.buffers() for emitter in self._streams.emitters)):
-            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in each.items()}
+        needed = largest(needed, *of_blocks, *(emitter.buffers() for emitter in self._streams.emitters))
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
         for block in self._blocks:
             block.place(weights, buffers, arena)
-        self._to_move = to_move(self._moving)
+        self._to_move = to_move(cache for block in self._moving for cache in block.caches)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Workspace(n_embd, buffers, arena, n) for n in (n_threads, 0)]
         widths = {each.embedding.n_embd for each in self.plan.nextn} - {n_embd}
@@ -120,9 +95,7 @@ class Lowering:
         """
         space, layers = self._spaces[n > tape.PRIVATE_TOKENS], layers or (0, len(self.plan.layers))
         key = (space.is_private, layers, features, takes_hidden, is_read)
-        if key not in self._programs and layers[1] > len(self.plan.layers):
-            self._programs[key] = self._nextn_program(layers, features, is_read=is_read)
-        elif key not in self._programs:
+        if key not in self._programs:
             self._programs[key] = self._program(space, layers, features, takes_hidden=takes_hidden, is_read=is_read)
         return self._programs[key]
 
@@ -149,13 +122,20 @@ class Lowering:
     def _program(
         self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_read: bool
     ) -> Program:
-        writing = Tape(self._weights, self._buffers, space, self._arena)
-        embedded = space.embedded
-        if not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
-            self._embedding.emit(writing)
+        ends = self._ends_of(layers)
+        if (begin := ends.input) is not None:  # its passes have one tape for any number of tokens
+            space = self._wide[ends.n_embd]
+        writing, embedded = Tape(self._weights, self._buffers, space, self._arena), space.embedded
+        if begin is not None or not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
+            ends.embedding.emit(writing)
         if embedded is not None:
             writing.copy(space.x, embedded)
-        self._streams.begin(writing, takes_hidden=takes_hidden)
+        if begin is not None:
+            writing.take_hidden(Rows(self._buffers[HIDDEN], 0, ends.n_hidden))
+            self._streams.place(writing)
+            begin.emit(writing)
+        else:
+            self._streams.begin(writing, takes_hidden=takes_hidden)
         if "embedding" in features:
             writing.give_features("embedding", self._streams.all(writing))
         if takes_hidden and self._injections:
@@ -164,27 +144,9 @@ class Lowering:
                 self._streams.read(writing, None)
                 emitter.emit(writing)
         for i in range(*layers):
-            self._emit_layer(writing, i, self.plan.layers[i], features, is_read=is_read or i < layers[1] - 1)
+            self._emit_layer(writing, i, self.plan.every_layer[i], features, is_read=is_read or i < layers[1] - 1)
         if is_read:
-            self._emit_output(writing, self.plan.output, self._output, features)
-        return writing.program()
-
-    def _nextn_program(self, layers: tuple[int, int], features: tuple[str, ...], *, is_read: bool) -> Program:
-        """The tape of a layer that predicts further tokens, or of an assistant, for passes of any number of tokens."""
-        number = self.plan.nextn_layers.index(layers)
-        nextn, (embedding, begin, output) = self.plan.nextn[number], self._nextn[number]
-        space = self._wide[nextn.embedding.n_embd]
-        writing = Tape(self._weights, self._buffers, space, self._arena)
-        embedding.emit(writing)
-        if space.embedded is not None:
-            writing.copy(space.x, space.embedded)
-        writing.take_hidden(Rows(self._buffers[HIDDEN], 0, nextn.input.n_hidden))
-        self._streams.place(writing)
-        begin.emit(writing)
-        for i, layer in enumerate(nextn.layers, layers[0]):
-            self._emit_layer(writing, i, layer, features, is_read=is_read or i < layers[1] - 1)
-        if is_read:
-            self._emit_output(writing, nextn.output, output, features)
+            self._emit_output(writing, ends, features)
         return writing.program()
 
     def _emit_layer(self, writing: Tape, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool) -> None:
@@ -199,12 +161,12 @@ class Lowering:
         if f"layer.{i}" in features:
             writing.give_features(f"layer.{i}", self._streams.all(writing))
 
-    def _emit_output(self, writing: Tape, output: Output, emitter: BlockEmitter, features: tuple[str, ...]) -> None:
+    def _emit_output(self, writing: Tape, ends: Ends[BlockEmitter], features: tuple[str, ...]) -> None:
         """Write the records of an output."""
-        self._streams.read(writing, output.connection)
+        self._streams.read(writing, ends.block.connection)
         if "output" in features:
-            writing.give_output(output)
-        emitter.emit(writing)
+            writing.give_output(ends.block)
+        ends.output.emit(writing)
         writing.norm_x(None)  # adds the rest, if there is no output
 
     def _emit_blocks(self, writing: Tape, i: int, layer: Layer, *, is_read: bool) -> None:

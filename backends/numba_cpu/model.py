@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from augury.backends.numba_cpu import profile
-from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
@@ -16,7 +15,7 @@ from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
-from augury.backends.numba_cpu.passes import passes, runs_of
+from augury.backends.numba_cpu.passes import KernelPass, passes, runs_of
 from augury.backends.numba_cpu.sequences import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team

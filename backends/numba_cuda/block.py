@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
+from attrs import frozen
+
+from augury import lowering as op
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
-from augury.backends.numba_cuda.first_products import FirstProducts
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import OPERATIONS
-from augury.backends.numba_cuda.operations.emitter import Scope
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
+from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.state import State
 from augury.backends.numba_cuda.tape import Tape
-from augury.blocks import Block
+from augury.blocks import Block, Linear
 from augury.errors import UnsupportedError
-from augury.lowering import Normalize
 from augury.lowering.rewrites import check_norms, n_early
 from augury.types import ModelOptions
 
 
-class BlockEmitter:
-    """Writes the launches of a block's operations, in their order.
+@frozen(eq=False)
+class FirstProducts:
+    """Products that a mixer begins with: by themselves, or in one launch for mixers side by side that see the same rows.
+
+    Matrices come with their columns; a row has `width` values, in a buffer of a name. The key finds them in `Tape.made` if
+    they lie elsewhere.
+    """
+
+    key: Hashable
+    name: str
+    products: Sequence[tuple[Linear, int]]
+    width: int
+
+
+class BlockEmitter(op.BlockEmitter):
+    """Writes the launches of a block's operations.
 
     Attributes:
-        caches: The memory of positions, in the order of `Block.cached`.
         norms: The norms of x that it begins with, if they may be made before it begins, with those of blocks beside it.
     """
+
+    caches: list[Cache]
+    states: list[State]
+    _early: list[OperationEmitter[Any]]
+    _emitters: list[OperationEmitter[Any]]
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
         build = block.lowered(n_embd)
@@ -45,12 +69,12 @@ class BlockEmitter:
                 "backend reference"
             )
         self._layout = Layout(operations, streams, n_first)
-        scope = Scope(self._layout, options, self.caches, sources)
+        scope = Scope(options, self.caches, sources, self._layout)
         emitters = [emitter(each, scope) for each, emitter in zip(operations, found, strict=True)]
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
         keepers = sorted((each for each in emitters if each.place is not None), key=lambda each: each.place or 0)
-        self._states = [each.state for each in keepers]
-        self.norms = [each.norm for each in operations if isinstance(each, Normalize) and each.x is build.x]
+        self.states = [each.state for each in keepers]
+        self.norms = [each.norm for each in operations if isinstance(each, op.Normalize) and each.x is build.x]
         recurrence = None
         for emitter in emitters:
             if isinstance(emitter, RecurEmitter):
@@ -60,7 +84,7 @@ class BlockEmitter:
 
     @property
     def first_products(self) -> FirstProducts | None:
-        """The products of norm(x) that it begins with, if it lets others share their launch; see `first_products.py`."""
+        """The products of norm(x) that it begins with, if it lets others share their launch; see `FirstProducts`."""
         if (found := self._layout.first_products()) is None:
             return None
         multiply, name = found
@@ -68,46 +92,35 @@ class BlockEmitter:
 
     def buffers(self) -> Mapping[str, int]:
         """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
-        needed = dict(self._layout.buffers)
-        for emitter in (*self._early, *self._emitters):
-            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in emitter.buffers().items()}
-        return needed
+        return op.largest(self._layout.buffers, *(emitter.buffers() for emitter in (*self._early, *self._emitters)))
 
     def place(self, device: Device) -> None:
         """Allocate its state from pass to pass."""
         for cache in self.caches:
             cache.place(device)
-        for state in self._states:
+        for state in self.states:
             state.place(device)
-
-    def begin(self, tape: Tape) -> None:
-        """Write the steps that come before all of its layer's."""
-        for emitter in self._early:
-            emitter.emit(tape)
-
-    def emit(self, tape: Tape) -> None:
-        """Write its steps. May be called for any number of tapes."""
-        for emitter in self._emitters:
-            emitter.emit(tape)
-
-    def emit_states(self, tape: Tape) -> None:
-        """Write only the steps that bring states of sequences up to date, for a pass over no tokens."""
-        for emitter in self._emitters:
-            emitter.emit_states(tape)
-
-    def bytes_per_position(self) -> int:
-        """Bytes of one position of one slot."""
-        return sum(cache.bytes_per_position() for cache in self.caches)
-
-    def bytes_per_sequence(self) -> int:
-        """Bytes of a slot, however many positions it has."""
-        return sum(state.n_bytes for state in self._states)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """The memory of a slot's first n positions, and of its states."""
         parts = [part for cache in self.caches for part in cache.slot_memory(slot, n)]
-        return [*parts, *(state.slot_memory(slot) for state in self._states)]
+        return [*parts, *(state.slot_memory(slot) for state in self.states)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy its cells: n moves (n, 3) of slot, from, to."""
         return [launch for cache in self.caches for launch in cache.moving(moves, n)]
+
+
+def columns_of(blocks: Sequence[FirstProducts]) -> list[int]:
+    """Where in one row the products of several blocks begin, each in whole tiles of matrices, and where they end."""
+    return list(accumulate((-(-each.width // TILE_ROWS) * TILE_ROWS for each in blocks), initial=0))
+
+
+def multiply_first(tape: Tape, x: Operand, blocks: Sequence[FirstProducts]) -> None:
+    """Write the first products of several blocks, all in one row, until `Tape.go_on`."""
+    columns = columns_of(blocks)
+    rows, found = Rows(tape.buffers["first products"], columns[-1]), []
+    for each, first in zip(blocks, columns, strict=False):
+        tape.made[each.key] = Rows(rows.at.at(4 * first), rows.width)
+        found += [(linear, first + column) for linear, column in each.products]
+    tape.multiply(x, found, rows)

@@ -40,8 +40,9 @@ class Cache:
         self._n_halves = halves_of(self.kept_as, dim)
         self._planes: list[tuple[Pointer, int]] = []
 
+    @property
     def bytes_per_position(self) -> int:
-        """The bytes of one position of one slot."""
+        """Bytes of one position of one slot."""
         return 2 * self.n_heads * sum(self._n_halves)
 
     def place(self, device: Device) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
-from augury.backends.numba_cuda.block import BlockEmitter
+from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
-from augury.backends.numba_cuda.first_products import FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
@@ -21,8 +20,9 @@ from augury.backends.numba_cuda.rows import Rows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.batch import check_vocabulary
-from augury.blocks import Block, Linear, ModelPlan, Norm, Output
-from augury.types import ModelOptions, StateSpec
+from augury.blocks import Linear, ModelPlan, Norm, Output
+from augury.lowering import Ends, PlanEmitters, largest
+from augury.types import ModelOptions
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 
@@ -41,28 +41,15 @@ class Parts:
     is_narrow: bool = False  # see `Lowering.narrowed`
 
 
-@frozen(eq=False)
-class _Ends:
-    """The steps before and after the layers of a pass; a layer that predicts further tokens also begins with an `input`."""
-
-    block: Output
-    n_embd: int  # values of x
-    embedding: BlockEmitter
-    output: BlockEmitter
-    input: BlockEmitter | None = None
-
-
 def size_of(n_tokens: int, last_position: int) -> Size:
     """The smallest size of programs that a pass fits."""
     return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1))
 
 
-class Lowering:
+class Lowering(PlanEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its programs, once it has a place on a device.
 
     Attributes:
-        plan: The plan.
-        state_spec: The sizes of its slots.
         buffers: Memory by name, once it has a place.
         inputs: Where a pass's inputs are copied to.
         hidden: Where the hidden states are that it is given.
@@ -70,33 +57,10 @@ class Lowering:
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
-        self.options = options
-        self.plan = plan = plan.for_context(options.n_ctx)
-        self.chooses = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab
-        self._streams, n_layers = Streams(plan), len(plan.layers)
-        self._layers: list[list[BlockEmitter]] = []
-        for layer in plan.every_layer:
-            self._layers.append([self._emitter(block) for block in layer.blocks])
-        self._moving = [emitter for emitters in self._layers[:n_layers] for emitter in emitters]  # with accepted tokens
-        self._ends = _Ends(plan.output, plan.embedding.n_embd, *map(self._emitter, (plan.embedding, plan.output)))
-        self._nextn = {
-            layers: _Ends(each.output, each.embedding.n_embd, *map(self._emitter, (each.embedding, each.output, each.input)))
-            for layers, each in zip(plan.nextn_layers, plan.nextn, strict=True)
-        }
-        self._injections = [self._emitter(each) for each in plan.injections]
-        self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
-        for ends in (self._ends, *self._nextn.values()):
-            self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
+        super().__init__(plan, options, BlockEmitter)
+        self.chooses, self._streams = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab, Streams(self.plan)
         self._narrow: dict[Linear, NarrowOutput] = {}
         self._narrowed: dict[Linear, tuple[np.ndarray, NarrowOutput | None]] = {}  # the last vocabulary of each output
-        n_bytes = sum(emitter.bytes_per_position() for emitter in self._blocks)
-        of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._blocks)
-        draft_max = options.draft_max if of_sequence else None
-        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
-
-    def _emitter(self, block: Block) -> BlockEmitter:
-        sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
-        return BlockEmitter(block, self.options, self.plan.n_seen(block), sources)
 
     def _every_part(self) -> Iterator[Parts]:
         """Passes that make use of all weights."""
@@ -120,7 +84,7 @@ class Lowering:
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
-            needed[HIDDEN] = 4 * MAX_TOKENS * max([self.plan.n_hidden, *(each.input.n_hidden for each in self.plan.nextn)])
+            needed[HIDDEN] = 4 * MAX_TOKENS * max(ends.n_hidden for ends in (self._ends, *self._nextn.values()))
         needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS} | SPLIT_BUFFERS
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
@@ -128,8 +92,7 @@ class Lowering:
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         needed |= self._streams.buffers()
-        for each in (emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)):
-            needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in each.items()}
+        needed = largest(needed, *(emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
         self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
         self.hidden = self.buffers.get(HIDDEN, self._passed_on)
@@ -162,7 +125,7 @@ class Lowering:
         Raises:
             OptionError: The model cannot have such a vocabulary.
         """
-        output = (self._nextn.get(layers, self._ends) if layers is not None else self._ends).block
+        output = self._ends_of(layers).block
         linear = output.weight
         if type(output) is not Output or linear is None:
             return None
@@ -190,7 +153,7 @@ class Lowering:
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """The work of such a program."""
-        ends = self._nextn.get(parts.layers, self._ends)
+        ends = self._ends_of(parts.layers)
         tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
         tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
         self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
@@ -208,7 +171,7 @@ class Lowering:
             self._emit_output(tape, ends, parts)
         return tape
 
-    def _emit_output(self, tape: Tape, ends: _Ends, parts: Parts) -> None:
+    def _emit_output(self, tape: Tape, ends: Ends[BlockEmitter], parts: Parts) -> None:
         """Write the steps of an output, and the feature that it reads."""
         self._streams.read(tape, ends.block.connection)
         if "output" in parts.features:
@@ -255,7 +218,7 @@ class Lowering:
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
-    def _emit_embedding(self, tape: Tape, ends: _Ends, *, takes_hidden: bool) -> None:
+    def _emit_embedding(self, tape: Tape, ends: Ends[BlockEmitter], *, takes_hidden: bool) -> None:
         """Write the first x, or the residual streams."""
         n_tokens = tape.size.n_tokens
         if not takes_hidden or self.hidden is not self._passed_on:

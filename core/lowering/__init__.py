@@ -3,6 +3,7 @@
 from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
 from augury.lowering.builder import Builder
 from augury.lowering.connections import ConnectionEmitter, connection_emitters
+from augury.lowering.emitters import BlockEmitter, Ends, OperationEmitter, PlanEmitters, Scope, largest
 from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key
 from augury.lowering.operations import (
     Activate,
@@ -38,6 +39,7 @@ __all__ = [
     "AddWeighed",
     "Attend",
     "BeginStreams",
+    "BlockEmitter",
     "Builder",
     "Choice",
     "Choose",
@@ -48,6 +50,7 @@ __all__ = [
     "ConvolveBlock",
     "Decay",
     "DecayByKey",
+    "Ends",
     "FeedExperts",
     "Gate",
     "GiveInputs",
@@ -59,6 +62,8 @@ __all__ = [
     "MultiplyHeads",
     "Normalize",
     "Operation",
+    "OperationEmitter",
+    "PlanEmitters",
     "PrepareHeads",
     "PrepareLatents",
     "ReadHidden",
@@ -67,8 +72,10 @@ __all__ = [
     "Recur",
     "Route",
     "ScaleToLength",
+    "Scope",
     "Value",
     "connection_emitters",
     "emitters_of",
+    "largest",
     "source_key",
 ]

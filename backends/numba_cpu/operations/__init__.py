@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, recurrence, rows
-from augury.backends.numba_cpu.operations.emitter import Emitters, OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape, row_bytes
 from augury.lowering import emitters_of
@@ -12,5 +12,5 @@ from augury.lowering import emitters_of
 __all__ = ["OPERATIONS", "OperationEmitter", "Place", "Placed", "Rows", "Tape", "Work", "row_bytes", "table"]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
-OPERATIONS: Emitters = emitters_of(OperationEmitter, _FILES)
+OPERATIONS = emitters_of(OperationEmitter, _FILES)
 """The emitter of each operation that this backend computes."""

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
-from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import attention_layer, head
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.score_adjustment import adjust_scores
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.choice import NO_LISTS, list_buffers, list_places, n_listed
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape
+from augury.backends.numba_cpu.weights import Weights
+from augury.blocks import Preparation, Rope
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, PrepareHeads, Value
+from augury.lowering import Attend, PrepareHeads, Scope, Value
 
 _NO_WINDOW = 1 << 40
+_OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
+_TABLES = "rope tables"
 
 
 class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache."""
 
-    @property
-    def kernels(self) -> Sequence[Any]:  # type: ignore[override]
-        """See `OperationEmitter`; only attention, which comes later, says how keys lie."""
-        return (head.prepare_heads, head.prepare_head, *(self.scope.cache(i, self.operation.source).put for i in self._kept))
+    def __init__(self, operation: PrepareHeads, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        kept = [scope.cache(place, operation.source).put for place in operation.caches if place is not None]
+        self._work = Work("storing keys and values" if kept else "preparing heads")
+        self.kernels = (head.prepare_heads, head.prepare_head, *kept)
 
     def tables(self) -> Mapping[Hashable, int]:
         n_ctx = self.scope.options.n_ctx
@@ -51,17 +54,12 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         self._parts = arena.keep(table(parts), "scratch")
 
     def emit(self, tape: Tape) -> None:
-        work = Work("storing keys and values" if self._kept else "preparing heads")
         operands = {"prepare_head": address(head.prepare_head), "parts": self._parts, "n_heads": self._n_heads}
-        tape.add(work, head.prepare_heads, **operands)
+        tape.add(self._work, head.prepare_heads, **operands)
 
     @property
     def written(self) -> tuple[Value, ...]:
         return (*self.operation.x, *self.operation.out)
-
-    @property
-    def _kept(self) -> list[int]:
-        return [place for place in self.operation.caches if place is not None]
 
 
 class AttendEmitter(OperationEmitter[Attend]):
@@ -71,7 +69,6 @@ class AttendEmitter(OperationEmitter[Attend]):
         super().__init__(operation, scope)
         self._keys = keys = scope.cache(operation.keys, operation.source)
         self._values = values = None if operation.values is None else scope.cache(operation.values, operation.source)
-        keys.is_of_keys = values is not None
         self._value_dim = operation.out.width // operation.n_heads
         if values is None:
             self._value_dim = up(self._value_dim, attention_layer.PART)
@@ -149,3 +146,33 @@ def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
             f"attention {found} to the choice of an indexer, expected no window or slopes, and heads of a multiple of {BLOCK} "
             "values; use backend reference"
         )
+
+
+def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) -> int:
+    """The address of the `HeadSteps` that prepare heads; 0 if there are none."""
+    if steps.is_nothing:
+        return 0
+    turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
+    if (rope := steps.rope) is not None:
+        turns = arena.shared(rope.key, lambda: np.pad(rope.turns(n_ctx).ravel(), (0, _OVERREAD)).astype("f4"), _TABLES)
+        n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
+    factors = 0
+    if (temperature := steps.temperature) is not None:
+        factors = arena.shared(temperature, lambda: temperature.factors(n_ctx).astype("f4"), _TABLES)
+    written = head.HeadSteps(
+        limit=steps.clamp or 0.0,
+        norm=weights.norm(steps.norm),
+        turns=turns,
+        n_pairs=n_pairs,
+        is_interleaved=is_interleaved,
+        is_turned_first=steps.is_rope_first,
+        factors=factors,
+        offset=offset,
+        lag=steps.lag,
+    )
+    return arena.shared(written, lambda: table([written]), "scratch")
+
+
+def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
+    """Bytes of a rope's table: of every position's turns float64 exist for a moment, beside the float32 that stay."""
+    return {} if rope is None else {rope.key: n_ctx * len(rope.frequencies) * 8 * 5}

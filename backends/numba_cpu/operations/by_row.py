@@ -11,12 +11,12 @@ from numba.core.serialize import dumps
 
 from augury.backends.numba_cpu.kernels.by_row import Operand, by_row_kernel
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape
 from augury.blocks import Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Operation, Value, source_key
+from augury.lowering import Operation, Scope, Value, source_key
 
 
 class ByRowEmitter(OperationEmitter[Operation]):

@@ -16,11 +16,11 @@ from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.errors import UnsupportedError
-from augury.lowering import Choice, Choose, ChooseByHead
+from augury.lowering import Choice, Choose, ChooseByHead, Scope
 
 NOWHERE = Place(0, 0)
 NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
-from augury.backends.numba_cpu.cache import Cache
+from augury import lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations.layout import Layout
 from augury.backends.numba_cpu.state import State
@@ -16,10 +15,8 @@ from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value
-from augury.types import ModelOptions
 
-_Emitted = TypeVar("_Emitted", bound="Operation")
-__all__ = ["Emitters", "OperationEmitter", "Placed", "Scope", "require_multiple"]
+_Emitted = TypeVar("_Emitted", bound=Operation)
 
 
 @frozen(eq=False)
@@ -46,26 +43,7 @@ class Placed:
         return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
 
 
-@frozen(eq=False)
-class Scope:
-    """The part of a block that its emitters share, before it has its place.
-
-    Attributes:
-        options: How the model is loaded.
-        caches: The block's caches of positions.
-        sources: The caches of the mixers of all layers before.
-    """
-
-    options: ModelOptions
-    caches: Sequence[Cache]
-    sources: Sequence[Sequence[Cache]]
-
-    def cache(self, place: int, source: int | None = None) -> Cache:
-        """A cache of the block, or of the mixer of a layer."""
-        return (self.caches if source is None else self.sources[source])[place]
-
-
-class OperationEmitter(ABC, Generic[_Emitted]):
+class OperationEmitter(lowering.OperationEmitter[_Emitted]):
     """Writes the records of one operation.
 
     Attributes:
@@ -76,10 +54,6 @@ class OperationEmitter(ABC, Generic[_Emitted]):
 
     kernels: Sequence[Any] = ()
     needs_no_barrier: ClassVar[bool] = False
-
-    def __init__(self, operation: Any, scope: Scope) -> None:
-        self.operation: _Emitted = operation
-        self.scope = scope
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - for operations whose threads have some each
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
@@ -97,21 +71,10 @@ class OperationEmitter(ABC, Generic[_Emitted]):
         """Keep the operands of its records."""
         self.placed = placed
 
-    @abstractmethod
-    def emit(self, tape: Tape) -> None:
-        """Write its records. May be called for any number of tapes."""
-
-    def emit_states(self, tape: Tape) -> None:
-        """Write only the records that bring its state up to date, for a pass over no tokens."""
-
     @property
     def written(self) -> tuple[Value, ...]:
         """The values that its records write."""
         return tuple(self.operation.made)
-
-
-Emitters = dict[type["Operation"], type[OperationEmitter[Any]]]
-"""Classes by the operations that they emit."""
 
 
 def require_multiple(n: int, of: int, what: str) -> None:

@@ -8,11 +8,11 @@ from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes, row_stride
-from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens
+from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens, Scope
 
 _LINE = 16  # floats of a cache line
 

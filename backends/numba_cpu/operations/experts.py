@@ -13,12 +13,12 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
 from augury.blocks import Gating, Matrices, Router
-from augury.lowering import AddWeighed, FeedExperts, Route
+from augury.lowering import AddWeighed, FeedExperts, Route, Scope
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
 _NOTHING = (0, 0, Rows(0, 0, 0))  # added to a sum, see `_added`

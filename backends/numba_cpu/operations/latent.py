@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from augury.backends.numba_cpu.heads import place_steps, table_of
 from augury.backends.numba_cpu.kernels import head, latent
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.jit import address
@@ -12,12 +11,13 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.attention import place_steps, table_of
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
-from augury.lowering import MultiplyHeads, PrepareLatents
+from augury.lowering import MultiplyHeads, PrepareLatents, Scope
 
 _PRODUCTS = "products of heads"
 

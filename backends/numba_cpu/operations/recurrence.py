@@ -9,12 +9,12 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Tape
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,

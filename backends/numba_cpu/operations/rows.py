@@ -9,11 +9,23 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, Scope, require_multiple
+from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.blocks import Experts, Norm
-from augury.lowering import Activate, Add, AddStream, BeginStreams, Constant, ConvolveBlock, Join, Multiply, Normalize, Value
+from augury.lowering import (
+    Activate,
+    Add,
+    AddStream,
+    BeginStreams,
+    Constant,
+    ConvolveBlock,
+    Join,
+    Multiply,
+    Normalize,
+    Scope,
+    Value,
+)
 from augury.lowering.rewrites import MultiplyActivated
 
 

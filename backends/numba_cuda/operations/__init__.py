@@ -6,7 +6,7 @@ from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, recurrence, rows
-from augury.backends.numba_cuda.operations.emitter import Emitters, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay
 from augury.backends.numba_cuda.operations.rows import activate, look_up
 from augury.backends.numba_cuda.rows import Rows
@@ -28,5 +28,5 @@ __all__ = [
 ]
 
 _FILES = (attention, choice, ends, experts, latent, recurrence, rows)
-OPERATIONS: Emitters = emitters_of(OperationEmitter, _FILES) | {ConvolveAndDecay: recurrence.ConvolveAndDecayEmitter}
+OPERATIONS = emitters_of(OperationEmitter, _FILES) | {ConvolveAndDecay: recurrence.ConvolveAndDecayEmitter}
 """The emitter of each operation that this backend computes."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from augury.backends.numba_cpu.kernel_pass import KERNELS, KernelPass
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.logits import BLOCK, MAX_BEST
+from augury.backends.numba_cpu.passes import KERNELS, KernelPass
 from augury.passes import ArrayPass
 
 # few values, so that equals are frequent; zeros of both signs are equal, too

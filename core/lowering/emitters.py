@@ -1,0 +1,158 @@
+"""Emitters write the kernels of a plan on a backend's tape: of an operation, of a block, and of all blocks in their order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from attrs import frozen
+
+from augury.lowering.operation import Operation
+from augury.types import StateSpec
+
+if TYPE_CHECKING:
+    from augury.blocks.block import Block
+    from augury.blocks.plan import ModelPlan
+    from augury.blocks.transformer import Output
+    from augury.types import ModelOptions
+
+__all__ = ["BlockEmitter", "Ends", "OperationEmitter", "PlanEmitters", "Scope", "largest"]
+
+_Operation = TypeVar("_Operation", bound=Operation)
+_Block = TypeVar("_Block", bound="BlockEmitter")
+
+
+@frozen(eq=False)
+class Scope:
+    """The part of a block that the emitters of its operations share.
+
+    Attributes:
+        options: How the model is loaded.
+        caches: The block's caches of positions.
+        sources: The caches of the first block with caches of each layer before.
+    """
+
+    options: ModelOptions
+    caches: Sequence[Any]
+    sources: Sequence[Sequence[Any]]
+
+    def cache(self, place: int, source: int | None = None) -> Any:
+        """A cache by its place in `Block.cached`, of the block or of a layer."""
+        return (self.caches if source is None else self.sources[source])[place]
+
+
+class OperationEmitter(ABC, Generic[_Operation]):
+    """Writes the kernels of one operation on a tape. Each backend has a class derived from this one."""
+
+    def __init__(self, operation: Any, scope: Any) -> None:
+        self.operation: _Operation = operation
+        self.scope = scope
+
+    @abstractmethod
+    def emit(self, tape: Any) -> None:
+        """Write its kernels. May be called for any number of tapes."""
+
+    def emit_states(self, tape: Any) -> None:
+        """Write only the kernels that bring its state up to date, for a pass over no tokens."""
+
+
+class BlockEmitter:
+    """Writes the kernels of a block's operations, in their order.
+
+    Attributes:
+        caches: The block's caches of positions, each with its `bytes_per_position` of a slot.
+        states: Its states of sequences, each with its `n_bytes` of a slot.
+    """
+
+    caches: Sequence[Any]
+    states: Sequence[Any]
+    _early: Sequence[OperationEmitter[Any]]
+    _emitters: Sequence[OperationEmitter[Any]]
+
+    def begin(self, tape: Any) -> None:
+        """Write the kernels of its values of x as it is before its layer."""
+        for emitter in self._early:
+            emitter.emit(tape)
+
+    def emit(self, tape: Any) -> None:
+        """Write its other kernels. May be called for any number of tapes."""
+        for emitter in self._emitters:
+            emitter.emit(tape)
+
+    def emit_states(self, tape: Any) -> None:
+        """Write only the kernels that bring states of sequences up to date, for a pass over no tokens."""
+        for emitter in self._emitters:
+            emitter.emit_states(tape)
+
+
+@frozen(eq=False)
+class Ends(Generic[_Block]):
+    """The emitters before and after the layers of a pass. A layer that predicts further tokens also begins with an `input`."""
+
+    block: Output
+    n_embd: int  # values of x
+    n_hidden: int  # values of hidden states that the pass may be given
+    embedding: _Block
+    output: _Block
+    input: _Block | None = None
+
+
+class PlanEmitters(Generic[_Block]):
+    """The emitters of a plan's blocks, and the sizes of its slots.
+
+    Attributes:
+        plan: The plan.
+        options: How it is loaded.
+        state_spec: The sizes of its slots.
+    """
+
+    def __init__(self, plan: ModelPlan, options: ModelOptions, of_block: Callable[..., _Block]) -> None:
+        """Make the emitters.
+
+        Args:
+            plan: The plan.
+            options: How it is loaded.
+            of_block: Makes the emitter of a block: (block, options, values of x, `Scope.sources`).
+        """
+        self.plan = plan = plan.for_context(options.n_ctx)
+        self.options, self._of_block = options, of_block
+        self._layers: list[list[_Block]] = []
+        for layer in plan.every_layer:
+            self._layers.append([self._emitter(block) for block in layer.blocks])
+        of_ends = map(self._emitter, (plan.embedding, plan.output))
+        self._ends = Ends(plan.output, plan.embedding.n_embd, plan.n_hidden, *of_ends)
+        self._nextn: dict[tuple[int, int], Ends[_Block]] = {}
+        for layers, each in zip(plan.nextn_layers, plan.nextn, strict=True):
+            of_ends = map(self._emitter, (each.embedding, each.output, each.input))
+            self._nextn[layers] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
+        self._injections = [self._emitter(each) for each in plan.injections]
+        self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
+        for ends in (self._ends, *self._nextn.values()):
+            self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
+        n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
+        of_sequence = sum(state.n_bytes for block in self._blocks for state in block.states)
+        draft_max = options.draft_max if of_sequence else None
+        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
+
+    @property
+    def _moving(self) -> list[_Block]:
+        """The blocks whose cells move with accepted tokens, which layers that predict further tokens compute anew."""
+        of_layers = [emitter for emitters in self._layers[: len(self.plan.layers)] for emitter in emitters]
+        return [*of_layers, self._ends.embedding, self._ends.output]
+
+    def _emitter(self, block: Block) -> _Block:
+        sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
+        return self._of_block(block, self.options, self.plan.n_seen(block), sources)
+
+    def _ends_of(self, layers: tuple[int, int] | None) -> Ends[_Block]:
+        """The ends of a pass through some layers, or all."""
+        return self._ends if layers is None else self._nextn.get(layers, self._ends)
+
+
+def largest(*buffers: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of buffers by name, of those of one name the most."""
+    needed: dict[str, int] = {}
+    for each in buffers:
+        needed |= {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in each.items()}
+    return needed
