@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
-from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows
+from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import BORROWED, ModelFile, Tensor, TensorType
@@ -51,7 +51,6 @@ class Weights:
         self._file = file
         self._arena = arena
         self._matrices = lent_matrices(file, plan)
-        self._vectors: dict[tuple[Any, ...], int] = {}
         self._tensors = matrices_of(file, plan)
         kinds = {packed_format(tensor.type).kind for tensor in self._tensors.values()}
         self.kernels = matmul_kernels(kinds | {matrix.kind for matrix in self._matrices.values()}, isa)
@@ -141,18 +140,13 @@ class Weights:
         """The address of a product's bias, scaled; 0 if there is none."""
         if linear.bias is None:
             return 0
-        (size,) = linear.shapes[linear.bias]
-        return self.vector(linear.bias, size, linear.bias_scale, None if linear.has_own_bias else linear.rows)
+        stored = partial(self.values, linear.bias, linear.shapes[linear.bias])
+        key = ("bias", linear.bias, linear.bias_scale, None if linear.has_own_bias else linear.rows)
+        return self._arena.shared(key, lambda: linear.bias_of(stored()), PURPOSE)
 
-    def vector(self, name: str, size: int, factor: float = 1.0, rows: Rows | None = None) -> int:
-        """The address of a vector, or of some rows of it, float32, times `factor`."""
-        key = (name, factor, rows)
-        if key not in self._vectors:
-            values = self.values(name, (size,))
-            if rows is not None:
-                values = rows.of(values)
-            self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
-        return self._vectors[key]
+    def vector(self, name: str, size: int) -> int:
+        """The address of a vector, float32."""
+        return self._arena.shared(("vector", name), lambda: np.array(self.values(name, (size,))), PURPOSE)  # the file may close
 
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A small tensor as float32, in its shape."""
@@ -194,16 +188,12 @@ class Weights:
 
 def panels_of(part: Matrices) -> tuple[int, int]:
     """The first panel of each of several matrices, and how many panels there are from one to the next."""
-    return (0, -(-part.n_out // PANEL_ROWS)) if _is_own(part) else (part.first // PANEL_ROWS, _n_stored(part) // PANEL_ROWS)
+    return (0, -(-part.n_out // PANEL_ROWS)) if _is_own(part) else (part.first // PANEL_ROWS, part.n_rows // PANEL_ROWS)
 
 
 def _is_own(part: Matrices) -> bool:
     """Whether matrices cannot be read where the tensor has them: they are turned about, or do not lie in whole panels."""
-    return part.is_transposed or any(n % PANEL_ROWS for n in (part.n_out, part.first, _n_stored(part)))
-
-
-def _n_stored(part: Matrices) -> int:
-    return part.n_stored or part.n_out
+    return part.is_transposed or any(n % PANEL_ROWS for n in (part.n_out, part.first, part.n_rows))
 
 
 class _Panels:

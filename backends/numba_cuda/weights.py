@@ -255,10 +255,7 @@ class Weights:
             return np.concatenate(wholes)[:n_rows]  # the products of padding in tiles are not read
 
         def words() -> np.ndarray:
-            data = below([self._rows(each) for each in group])
-            self._done += data.nbytes
-            self._progress("load weights", self._done, self._total)
-            return repack(kind, data.reshape(-1), n_rows, first.n_in, self._threads)
+            return self._repacked(kind, below([self._rows(each) for each in group]), n_rows, first.n_in)
 
         bias = None
         if any(each.bias for each in group):
@@ -274,10 +271,8 @@ class Weights:
             data = np.concatenate([self._rows_of_each(part) for part in group], axis=1)
             if others:
                 data = np.concatenate([data, np.concatenate([self._rows(each) for each in others])[None]])
-            self._done += data.nbytes
-            self._progress("load weights", self._done, self._total)
             data = np.pad(data, ((0, 0), (0, -n_rows % TILE_ROWS), (0, 0)))
-            return repack(kind, data.reshape(-1), data.shape[0] * data.shape[1], first.n_in, self._threads)
+            return self._repacked(kind, data, data.shape[0] * data.shape[1], first.n_in)
 
         key, bias = tuple(group), None
         has_scales = any(part.scales for part in group)
@@ -286,6 +281,12 @@ class Weights:
         return Matrix(
             FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias, first.n + bool(others), has_scales
         )
+
+    def _repacked(self, kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.ndarray:
+        """The words of rows of bytes."""
+        self._done += data.nbytes
+        self._progress("load weights", self._done, self._total)
+        return repack(kind, data.reshape(-1), n_rows, n_cols, self._threads)
 
     def _rows_of_each(self, part: Matrices) -> np.ndarray:
         """The bytes of the rows of each of several matrices, (n, n_out, bytes)."""
@@ -315,16 +316,12 @@ class Weights:
     def _rows(self, linear: Linear) -> np.ndarray:
         """The bytes of a matrix's rows, (n_out, bytes)."""
         shape = linear.shapes[linear.weight]
-        stored = self._file.tensor(linear.weight, shape).data.reshape(shape[0], -1)
-        return stored if linear.rows is None else linear.rows.of(stored).reshape(-1, stored.shape[1])
+        return linear.of(self._file.tensor(linear.weight, shape).data.reshape(shape[0], -1))
 
     def _bias(self, linear: Linear) -> np.ndarray:
         if linear.bias is None:
             return np.zeros(linear.n_out, np.float32)
-        stored = self._floats(linear.bias, linear.shapes[linear.bias])
-        if (rows := linear.rows) is not None and not linear.has_own_bias:
-            stored = rows.of(stored).reshape(-1)
-        return stored * np.float32(linear.bias_scale)
+        return linear.bias_of(self._floats(linear.bias, linear.shapes[linear.bias]))
 
     def _floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return self._file.tensor(name, shape).floats()

@@ -7,7 +7,7 @@ from collections.abc import Container
 import numpy as np
 
 from augury.backends.reference.formula import norm, products
-from augury.blocks import Linear, Matrices, ModelPlan, Norm, Rows
+from augury.blocks import Linear, Matrices, ModelPlan, Norm
 from augury.files.gguf import ModelFile, Tensor
 from augury.interfaces import Progress
 
@@ -55,7 +55,7 @@ class Weights:
 
     def matrix(self, linear: Linear) -> np.ndarray:
         """The matrix (n_out, n_in) float32 as the file has it."""
-        return _of_rows(self._arrays[linear.weight], linear.rows)
+        return linear.of(self._arrays[linear.weight])
 
     def rows(self, name: str, indices: np.ndarray) -> np.ndarray:
         """Some rows (n, E) float64 of the matrix `name`."""
@@ -82,13 +82,13 @@ class Weights:
 
         Numerics: See `products`.
         """
-        matrix = _of_rows(self._arrays[layer.weight], layer.rows)
+        matrix = self.matrix(layer)
         y = np.empty((len(x), layer.n_out))
         for start in range(0, layer.n_out, _N_ROWS):
             y[:, start : start + _N_ROWS] = products(matrix[start : start + _N_ROWS].astype(np.float64), x)
         y *= layer.scale
         if layer.bias is not None:
-            y += layer.bias_scale * _of_rows(self.vector(layer.bias), None if layer.has_own_bias else layer.rows)
+            y += layer.bias_of(self.vector(layer.bias))
         return y
 
     def product_of(self, part: Matrices, index: int, x: np.ndarray) -> np.ndarray:
@@ -115,13 +115,6 @@ def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarr
     if block.bias is not None:
         normed += weights.vector(block.bias)
     return normed.reshape(x.shape)
-
-
-def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:
-    """The rows (n_out, …) of a stored tensor (n_stored, …)."""
-    if rows is None:
-        return stored
-    return rows.of(stored).reshape(-1, *stored.shape[1:])
 
 
 def _dequantised(tensor: Tensor) -> np.ndarray:

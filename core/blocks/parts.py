@@ -119,6 +119,14 @@ class Linear:
             shapes[self.bias] = (self.n_out if self.has_own_bias else n_stored,)
         return shapes
 
+    def of(self, stored: np.ndarray) -> np.ndarray:
+        """Its rows (n_out, ...) of a stored tensor (n_stored, ...)."""
+        return stored if self.rows is None else self.rows.of(stored).reshape(-1, *stored.shape[1:])
+
+    def bias_of(self, stored: np.ndarray) -> np.ndarray:
+        """What it adds to products (n_out,), by the stored bias."""
+        return self.bias_scale * (stored if self.has_own_bias else self.of(stored))
+
 
 @frozen
 class Vector:
@@ -259,18 +267,22 @@ class Matrices:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensors by name, and their shapes."""
-        n_rows, n_columns = (self.n_in, self.n_out) if self.is_transposed else (self.n_out, self.n_in)
-        n_rows = self.n_stored or n_rows
+        n_rows, n_columns = self.n_rows, self.n_out if self.is_transposed else self.n_in
         shape = (self.n * n_rows, n_columns) if self.is_flat else (self.n, n_rows, n_columns)
         shapes: dict[str, tuple[int, ...]] = {self.weight: shape}
         if self.bias is not None:
             shapes[self.bias] = (self.n, n_rows)
         return shapes
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of each in the stored tensor."""
+        return self.n_stored or (self.n_in if self.is_transposed else self.n_out)
+
     def of(self, stored: np.ndarray) -> np.ndarray:
         """A view of the used rows of each, of numbers or bytes as they are stored: (n, rows, ...)."""
-        n_rows = self.n_in if self.is_transposed else self.n_out
-        return stored.reshape(self.n, self.n_stored or n_rows, -1)[:, self.first : self.first + n_rows]
+        n_used = self.n_in if self.is_transposed else self.n_out
+        return stored.reshape(self.n, self.n_rows, -1)[:, self.first : self.first + n_used]
 
 
 Part = Linear | Matrices | Norm | Vector | Integers | Convolution

@@ -85,7 +85,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         self._sum: AddWeighed | None = operation.sum if is_joined else None
         self._block = block = self._feed.experts
         for part in (block.gate, block.up, block.down):
-            for n_rows in () if part is None else (part.n_out, part.first, _n_stored(part)):
+            for n_rows in () if part is None else (part.n_out, part.first, part.n_rows):
                 require_multiple(n_rows, PANEL_ROWS, f"experts of {part.n_out} rows in tensor {part.weight!r}")
         self._kernel = experts.hidden_kernel(**kind_of(block, is_gated=block.gate is not None))
         products = (self._kernel, experts.multiply_experts, experts.combine)
@@ -171,7 +171,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
             weights=matrix.address,
             n_cols=part.n_in,
             n_panels=part.n_out // PANEL_ROWS,
-            stored_panels=_n_stored(part) // PANEL_ROWS,
+            stored_panels=part.n_rows // PANEL_ROWS,
             first_panel=part.first // PANEL_ROWS,
             operands=tape.space.operand(activation, part.n_in, self._block.router.n_used),
             operand_bytes=activation_bytes(activation, 1, part.n_in),
@@ -179,7 +179,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
             ldy=up(part.n_out, PANEL_ROWS),
             scales=scales,
             biases=biases,
-            ldb=_n_stored(part),
+            ldb=part.n_rows,
             n_rows=part.n_out,
         )
 
@@ -188,7 +188,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         n_used, matrices = self._block.router.n_used, [tape.weights.matrix(part) for part in parts]
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
         pairs = zip(matrices, parts, strict=True)
-        n_bytes = n_used * sum(each.n_bytes * part.n_out // (part.n * _n_stored(part)) for each, part in pairs)
+        n_bytes = n_used * sum(each.n_bytes * part.n_out // (part.n * part.n_rows) for each, part in pairs)
         return Work(f"{name} ({kinds})", n_bytes, n_used * sum(part.n_out * part.n_in for part in parts))
 
 
@@ -243,10 +243,6 @@ def _routes_of_one(arena: Arena) -> np.ndarray:
 def _quantize(tape: Tape, part: Matrices) -> int:
     """The kernel that makes operands for a matrix."""
     return tape.weights.address(tape.weights.matrix(part).kind, "quantize")
-
-
-def _n_stored(part: Matrices) -> int:
-    return part.n_out if part.n_stored is None else part.n_stored
 
 
 def _routes_bytes(n: int, router: Router) -> int:
