@@ -15,7 +15,7 @@ from oracles.models import tiny_file
 from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.packed_file import PackedFile
-from augury.backends.numba_cpu.packing import Layout
+from augury.backends.numba_cpu.packing import PackedLayout
 from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.files.models import resolve
@@ -51,9 +51,9 @@ def packed_file(folder):
     """Packed weights: packed again unless nothing that is used was hit, and right in any case."""
     file = tiny_file("llama-dense-q4_0")
     tensors = {name: tensor for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
-    kept = PackedFile(file, tensors, Layout.of(tensors))
+    kept = PackedFile(file, tensors, PackedLayout.of(tensors))
     kept.path = folder / "model.packed"
-    right = np.random.default_rng(1).integers(0, 256, Layout.of(tensors).n_bytes, dtype=np.uint8)
+    right = np.random.default_rng(1).integers(0, 256, PackedLayout.of(tensors).n_bytes, dtype=np.uint8)
     packings = []
 
     def pack(memory):
@@ -67,7 +67,7 @@ def packed_file(folder):
         packings.clear()
         kept.path.write_bytes(mutate(whole, rng))
         found = kept.matrices(pack, 1, Progress())
-        assert all(np.array_equal(found[span], right[span]) for span in Layout.of(tensors).spans.values())
+        assert all(np.array_equal(found[span], right[span]) for span in PackedLayout.of(tensors).spans.values())
         return "refused" if packings else "harmless"
 
     return once

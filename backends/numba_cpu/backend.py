@@ -64,7 +64,7 @@ class NumbaCpu(Backend):
         if self.options.affinity == "cores" and threads > len(cores):
             raise OptionError(f"affinity=cores with {threads} threads, but there are {len(cores)} cores; lower -t")
         from augury.backends.numba_cpu.model import NumbaCpuModel
-        from augury.backends.numba_cpu.packing import Layout
+        from augury.backends.numba_cpu.packing import PackedLayout
         from augury.backends.numba_cpu.weights import matrices_of
 
         wanted = f"{file.path.name} with {options.slots_in_words}"
@@ -74,7 +74,7 @@ class NumbaCpu(Backend):
         if n_state > n_there:
             needed = f"needs {n_state / 2**30:.1f} GiB beside its weights, there are {n_there / 2**30:.1f} GiB"
             raise CapacityError(f"{wanted} {needed}; {advice}")
-        n_weights = Layout.of(matrices_of(file, plan)).n_bytes
+        n_weights = PackedLayout.of(matrices_of(file, plan)).n_bytes
         require_address_space(n_weights + n_state + _COMPILER_BYTES + threads * _THREAD_BYTES, wanted)
         bound = cores if self.options.affinity == "cores" else ()
         try:

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 
 from augury.backends.numba_cpu import packing
 from augury.backends.numba_cpu.kernels.jit import sources_key
-from augury.backends.numba_cpu.packing import Layout, aligned
+from augury.backends.numba_cpu.packing import PackedLayout, aligned
 from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.files.gguf import ModelFile, Tensor
@@ -49,7 +49,9 @@ def packed_folder() -> Path:
 class PackedFile:
     """The file for one plan's packed matrices, whether it is there or not."""
 
-    def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout, *, is_needed: bool = False) -> None:
+    def __init__(
+        self, file: ModelFile, tensors: Mapping[str, Tensor], layout: PackedLayout, *, is_needed: bool = False
+    ) -> None:
         """Find its name; nothing is read.
 
         Args:

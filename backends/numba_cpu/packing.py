@@ -63,14 +63,14 @@ def aligned(n_bytes: int) -> np.ndarray:
 
 
 @frozen
-class Layout:
+class PackedLayout:
     """Where packed matrices lie in one stretch of memory."""
 
     spans: Mapping[str, slice]
     n_bytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> PackedLayout:
         """Place matrices one after another, each at a cache line's start."""
         spans, end = {}, 0
         for name, tensor in tensors.items():

@@ -17,7 +17,7 @@ from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
-from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
+from augury.backends.numba_cpu.packing import PackedLayout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
 from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
@@ -68,7 +68,7 @@ class Weights:
         Raises:
             CapacityError: They need more, and there is no room for the file.
         """
-        layout = Layout.of(self._tensors)
+        layout = PackedLayout.of(self._tensors)
         fits, is_worth_it = layout.n_bytes <= n_free, keep and layout.n_bytes >= WORTH_BYTES
         kept = None
         if self._file.identity and (is_worth_it or not fits):
@@ -98,7 +98,7 @@ class Weights:
         self._arena.count(PURPOSE, layout.n_bytes)
 
     def _pack(
-        self, layout: Layout, threads: int, progress: Progress, meanwhile: Callable[[], None], memory: np.ndarray
+        self, layout: PackedLayout, threads: int, progress: Progress, meanwhile: Callable[[], None], memory: np.ndarray
     ) -> None:
         """Pack the matrices into `memory`; kernels that are compiled meanwhile take as long, and one core."""
         for name in {tensor.type.name.lower() for tensor in self._tensors.values()}:

@@ -16,7 +16,7 @@ from augury.blocks import Block
 from augury.lowering import Attend, Convolve, PrepareHeads, Recur, Value
 from augury.types import ModelOptions
 
-Choice = list[tuple[np.ndarray, np.ndarray]]
+ChosenPositions = list[tuple[np.ndarray, np.ndarray]]
 """For each token the positions that take part (lists, T), and the last positions of blocks whose pooled rows do."""
 
 
@@ -67,12 +67,12 @@ class Run:
     added: np.ndarray
     arrays: dict[Value, np.ndarray]
     sources: Mapping[int, LayerCache]  # caches of other layers
-    chosen: list[Choice]  # by the last layer that chooses; it is put in its place
-    choices: dict[Value, Choice] = field(factory=dict)
+    chosen: list[ChosenPositions]  # by the last layer that chooses; it is put in its place
+    choices: dict[Value, ChosenPositions] = field(factory=dict)
     routes: dict[Value, tuple[np.ndarray, np.ndarray]] = field(factory=dict)  # experts and their weights, (n, n_used) each
     given: list[np.ndarray] = field(factory=list)  # inputs of all layers side by side; the new streams; logits
 
-    def choice(self, value: Value) -> Choice:
+    def choice(self, value: Value) -> ChosenPositions:
         """The chosen positions, of this block or of the last layer that chose."""
         return self.choices[value] if value in self.choices else self.chosen[0]
 
@@ -94,7 +94,7 @@ class Run:
         for (slot, _, cell, _), row in zip(self.tokens(), rows, strict=True):
             kept.store_part(cache, slot, cell, row)
 
-    def choose(self, out: Value, choice: Choice) -> None:
+    def choose(self, out: Value, choice: ChosenPositions) -> None:
         """Set the chosen positions, for this block and later ones."""
         self.choices[out] = choice
         self.chosen[:] = [choice]

@@ -9,7 +9,7 @@ import numpy as np
 
 from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.lowered import Choice, LoweredBlock, Run
+from augury.backends.reference.lowered import ChosenPositions, LoweredBlock, Run
 from augury.backends.reference.mixers import MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
 from augury.backends.reference.recurrent import LayerStates
@@ -41,7 +41,7 @@ class ReferenceModel(Model):
         self._caches: dict[tuple[int, Block], Any] = {
             (i, block): self._cache_for(block) for i, block in blocks if type(block) in MIXERS or not has_function(block)
         }
-        self._chosen: list[Choice] = []
+        self._chosen: list[ChosenPositions] = []
 
     def forward(self, batch: Batch) -> Pass:
         weights = self._open()

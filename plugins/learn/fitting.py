@@ -11,7 +11,7 @@ from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
 from augury.plugins.learn.head import TargetTensors, Weights
 from augury.plugins.learn.recorded import Recorded
-from augury.plugins.learn.training import N_STEPS, Batch, Trainer
+from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 
 __all__ = ["N_BATCH", "N_ROW", "Corpus", "fit", "percent"]
 
@@ -42,7 +42,7 @@ class Corpus:
         self.rows = self._rows(range(n_held_out, len(pieces)))
         self.held_out = self._rows(range(n_held_out))
 
-    def batch(self, rows: Sequence[Sequence[_Window]], *, is_learnt: bool = True) -> Batch:
+    def batch(self, rows: Sequence[Sequence[_Window]], *, is_learnt: bool = True) -> TrainingBatch:
         """Up to `N_BATCH` rows; the others of the batch are empty. Only the second half of held-out pieces counts.
 
         The engine goes on from there, too. The first half may be a prompt, which nobody drafts, and many begin alike.
@@ -62,7 +62,7 @@ class Corpus:
                 predicted = piece[start + 2 : start + n + 2]  # one less where the piece ends
                 is_drafted[i, at : at + len(predicted)] = np.isin(predicted, self._drafted)
                 at += n
-        return Batch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
+        return TrainingBatch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 
     def spread(self) -> np.ndarray:
         """(3 E,) float32, the root mean square of each feature as a head reads it, of some texts to learn from.

@@ -23,7 +23,7 @@ import numpy as np
 from augury.files.gguf_writer import EPSILON
 from augury.plugins.learn.head import HeadSizes, Weights
 
-__all__ = ["N_STEPS", "Batch", "Trainer"]
+__all__ = ["N_STEPS", "Trainer", "TrainingBatch"]
 
 N_STEPS = 3  # tokens that a draft is trained for
 _STEP_WEIGHT = 0.8  # of each step's loss beside that of the step before
@@ -33,7 +33,7 @@ _MAX_NORM = 1.0  # of the gradient
 _Arrays = dict[str, Any]
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Rows of texts: B of T tokens, each row of one text or several. JAX knows the arrays of a tuple."""
 
     features: np.ndarray  # (B, T, 3 E) float32, the target's
@@ -81,13 +81,13 @@ class Trainer:
         """The weights of the present head."""
         return {name: np.asarray(values) for name, values in self._state["weights"].items()}
 
-    def step(self, batch: Batch, n_unrolled: int = N_STEPS) -> float:
+    def step(self, batch: TrainingBatch, n_unrolled: int = N_STEPS) -> float:
         """Learn of a batch to draft so many tokens; returns its loss before that."""
         made = self._update(self._state, self._rows, batch, n_unrolled=n_unrolled)
         self._state, loss = made  # at once: Ctrl-C may come any time
         return float(loss)
 
-    def accepted(self, batch: Batch) -> np.ndarray:
+    def accepted(self, batch: TrainingBatch) -> np.ndarray:
         """(N_STEPS + 1,): tokens drafted, and how many of them at least 1, 2, ... tokens of a draft were right."""
         _, right = self._losses(self._state["weights"], self._rows, batch)
         return np.asarray(right)
@@ -165,7 +165,7 @@ def _attention(query: Any, keys: list[Any], values: list[Any], step: int, texts:
 def _losses(
     weights: _Arrays,
     rows: Any,
-    batch: Batch,
+    batch: TrainingBatch,
     *,
     sizes: HeadSizes,
     softcap: float | None,
@@ -212,7 +212,7 @@ def _losses(
 def _update(
     state: dict[str, Any],
     rows: Any,
-    batch: Batch,
+    batch: TrainingBatch,
     *,
     sizes: HeadSizes,
     softcap: float | None,

@@ -77,7 +77,7 @@ class ReasoningOptions(Fields):
     generate_summary: str | None = None
 
 
-class StreamOptions(Fields):
+class ResponseStreamOptions(Fields):
     """Options of a stream."""
 
     include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
@@ -90,7 +90,7 @@ class ResponsesRequest(EngineFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"

@@ -166,7 +166,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     features = np.hstack([told.features(each) for each in sizes.features])[None]
     embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
     outputs, texts = told.features("output")[None, 1:], is_there.astype(np.int32)
-    batch = training.Batch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
+    batch = training.TrainingBatch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
     rig.loader.close()
     learning = trainer(first)
     while learning.n_steps < 30:
@@ -477,7 +477,7 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
         trainer = training.Trainer(sizes, weights, output, None, 1e-2, 2)
-        batch = training.Batch(**arrays, texts=owners, is_there=owners > 0)
+        batch = training.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
         loss = trainer.step(batch)
         return right.tolist(), loss, {name: values for name, values in trainer.saved().items() if "means" in name}
