@@ -120,11 +120,15 @@ class SlotInput:
     reservation: Reservation
     tokens: np.ndarray  # (m,) int32
     rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
-    n_tokens: int  # in the pass
     draft: Draft = NO_DRAFT
     n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
     n_more: int = 0  # further tokens that the model itself chooses and computes, see `Model.forward_chain`
     hidden: np.ndarray | None = None  # (n, E) float32 of its tokens in the pass, see `Batch.hidden`; of all feeds or of none
+
+    @property
+    def n_tokens(self) -> int:
+        """Its tokens in the pass."""
+        return len(self.reservation.replay) + len(self.tokens) + len(self.draft.tokens)
 
 
 @frozen(eq=False)

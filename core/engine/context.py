@@ -105,10 +105,8 @@ class EngineContext(Context):
         if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
         draft = NO_DRAFT if draft is None else draft
-        n_certain, n_drafted = len(tokens), len(draft.tokens)
-        reservation = self.memory.prepare(slot, n_certain + n_more, n_drafted)
-        n_tokens = len(reservation.replay) + n_certain + n_drafted
-        return SlotInput(slot, reservation, tokens, rows, n_tokens, draft, n_more=n_more)
+        reservation = self.memory.prepare(slot, len(tokens) + n_more, len(draft.tokens))
+        return SlotInput(slot, reservation, tokens, rows, draft, n_more=n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         batch = self._batch(feeds)
@@ -193,7 +191,7 @@ class EngineContext(Context):
         n = min(len(known), len(tokens) - 1)
         differs = known[:n] != tokens[:n]
         n = int(differs.argmax()) if differs.any() else n
-        return SlotInput(feed.slot, feed.reservation, feed.tokens, feed.rows, feed.n_tokens - n, Draft(tokens[n:]), n)
+        return SlotInput(feed.slot, feed.reservation, feed.tokens, feed.rows, Draft(tokens[n:]), n)
 
     def _batch(self, feeds: Sequence[SlotInput], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
