@@ -233,8 +233,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one was probably meant to be."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)), None)
+    """The known name that an unknown one was probably meant to be; capitals do not matter.
+
+    >>> similar("SmolLM2", ["smollm2"])
+    'smollm2'
+    """
+    names = {each.lower(): each for each in known}
+    return next((names[close] for close in difflib.get_close_matches(name.lower(), names, n=1, cutoff=_ALIKE)), None)
 
 
 @frozen

@@ -193,7 +193,9 @@ def _template_of(args: argparse.Namespace) -> str | None:
     elif source is None:
         return None
     elif "{" not in source:
-        raise OptionError(f"{flag} is {source!r}, expected a Jinja template; augury has none by name")
+        raise OptionError(
+            f"{flag} is {source!r}, expected a Jinja template, none is known by name; --chat-template-file takes a file"
+        )
     template = ChatTemplate(source)
     try:
         template.render([{"role": "user", "content": "?"}])

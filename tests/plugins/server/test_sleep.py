@@ -86,7 +86,7 @@ def test_a_chat_template_takes_the_place_of_the_models_own(sleeper):
 
 def test_a_chat_template_is_no_name(capsys):
     code, _, err = run(capsys, "serve", *here(), "--chat-template", "chatml")
-    assert (code, "expected a Jinja template" in err) == (2, True)
+    assert (code, "expected a Jinja template, none is known by name; --chat-template-file takes a file" in err) == (2, True)
 
 
 def test_a_chat_template_that_is_broken_is_told_before_the_model_is_loaded(capsys, tmp_path):
