@@ -262,6 +262,10 @@ async def _on_invalid(request: Request, error: Any) -> Response:
         message = "the body is not a JSON object; send one, with Content-Type: application/json"
     elif first["type"] == "missing":
         message = f"{param} is missing"
+    elif first["type"] == "union_tag_not_found":  # of an object whose type says its form
+        message = f"{param}.type is missing"
+    elif first["type"] == "union_tag_invalid":
+        message = f"{param}.type is {first['ctx']['tag']!r}, expected one of {first['ctx']['expected_tags']}"
     elif first["msg"].startswith(_EXPECTED):
         alike = [each["msg"] for each in (first, *others) if _param(each, error.body) == param]
         expected = " or ".join(dict.fromkeys(msg.removeprefix(_EXPECTED) for msg in alike if msg.startswith(_EXPECTED)))

@@ -148,7 +148,11 @@ def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages.0.content.0.type is 'image', expected one of 'text', 'thinking'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages.0.content.0.type is missing"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
