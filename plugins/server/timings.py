@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from augury.engine.stats import PromptProgress
-from augury.types import Summary, Token
+from augury.types import Result, Summary, Token
+
+if TYPE_CHECKING:
+    from augury.plugins.server.fields import EngineFields
+    from augury.plugins.server.generation import Pieces
 
 
 def timings(summary: Summary) -> dict[str, Any]:
@@ -44,12 +50,6 @@ def timings(summary: Summary) -> dict[str, Any]:
     }
 
 
-def prompt_progress(progress: PromptProgress) -> dict[str, Any]:
-    """How far a prompt is processed, in llama.cpp's words."""
-    ms = int(progress.seconds * 1e3)
-    return {"total": progress.n_prompt, "cache": progress.n_reused, "processed": progress.n_processed, "time_ms": ms}
-
-
 class StreamTimings:
     """The figures of an answer while it streams: its prompt, its tokens so far and their drafters, and their time."""
 
@@ -68,6 +68,13 @@ class StreamTimings:
         self._n_drafted += piece.n_drafted or 0
         self._n_accepted += piece.drafter is not None
 
+    def told(self, body: EngineFields, piece: Token | PromptProgress | Result) -> dict[str, Any]:
+        """The figures that a request asked for with a piece: how far its prompt is, or the timings so far with a token."""
+        if isinstance(piece, PromptProgress):
+            given = {"total": piece.n_prompt, "cache": piece.n_reused, "processed": piece.n_processed}
+            return {"prompt_progress": given | {"time_ms": int(piece.seconds * 1e3)}}  # llama.cpp's words
+        return {"timings": self.timings()} if body.timings_per_token and isinstance(piece, Token) else {}
+
     def timings(self) -> dict[str, Any]:
         """The part of `timings` that is known so far."""
         n_prompt = self._prompt.n_processed - self._prompt.n_reused
@@ -75,6 +82,18 @@ class StreamTimings:
         predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at if self.n else 0.0)
         drafted = {"draft_n": self._n_drafted, "draft_n_accepted": self._n_accepted}
         return {"cache_n": self._prompt.n_reused, **prompt, **predicted, **drafted}
+
+
+async def counted(
+    body: EngineFields, pieces: Pieces
+) -> AsyncIterator[tuple[int, Token | PromptProgress | Result, StreamTimings]]:
+    """Pieces of a stream, each with the figures of its answer so far; prompts' progress only where the request asks for it."""
+    counts = defaultdict[int, StreamTimings](StreamTimings)
+    async for index, piece in pieces:
+        if not isinstance(piece, Result):
+            counts[index].add(piece)
+        if body.return_progress or not isinstance(piece, PromptProgress):
+            yield index, piece, counts[index]
 
 
 def _rates(of: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
+from augury.plugins.server.timings import counted, timings
 from augury.sampling import SamplingParams
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token, TokenLogprob
@@ -139,13 +139,10 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
 
 
 async def _events(body: CompletionFields, n_prompts: list[int], final: Any, pieces: Pieces) -> AsyncIterator[bytes]:
-    counts = [StreamTimings() for _ in n_prompts]
-    async for index, piece in pieces:
+    async for index, piece, count in counted(body, pieces):
         if isinstance(piece, Result):
             yield event(final(index, piece))
             continue
-        count = counts[index]
-        count.add(piece)
         found: dict[str, Any] = {
             "index": index,
             "content": "",
@@ -157,8 +154,7 @@ async def _events(body: CompletionFields, n_prompts: list[int], final: Any, piec
         if body.timings_per_token:
             found["timings"] = count.timings()
         if isinstance(piece, PromptProgress):
-            if body.return_progress:
-                yield event(found | {"prompt_progress": prompt_progress(piece)})
+            yield event(found | count.told(body, piece))
             continue
         if body.n_predict == 0:
             continue

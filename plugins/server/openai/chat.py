@@ -28,7 +28,7 @@ from augury.plugins.server.openai.answer import (
     usage,
 )
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
+from augury.plugins.server.timings import counted, timings
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.parser import collect
 from augury.types import Result, Token
@@ -215,17 +215,14 @@ async def _events(
     results: dict[int, Result] = {}
     readers: dict[int, AnswerReader] = {}
     has_calls = [False] * body.n
-    counts = [StreamTimings() for _ in range(body.n)]
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         return begun | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more]}
 
-    async for index, piece in pieces:
-        if not isinstance(piece, Result):
-            counts[index].add(piece)
+    async for index, piece, count in counted(body, pieces):
+        figures = count.told(body, piece)
         if isinstance(piece, PromptProgress):
-            if body.return_progress:
-                yield event(chunk(index, {}) | {"prompt_progress": prompt_progress(piece)})
+            yield event(chunk(index, {}) | figures)
             continue
         first: dict[str, Any] = {}
         if index not in readers:
@@ -237,9 +234,8 @@ async def _events(
         more = {} if isinstance(piece, Result) else _more(body, server, piece)
         if first or (more and not found):
             found[:1] = [first | (found[0] if found else {})]
-        times = {"timings": counts[index].timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for number, delta in enumerate(found):
-            yield event(chunk(index, delta, **(more if number == 0 else {})) | times)
+            yield event(chunk(index, delta, **(more if number == 0 else {})) | figures)
         if isinstance(piece, Result):
             results[index] = piece
             reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].is_cut)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress, PromptToken
+from augury.engine.stats import PromptToken
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
@@ -19,7 +19,7 @@ from augury.plugins.server.generation import Pieces, check_texts, generate, scor
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, ranked, timings_of, usage
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
+from augury.plugins.server.timings import counted, timings
 from augury.types import Result, Summary, Token
 
 router = api_router()
@@ -146,24 +146,15 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
     n = len(body.prompts) * body.n
     results: dict[int, Result] = {}
     offsets = [0] * n
-    counts = [StreamTimings() for _ in range(n)]
-    async for index, piece in pieces:
+    async for index, piece, count in counted(body, pieces):
         choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-        found = begun | {"choices": [choice]}
+        found = begun | {"choices": [choice]} | count.told(body, piece)
         if isinstance(piece, Result):
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)
             found["timings"] = timings(piece.stats)
-        elif isinstance(piece, PromptProgress):
-            counts[index].add(piece)
-            if not body.return_progress:
-                continue
-            found["prompt_progress"] = prompt_progress(piece)
-        else:
-            counts[index].add(piece)
+        elif isinstance(piece, Token):
             choice["text"] = piece.text
-            if body.timings_per_token:
-                found["timings"] = counts[index].timings()
             if body.logprobs is not None:
                 choice["logprobs"] = {
                     name: list(values) for name, values in _logprobs((piece,), [offsets[index]], body.logprobs).items()

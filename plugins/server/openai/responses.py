@@ -20,9 +20,9 @@ from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
+from augury.plugins.server.timings import counted, timings
 from augury.plugins.server.tools import ChatPlan
-from augury.types import Result, Token
+from augury.types import Result
 
 router = api_router()
 
@@ -237,7 +237,7 @@ def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: 
 
 
 async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
-    output, reader, count = Output(), AnswerReader(plan), StreamTimings()
+    output, reader = Output(), AnswerReader(plan)
     n_sent = 0
 
     def numbered(each: dict[str, Any]) -> bytes:
@@ -247,18 +247,14 @@ async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any],
 
     for kind in ("response.created", "response.in_progress"):
         yield numbered({"type": kind, "response": begun})
-    async for _, piece in pieces:
-        if not isinstance(piece, Result):
-            count.add(piece)
+    async for _, piece, count in counted(body, pieces):
+        figures = count.told(body, piece)
         if isinstance(piece, PromptProgress):
-            if body.return_progress:
-                progress = {"response": begun, "prompt_progress": prompt_progress(piece)}
-                yield numbered({"type": "response.in_progress", **progress})
+            yield numbered({"type": "response.in_progress", "response": begun, **figures})
             continue
-        more = {"timings": count.timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for delta in reader.read(piece):
             for each in output.add(delta):
-                yield numbered(each | more)
+                yield numbered(each | figures)
         if isinstance(piece, Result):
             for each in _ended(begun, output, reader, piece):
                 yield numbered(each)
