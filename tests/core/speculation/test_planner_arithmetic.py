@@ -229,8 +229,8 @@ def test_what_first_asks_take_beside_drafting_is_not_held_against_a_drafter(n_as
         (8, 4.0, 0.2, 16, 3, 3),
         (8, 4.0, 0.2, 2, 3, None),
         (8, 16.0, 1.2, 16, 1, None),  # were it always right, it would be a third faster than without
-        (8, 4.0, 0.45, 1, 1, 1),  # a pass of two tokens may take two seconds, and a missed one 0.1
-        (8, 4.0, 0.55, 1, 1, None),
+        (8, 4.0, 0.2, 1, 1, 1),  # a pass of two tokens may take 2.25 seconds, and a missed one 0.1
+        (8, 4.0, 0.3, 1, 1, None),
     ],
 )
 def test_a_costly_drafter_is_tried_when_it_is_time_and_time_was_saved(n_waited, saved, draft_s, limit, n_min, expected):
@@ -365,7 +365,7 @@ def test_what_was_drawn_is_verified_whatever_its_chance():
 
 @pytest.mark.parametrize(
     ("token_s", "surest", "depth"),
-    [(0.0, 0.9, 6), (0.2, 0.9, 4), (0.6, 0.9, 2), (0.2, 0.5, 2), (0.2, 0.99, 8)],
+    [(0.0, 0.9, 7), (0.2, 0.9, 5), (0.6, 0.9, 3), (0.2, 0.5, 3), (0.2, 0.99, 8)],
 )
 def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pass_does(token_s, surest, depth):
     planner = linear(True)

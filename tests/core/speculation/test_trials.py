@@ -27,7 +27,9 @@ def slot():
     """The tree 1 (0.5) ┬ 2 (0.8), and 3 (0.2), of which `b` proposes 1, too."""
     planner = DraftPlanner(PassCosts(COSTS, 17), map(DrafterProfile.of, [Telling("a", 0.5, 0.8), Telling("b", 0.4, 0.2)]))
     drafts = {0: Draft([1, 2], evidence=[0, 1]), 1: Draft([1, 3, 4], [-1, -1, 0], evidence=[0, 1, 1])}
-    return slot_of(request_of(planner), drafts, agreement=Agreement())
+    agreement = Agreement()
+    agreement._n_right = list(agreement._expected)  # as if no drafter said anything of another's tokens
+    return slot_of(request_of(planner), drafts, agreement=agreement)
 
 
 A, B = {"a": Ground("evidence 0", 0.5)}, {"b": Ground("evidence 1", 0.2)}
