@@ -83,7 +83,7 @@ class Activated(Block):
 CONSTANTS = {Activation.SITU: (4.0, 8.0), Activation.XIELU: (0.8, 0.8, 0.5, -1e-6)}
 
 
-@pytest.mark.sample(16)  # each is a kernel to compile
+@pytest.mark.sample(10)  # each is a kernel to compile
 @pytest.mark.parametrize("is_apart", [True, False])
 @pytest.mark.parametrize("limit", [None, 0.25])
 @pytest.mark.parametrize("is_gated", [True, False])

@@ -221,15 +221,17 @@ def test_products_that_no_cache_holds_are_written_likewise(name, monkeypatch):
     assert np.array_equal(multiply(matrix, x, ldy=1 << 16), multiply(matrix, x))
 
 
-@pytest.mark.sample(2)
-@every_kind
-def test_the_stand_in_has_the_bits_of_the_instructions(kind, monkeypatch):
-    found = []
-    for name in TILE_ISAS:
-        monkeypatch.setenv("AUGURY_CPU_ISA", name)
-        matrix, _ = random_matrix(kind, 7)
-        found.append(multiply(matrix, activations(8, 35)))
-    assert all(np.array_equal(each, found[0]) for each in found)
+if len(TILE_ISAS) > 1:
+
+    @pytest.mark.sample(2)
+    @every_kind
+    def test_the_stand_in_has_the_bits_of_the_instructions(kind, monkeypatch):
+        found = []
+        for name in TILE_ISAS:
+            monkeypatch.setenv("AUGURY_CPU_ISA", name)
+            matrix, _ = random_matrix(kind, 7)
+            found.append(multiply(matrix, activations(8, 35)))
+        assert all(np.array_equal(each, found[0]) for each in found)
 
 
 @every_tile_isa
