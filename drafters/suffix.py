@@ -259,8 +259,8 @@ def _branched(found: Sequence[_Found], limit: int) -> Draft:
     ways: list[tuple[Sequence[int], Sequence[int]]] = [(each.tokens, each.evidence) for each in found]
     for each in found:
         for length, branch in each.ways:
-            steps = [_STEPS[min(i, _LONGEST)] for i in range(length, length + len(branch))]
-            ways.append((branch, [each.first_branch + step for step in steps]))
+            lengths = range(length, length + len(branch))
+            ways.append((branch, [each.first_branch + _STEPS[min(i, _LONGEST)] for i in lengths]))
     for way, grounds in ways:
         node = -1
         for token, ground in zip(way, grounds, strict=True):

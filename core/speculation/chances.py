@@ -115,7 +115,7 @@ class Chances:
     def grounds(self, draft: Draft, run: int) -> list[int]:
         """The ground of each token of a draft (k,), made after `run` right ones."""
         if draft.evidence is not None:
-            return (draft.evidence + np.int32(_EVIDENCE)).tolist()
+            return [_EVIDENCE + each for each in draft.evidence.tolist()]
         if draft.confidence is not None:
             return (np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE).tolist()
         if not self._has_runs:
