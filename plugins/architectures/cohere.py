@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output
+from augury.blocks import FeedForward, Gating, Layer, MixtureOfExperts, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.rope import local_size
@@ -40,55 +39,55 @@ class CommandR(Transformer):
         return decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale", 0.0) or 1.0)
 
 
-class Cohere2(Architecture):
+class Cohere2(Transformer):
     """Three layers of four see a window only, and they alone have rope."""
 
     name = "cohere2"
+    reading = {"norm": NormKind.LAYER}
+    windows = {"period": _PERIOD, "is_required": True}
+    feeding = {"norm": "attn_norm", "is_parallel": True}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, norm=NormKind.LAYER)
-        rope = decoder.rope(is_interleaved=True, n_rot=local_size(decoder))
-        windows = decoder.windows(_PERIOD, is_required=True)
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)
-        layers = []
-        for layer in range(decoder.n_layers):
-            attention = decoder.attention(layer, rope if is_local[layer] else None, window=windows[layer])
-            layers.append(Layer(attention, decoder.feed_forward(layer, norm="attn_norm", is_parallel=True)))
-        output = decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale") or 1.0)
-        return {"main": decoder.plan(layers, output=output)}
+    def rope(cls, decoder: Decoder) -> Rope:
+        return decoder.rope(is_interleaved=True, n_rot=local_size(decoder))
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)[layer]
+        return super().layer(decoder, layer, rope if is_local else None)
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale") or 1.0)
 
 
-class Cohere2Moe(Architecture):
+class Cohere2Moe(Transformer):
     """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and always rope."""
 
     name = "cohere2moe"
+    rotary = {"is_interleaved": True, "has_factors": True}
+    windows = {**Cohere2.windows, "is_first": True, "has_nextn": True}
+    feeding = Cohere2.feeding
+    experts = {**Cohere2.feeding, "fallback": Gating.SIGMOID, "has_weights_scale": True}
+    nextn_hidden = "output"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+    def decoder(cls, file: ModelFile) -> Decoder:
         is_rms = file.get(f"{cls.name}.attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
-        decoder = Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
-        keys, wide_rope = decoder.keys, decoder.rope(is_interleaved=True, has_factors=True)
-        windows = decoder.windows(_PERIOD, is_required=True, is_first=True, has_nextn=True)
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_nextn=True)
-        n_dense = keys.count("leading_dense_block_count", least=0)
+        return Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
 
-        def layer_of(layer: int) -> Layer:
-            rope = wide_rope if is_local[layer] or layer < n_dense else None
-            attention = decoder.attention(layer, rope, window=windows[layer])
-            if not has_experts(decoder, layer):
-                return Layer(attention, decoder.feed_forward(layer, norm="attn_norm", is_parallel=True))
-            factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
-            experts = mixture(
-                decoder,
-                layer,
-                fallback=Gating.SIGMOID,
-                has_weights_scale=True,
-                norm="attn_norm",
-                factor=factor,
-                is_parallel=True,
-            )
-            return Layer(attention, experts)
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_nextn=True)[layer]
+        has_rope = is_local or layer < decoder.keys.count("leading_dense_block_count", least=0)
+        return super().layer(decoder, layer, rope if has_rope else None)
 
-        output = decoder.output(scale=keys.number("logit_scale") or 1.0)
-        return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), output=output, nextn=layer_of)}
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        if has_experts(decoder, layer) and f"blk.{layer}.ffn_up_shexp.weight" in decoder.file.tensors:
+            return mixture(decoder, layer, factor=0.5, **cls.experts)
+        return super().feed_forward(decoder, layer)
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        return decoder.output(scale=decoder.keys.number("logit_scale") or 1.0)
