@@ -19,11 +19,9 @@ class HasParts:
 
     def tensors(self) -> tuple[Part, ...]:
         """Its parts of the file in the order of its fields, parts of fields included."""
-        values = (getattr(self, each.name) for each in fields(type(self)))
-        of_values = (
-            (value,) if isinstance(value, Part) else value.tensors() for value in values if isinstance(value, Part | HasParts)
-        )
-        return tuple(part for parts in of_values for part in parts)
+        values = [getattr(self, each.name) for each in fields(type(self))]
+        parts = [each for each in values if isinstance(each, Part | HasParts)]
+        return tuple(part for each in parts for part in ((each,) if isinstance(each, Part) else each.tensors()))
 
     @property
     def linears(self) -> tuple[Linear, ...]:
