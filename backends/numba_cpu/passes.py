@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.errors import UnsupportedError
 from augury.passes import ArrayPass
 
-KERNELS = (kernels.argmax, kernels.best, kernels.sum_exponentials)
+KERNELS = (kernels.best, kernels.sum_exponentials)
 _FLOAT = 4
 
 
@@ -77,7 +77,7 @@ class KernelPass(ArrayPass):
     def argmax(self) -> np.ndarray:
         n_rows, n = self._array.shape
         ids, values = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
-        kernels.argmax(*self._place(), n_rows, n, ids.ctypes.data, values.ctypes.data)
+        kernels.best(*self._place(), 0, n_rows, n, 1, ids.ctypes.data, values.ctypes.data)
         return ids
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -116,15 +116,10 @@ def insert(ids, values, n_kept, k, token, value):
 @helper
 def insert_best(row, first, end, n_kept, k, ids, values):
     """Insert the tokens of a part of a row that are among the k best. Returns how many there are, or -1 if a logit is NaN."""
-    index = first
-    while index < end and n_kept < k:
-        value = simd.get_f32(row + 4 * index)
-        if math.isnan(value):
-            return -1
-        n_kept = insert(ids, values, n_kept, k, index, value)
-        index += 1
-    worst = simd.get_f32(values + 4 * (k - 1))
-    while index < end:
+    worst = np.float32(math.nan)  # of k tokens; all are wanted while there are fewer
+    if n_kept == k:
+        worst = simd.get_f32(values + 4 * (k - 1))
+    for index in range(first, end, _STEP):
         bits = wanted(row, index, end, worst)
         while bits != 0:
             i = index + lowest_bit(bits)
@@ -132,55 +127,37 @@ def insert_best(row, first, end, n_kept, k, ids, values):
             value = simd.get_f32(row + 4 * i)
             if math.isnan(value):
                 return -1
-            if value > worst:
-                insert(ids, values, k, k, i, value)
-                worst = simd.get_f32(values + 4 * (k - 1))
-        index += _STEP
+            if not value <= worst:
+                n_kept = insert(ids, values, n_kept, k, i, value)
+                if n_kept == k:
+                    worst = simd.get_f32(values + 4 * (k - 1))
     return n_kept
 
 
 @helper
 def best_of_row(row, maxima, n, k, ids, values):
     """Find the k best tokens of one row; see `best`. Blocks that do not reach the k-th best of the maxima have none of them."""
-    n_blocks, least, n_kept = n // BLOCK, np.float32(-math.inf), 0
+    least, n_kept, n_blocks = np.float32(-math.inf), 0, n // BLOCK
+    part, first, end = row, 0, min(BLOCK, n)
     if n_blocks > k:
-        n_kept = insert_best(maxima, 0, n_blocks, 0, k, ids, values)
-        least = simd.get_f32(values + 4 * (k - 1))
-        for i in range(n_kept):  # all at once: one after the other they would be waited for
-            block = row + 4 * BLOCK * simd.get_i32(ids + 4 * i)
-            for line in range(0, 4 * BLOCK, 64):
-                simd.prefetch(block + line)
-    if n_kept >= 0:
-        n_kept = 0
-        for first in range(0, n, BLOCK):
-            # The maximum of a block that ends beyond n is also that of other tokens, if there is one.
-            if first + BLOCK > n or not simd.get_f32(maxima + 4 * (first // BLOCK)) < least:
-                n_kept = insert_best(row, first, min(first + BLOCK, n), n_kept, k, ids, values)
-                if n_kept < 0:
-                    break
+        part, end = maxima, n_blocks
+    while first < n and n_kept >= 0:  # first the maxima, then blocks: a loop, so that `insert_best` is compiled once
+        # The maximum of a block that ends beyond n is also that of other tokens, if there is one.
+        if part == maxima or end < first + BLOCK or not simd.get_f32(maxima + 4 * (first // BLOCK)) < least:
+            n_kept = insert_best(part, first, end, n_kept, k, ids, values)
+        first += BLOCK
+        if part == maxima and n_kept > 0:
+            least = simd.get_f32(values + 4 * (k - 1))
+            for i in range(k):  # all blocks at once: one after the other they would be waited for
+                block = row + 4 * BLOCK * simd.get_i32(ids + 4 * i)
+                for line in range(0, 4 * BLOCK, 64):
+                    simd.prefetch(block + line)
+            part, first, n_kept = row, 0, 0
+        end = min(first + BLOCK, n)
     if n_kept < 0:
         for place in range(k):
             simd.put_i32(ids + 4 * place, np.int32(-1))
             simd.put_f32(values + 4 * place, np.float32(math.nan))
-
-
-@kernel
-def argmax(logits, maxima, stride, n_rows, n, ids, values):
-    """Find the best token of each row; of equals the lowest id, -1 where a logit is NaN or the best is infinite.
-
-    Args:
-        logits: address of rows of float32.
-        maxima: address of the largest logits of each row's whole blocks, NaN where one is NaN.
-        stride: floats from one row to the next, of both.
-        n_rows: how many rows.
-        n: logits of a row, at least one.
-        ids: address of (n_rows,) int32.
-        values: address of (n_rows,) float32, which are overwritten.
-    """
-    for r in range(n_rows):
-        best_of_row(logits + 4 * r * stride, maxima + 4 * r * stride, n, 1, ids + 4 * r, values + 4 * r)
-        if not math.isfinite(simd.get_f32(values + 4 * r)):
-            simd.put_i32(ids + 4 * r, np.int32(-1))
 
 
 @kernel
@@ -189,9 +166,9 @@ def best(logits, maxima, stride, rows, n_rows, n, k, ids, values):
 
     Args:
         logits: address of rows of float32.
-        maxima: as of `argmax`.
-        stride: likewise.
-        rows: address of (n_rows,) int64, which ones.
+        maxima: address of the largest logits of each row's whole blocks, NaN where one is NaN.
+        stride: floats from one row to the next, of both.
+        rows: address of (n_rows,) int64, which ones; 0: all, and from a row whose best logit is infinite -1 is chosen.
         n_rows: how many rows.
         n: logits of a row, at least k.
         k: 1 to MAX_BEST.
@@ -199,8 +176,12 @@ def best(logits, maxima, stride, rows, n_rows, n, k, ids, values):
         values: address of (n_rows, k) float32.
     """
     for r in range(n_rows):
-        place = 4 * simd.get_i64(rows + 8 * r) * stride
-        best_of_row(logits + place, maxima + place, n, k, ids + 4 * r * k, values + 4 * r * k)
+        row, to = r, 4 * r * k
+        if rows != 0:
+            row = simd.get_i64(rows + 8 * r)
+        best_of_row(logits + 4 * row * stride, maxima + 4 * row * stride, n, k, ids + to, values + to)
+        if rows == 0 and not math.isfinite(simd.get_f32(values + to)):
+            simd.put_i32(ids + to, np.int32(-1))
 
 
 @kernel
