@@ -25,7 +25,7 @@ f32 = np.float32
 
 
 @struct
-class Choice:
+class ChoiceTable:
     """The functions that score blocks, and choose."""
 
     queries: Any = nested(team.StridedRows)  # (n, n_heads * width) float32
@@ -48,7 +48,7 @@ class Choice:
 class Choose(team.Record):
     """Operands of kernels that score, and of `choose`."""
 
-    choice: Any = pointer_to(Choice)
+    choice: Any = pointer_to(ChoiceTable)
 
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.

@@ -86,7 +86,7 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
         size, n_heads, rows = 1, 0, CachedRows(address=0, row_bytes=0, n_rows=0)
         if keys is not None and operation.queries is not None:
             size, n_heads, rows = keys.size, operation.queries.width // keys.size, keys.rows
-        made = choice.Choice(
+        made = choice.ChoiceTable(
             queries=NOWHERE if operation.queries is None else placed.at(operation.queries),
             weights=NOWHERE if weights is None else placed.at(weights),
             factor=1.0 / math.sqrt(size),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from augury.backends.numba_cpu.kernels import activation, jit, norm, rope
+from augury.backends.numba_cpu.kernels import activation, head, jit, norm
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.struct import table
 
@@ -108,7 +108,7 @@ def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size, form):
 
 @jit.kernel
 def rotate_head(x, turns, n_pairs, is_interleaved):
-    rope.rotate(x, turns, n_pairs, is_interleaved)
+    head.rotate(x, turns, n_pairs, is_interleaved)
 
 
 @pytest.mark.parametrize("n_pairs", [1, 5, 8, 16, 20, 64])
