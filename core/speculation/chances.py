@@ -34,7 +34,7 @@ _RATIOS = (  # by step, of right tokens to expected ones before any was seen; do
     (1.25, 2.2, 0.88, 0.9, 0.97, 1.0, 1.0, 1.0),  # agreed
     (1.25, 0.45, 0.45, 0.57, 0.58, 0.77, 0.83, 1.0),  # contested
 )
-_AGREEMENT_WEIGHT = 8.0  # tokens that were to be expected, which these ratios count as
+_AGREEMENT_WEIGHT = 4.0  # tokens right as expected, which these ratios count as
 _CERTAIN = 0.995
 
 _KEEP_ALL = 0.998  # of the trials of all requests with each new one
