@@ -84,6 +84,7 @@ def accepted(model, head):
     return result.stats.n_accepted, result.tokens
 
 
+@pytest.mark.sample(0)  # of 20 s: an epoch that drafts a token more is compiled anew
 def test_a_learnt_head_is_often_right_where_an_untrained_one_is_not_and_changes_nothing(model, learn, tmp_path):
     code, out, err = learn(tmp_path / "head.gguf", epochs=24)
     assert code == 0, err
@@ -146,7 +147,6 @@ def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path
     assert whole.read_bytes() == resumed.read_bytes()
 
 
-@pytest.mark.sample(0)  # of 9 s, most of which JAX compiles
 def test_training_drafts_as_the_drafter_does(tmp_path):
     """Of a greedy text as many drafts are right by JAX's account as the drafter writes right, position by position."""
     name = "eagle3-llama"
