@@ -71,7 +71,7 @@ default_role = "py:obj"  # `name` in a docstring is a link where it names someth
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|gguf|np|numpy|pathlib|types)\..*|Path"),
-    ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
+    ("py:class", r"augury\.files\.gguf\.(Default|Value)|(augury\.lowering\.emitters\.)?_Block"),  # type variables
 ]
 
 
