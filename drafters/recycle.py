@@ -24,7 +24,7 @@ Retrieval-based Speculative Decoding via Next Next Token Speculation" (arXiv 250
 from __future__ import annotations
 
 from functools import cache
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from attrs import frozen
@@ -38,7 +38,7 @@ __all__ = ["Recycle", "RecycleOptions"]
 
 # By rank; docs/benchmarks.md has how they were measured
 _CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)
-_RUNNER_UP_CHANCES = (0.046, 0.029, 0.024, 0.022, 0.022, 0.017, 0.015)
+_RUNNER_UP_CHANCES = (0.046, 0.029, 0.024, 0.021, 0.022, 0.017, 0.015)
 
 
 @frozen
@@ -109,17 +109,16 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
     grounds += [len(_CHANCES) + min(rank, len(_RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
     chances = [Recycle.evidence_chances[ground] for ground in grounds]
     found: list[tuple[int, int, int]] = []
-    first = [rank for rank in (0, n_successors) if rank < len(chances) and (rank or has_row)]
-    open_nodes = [(-chances[rank], rank, -1, rank, 0) for rank in first]  # chance of the path, order, parent, rank, depth
+    ranks = range(0 if has_row else n_successors, len(chances))
+    open_nodes = [(-chances[rank], rank, -1, rank, 0) for rank in ranks]  # chance of the path, order, parent, rank, depth
+    heapify(open_nodes)
     n_seen = len(chances)
     while open_nodes and len(found) < n:
         path, _, parent, rank, level = heappop(open_nodes)
         found.append((parent, rank, grounds[rank]))
-        if rank + 1 not in (n_successors, len(chances)):
-            heappush(open_nodes, (path / chances[rank] * chances[rank + 1], n_seen, parent, rank + 1, level))
-        if level + 1 < depth:
-            heappush(open_nodes, (path * chances[0], n_seen + 1, len(found) - 1, 0, level + 1))
-        n_seen += 2
+        for successor in range(n_successors if level + 1 < depth else 0):
+            heappush(open_nodes, (path * chances[successor], n_seen + successor, len(found) - 1, successor, level + 1))
+        n_seen += n_successors
     return found
 
 
