@@ -27,7 +27,7 @@ class NaiveRecycle:
             chance = self.chances[min(first, len(self.chances) - 1)]
         else:
             chance = self.runner_up_chances[min(first - self.n_successors, len(self.runner_up_chances) - 1)]
-        return chance * math.prod(self.chances[min(rank, len(self.chances) - 1)] for rank in others)
+        return math.prod([chance, *[self.chances[min(rank, len(self.chances) - 1)] for rank in others]])  # in this order
 
     def best(self, n, first=None):
         """The chance of each of the n best paths, falling; `first` are the first ranks, by default all."""
