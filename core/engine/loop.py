@@ -92,7 +92,7 @@ class Loop:
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
-        plain: list[Sequence] = []  # list[Sequence]() takes forty times as long, here and in other steps of a round
+        plain: list[Sequence] = []  # in every step of a round so: list[Sequence]() takes forty times as long
         drafted: list[Sequence] = []
         for sequence in tuple(self._running):
             if sequence.is_prefilling:

@@ -78,7 +78,7 @@ class RoundPass:
             n_top = max(n_top, share.n_top)
             wants_argmax = wants_argmax or (share.n_rows > 0 and share.sequence.is_plain_argmax)
         if n_top:
-            ids, logits = passed.top_k(np.array(range(n_rows), np.int32), n_top)
+            ids, logits = passed.top_k(np.arange(n_rows, dtype=np.int32), n_top)
             top = read_only(ids), read_only(logits)
         if wants_argmax:  # where drafters want more of each row, it is not read twice
             if top is None:
