@@ -73,7 +73,7 @@ class BlockEmitter(op.BlockEmitter):
         return [kernel for emitter in (*self._early, *self._emitters) for kernel in emitter.kernels]
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
-        """Bytes of its work space, by name. Blocks share memory of one name; the op.largest counts."""
+        """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
         return op.largest(self._layout.buffers, *(emitter.buffers(n_threads) for emitter in self._emitters))
 
     def scratch_bytes(self) -> int:
