@@ -1,3 +1,5 @@
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -5,15 +7,24 @@ import pytest
 from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
-from augury.drafters.recycle import _CHANCES, _RUNNER_UP_CHANCES, Recycle, RecycleOptions, _tree_shape
+from augury.drafters.recycle import (
+    _CHANCES,
+    _N_GROUNDS,
+    _RUNNER_UP_CHANCES,
+    Recycle,
+    RecycleOptions,
+    _successors,
+    _tree_shape,
+)
+from augury.errors import OptionError
 from augury.loader import Shared
 from augury.types import Verdict
 
 N_VOCAB = 12
 
 
-def drafters_of(n_slots, n_vocab=N_VOCAB, **options):
-    session = SimpleNamespace(model=SimpleNamespace(n_vocab=n_vocab), shared=Shared().get)
+def drafters_of(n_slots, n_vocab=N_VOCAB, tokenizer=None, **options):
+    session = SimpleNamespace(model=SimpleNamespace(n_vocab=n_vocab), shared=Shared().get, tokenizer=tokenizer)
     return [Recycle(RecycleOptions(**options), session) for _ in range(n_slots)]
 
 
@@ -124,3 +135,59 @@ def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
                 paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
             first = range(0 if has_row else n_successors, 2 * n_successors - 1)
             assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n, first))
+
+
+@given(tokens=st.lists(st.integers(0, 5), max_size=60), n=st.integers(1, 4))
+def test_rows_begin_with_the_most_frequent_successors_in_a_text(tokens, n):
+    table = _successors(np.array(tokens, np.int32), 7, n)
+    counts = Counter(pairwise(tokens))
+    for before, row in enumerate(table.tolist()):
+        known = [token for token in row if token >= 0]
+        assert row == known + [-1] * (n - len(known))
+        assert len(set(known)) == len(known) == min(n, len({after for first, after in counts if first == before}))
+        frequencies = [counts[before, token] for token in known]
+        assert frequencies == sorted((c for (first, _), c in counts.items() if first == before), reverse=True)[:n]
+
+
+class Letters:
+    """A tokenizer of small letters."""
+
+    def encode(self, text, *, add_special):
+        assert not add_special
+        return [ord(letter) - ord("a") for letter in text]
+
+
+def test_the_target_s_rows_take_the_place_of_the_text_s(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("abacabdab")
+    drafter, other = drafters_of(2, n_successors=2, depth=2, tokenizer=Letters(), text=str(file))
+    draft = drafter.draft(np.array([5, 0], np.int32), 9)
+    assert draft.tokens.tolist() == [1, 0, 2, 3, 0]  # b, which a and d follow, and c, which a follows
+    assert draft.above.tolist() == [-1, 0, -1, 0, 2]
+    assert draft.evidence.tolist() == [_N_GROUNDS + rank for rank in (0, 0, 1, 1, 0)]
+    told(drafter, [1], [[4, 5]])
+    draft = other.draft(np.array([5, 0], np.int32), 2)
+    assert draft.tokens.tolist() == [1, 4]
+    assert draft.evidence.tolist() == [_N_GROUNDS, 0]
+    draft = other.draft(np.array([0, 2], np.int32), 9)
+    assert draft.tokens.tolist()[:1] == [0], "what a is followed by in the text stood in no row that a token was chosen from"
+    assert 1 not in draft.tokens[draft.above < 0]
+
+
+def test_the_text_that_ships_fills_rows_and_an_empty_path_none():
+    class Words:
+        def encode(self, text, *, add_special):
+            assert len(text) == 8 * N_VOCAB
+            return [0, 1, 0, 1, 0, 2]
+
+    (drafter,) = drafters_of(1, n_successors=2, depth=1, tokenizer=Words())
+    assert drafter.draft(np.array([0], np.int32), 9).tokens.tolist() == [1, 2]
+    (drafter,) = drafters_of(1, tokenizer=Words(), text="")
+    assert not len(drafter.draft(np.array([0], np.int32), 9))
+
+
+def test_a_text_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name in ("bytes", "missing"):
+        with pytest.raises(OptionError, match=f"{name} could not be read: .*; name a file of UTF-8 text"):
+            drafters_of(1, tokenizer=Letters(), text=str(tmp_path / name))

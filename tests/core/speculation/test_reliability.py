@@ -27,6 +27,7 @@ N_SUCCESSORS = 8
 
 class Session:
     slot = 0
+    tokenizer = None
 
     def __init__(self, n_vocab):
         self.model = type("Model", (), {"n_vocab": n_vocab})
