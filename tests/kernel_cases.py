@@ -67,6 +67,8 @@ def main(out: str, names: list[str]) -> None:
     import arm64
 
     arm64.pretend()
+    import stand_in_tiles  # noqa: F401 - one more instruction set
+
     from augury.backends.numba_cpu.kernels import matmul
     from augury.backends.numba_cpu.kernels.isa import available_isas
     from augury.files.tensor_type import TensorType

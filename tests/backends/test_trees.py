@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
+import stand_in_tiles  # noqa: F401 - one more instruction set
 from cpu_backends import cpu_backends
 from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_file

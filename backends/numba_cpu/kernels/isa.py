@@ -61,7 +61,6 @@ ISAS = {
         frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), *_NARROW
     ),
     "generic": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
-    "amx-stand-in": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
 }
 
 

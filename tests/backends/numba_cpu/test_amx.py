@@ -6,6 +6,7 @@ from oracles import weights
 from oracles.models import tiny_file
 from oracles.passes import run_of
 from oracles.products import activations, every_kind, multiply, random_matrix
+from stand_in_tiles import STAND_IN
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model, tiles
 from augury.backends.numba_cpu.kernels import amx, isa, simd
@@ -284,7 +285,7 @@ def test_tiles_are_used_of_large_models_where_they_are_permitted(monkeypatch):
 
 def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkeypatch):
     monkeypatch.delenv("AUGURY_CPU_ISA", raising=False)
-    monkeypatch.setattr(model, "choose_isa", lambda n_bytes: "amx-stand-in" if n_bytes > 100 else isa.choose_isa())
+    monkeypatch.setattr(model, "choose_isa", lambda n_bytes: STAND_IN if n_bytes > 100 else isa.choose_isa())
     file = tiny_file("llama-dense-q4_0")
     logits = {}
     for n_bytes in (100, 101):
@@ -295,7 +296,7 @@ def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkey
         logits[made.isa] = made.forward(run_of([1, 2, 3])).rows().copy()
         made.close()
     bytes_, tiled = logits.values()
-    assert list(logits) == [isa.choose_isa(), "amx-stand-in"]
+    assert list(logits) == [isa.choose_isa(), STAND_IN]
     assert 0 < np.abs(bytes_ - tiled).max() < 0.05 * np.abs(bytes_).max()
 
 

@@ -6,6 +6,7 @@ import pytest
 from oracles.models import altered, tiny_file
 from oracles.passes import joined, run_of
 from oracles.weights import random_weights
+from stand_in_tiles import STAND_IN
 
 from augury import Registry
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
@@ -22,7 +23,7 @@ REGISTRY = Registry.discover()
 # Plain, by tiles, capped, scaled and biased.
 KINDS = [
     ("llama-dense", None, TensorType.Q4_K),
-    ("llama-dense", "amx-stand-in", TensorType.Q8_0),
+    ("llama-dense", STAND_IN, TensorType.Q8_0),
     ("gemma2-dense", None, TensorType.F32),
     ("granite-rope", None, TensorType.F32),
     ("qwen2-dense", None, TensorType.F32),
