@@ -18,8 +18,9 @@ DATA = {  # what is shipped beside code
     if path.is_file() and path.suffix not in {".py", ".pyc"}
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# attrs, functools and sys serve what writes kernels as LLVM IR, for the system at hand
+# abc, attrs, functools and sys serve what writes kernels as LLVM IR, for the system at hand
 MAY_KERNELS_IMPORT = (
+    "abc",
     "__future__",
     "typing",
     "collections",

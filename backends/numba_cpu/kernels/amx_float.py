@@ -16,7 +16,8 @@ from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_RO
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.unpack import GROUPS, at
+from augury.backends.numba_cpu.kernels.simd import at
+from augury.backends.numba_cpu.kernels.unpack import GROUPS
 
 _COLUMN = 2 * PANEL_ROWS  # bytes of a column of a panel
 

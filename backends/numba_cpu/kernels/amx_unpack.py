@@ -17,12 +17,13 @@ from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES, Tiles, float16_bits
-from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
+from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, at
+from augury.backends.numba_cpu.kernels.scales import Scales
+from augury.backends.numba_cpu.kernels.simd import at
+from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, Planes, shared_bit
 
-_HALVES, _BYTES = ir.VectorType(simd.F16, 16), ir.VectorType(simd.I8, 32)
-_NUMBERS = 2 * PANEL_ROWS  # bytes of a float16 of each row
+_HALVES = ir.VectorType(simd.F16, 16)
 _FRACTIONS = {4, 5}  # bits of numbers that are fastest put below the one of a float16
 _TABLE_BITS = 3  # numbers of up to so many bits are looked up
 _MANTISSA = 10  # bits of a float16
@@ -35,90 +36,30 @@ SHIFT = 40  # of activations' exponents
 PAIRED = (0, 2, 1, 3)
 
 
-class _Scales:
-    """The scales and minima of a block's 32 rows, float16, times the powers of two of the rows; see `format.py`."""
+class _Scales(Scales):
+    """The scales and minima of a block's 32 rows, float16, times the powers of two of the rows."""
+
+    whole, floats = simd.I16X32, simd.F16X32
 
     def __init__(self, fmt: Format, tiles: Tiles, unit: ir.Value, index: ir.Value, exponents: ir.Value) -> None:
         """Say of which block in which unit."""
-        self.fmt, self.tiles, self.unit, self.index, self.exponents = fmt, tiles, unit, index, exponents
-        self._word: ir.Value | None = None
+        super().__init__(fmt, unit, index)
+        self.tiles, self.exponents = tiles, exponents
 
-    def of(self, b: ir.IRBuilder, half: int) -> list[ir.Value]:
-        """Return the scales of a half, or of the block where it has one scale, and the minima where there are any."""
-        coding = self.fmt.coding
-        if coding == "exponent":
-            exponents = b.fadd(self.exponents, b.uitofp(self._bytes(b, 0), simd.F16X32))
-            return [self.tiles.scale(b, simd.constant(simd.F16X32, 1.0), b.fsub(exponents, simd.constant(simd.F16X32, 128.0)))]
-        if coding == "float8":
-            bits = b.shl(self._own_bytes(b, 0, half), simd.constant(simd.I16X32, 7))  # a float16, except for its bias
-            return [self.tiles.scale(b, b.bitcast(bits, simd.F16X32), b.fadd(self.exponents, simd.constant(simd.F16X32, 7.0)))]
-        found = [self._scaled(b, _NUMBERS * place) for place in range(1 + self.fmt.has_minimum)]
-        if coding == "f16":
-            return found
-        numbers = self._numbers(b, half, _NUMBERS * len(found))
-        signs = (1, -1)  # minima are taken away
-        return [b.fmul(d if sign > 0 else b.fneg(d), number) for d, number, sign in zip(found, numbers, signs, strict=False)]
+    def _d(self, b: ir.IRBuilder, start: int) -> ir.Value:
+        return self.tiles.scale(b, simd.load(b, at(b, self.unit, start), simd.F16X32), self.exponents)
 
-    def _numbers(self, b: ir.IRBuilder, half: int, start: int) -> list[ir.Value]:
-        """Return the factor of d, and of its minimum, from the bytes from `start` on; float16."""
-        coding = self.fmt.coding
-        if coding == "byte":
-            return [b.sitofp(self._own_bytes(b, start, half, is_signed=True), simd.F16X32)]
-        if coding in {"odd", "odd_single"}:
-            s = self.nibbles(b, start) if coding == "odd_single" else self._half(b, self._bytes(b, start, PANEL_ROWS), half)
-            factor = self.fmt.factor
-            return [
-                self.tiles.fma(
-                    b, b.uitofp(s, simd.F16X32), simd.constant(simd.F16X32, 2.0 * factor), simd.constant(simd.F16X32, factor)
-                )
-            ]
-        if coding == "nibble":
-            both = self._own_bytes(b, start, half)
-            return [b.uitofp(self._half(b, both, part), simd.F16X32) for part in range(2)]
-        word, parts = self._sixes(b, start), (0, 6) if coding == "six" else (6 * half,)
-        fields = [b.and_(b.lshr(word, simd.constant(simd.I16X32, part)), simd.constant(simd.I16X32, 63)) for part in parts]
-        floats = [b.uitofp(field, simd.F16X32) for field in fields]
-        return floats if coding == "six" else [b.fsub(floats[0], simd.constant(simd.F16X32, 32.0))]
+    def _fma(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        return self.tiles.fma(b, x, y, z)
 
-    def nibbles(self, b: ir.IRBuilder, start: int) -> ir.Value:
-        """Take the four bits of each row of which those of two blocks are a byte, i16x32."""
-        two = ir.Constant(simd.I64, 2)
-        place = b.add(at(b, self.unit, start), b.mul(b.udiv(self.index, two), ir.Constant(simd.I64, PANEL_ROWS)))
-        shift = b.mul(b.trunc(b.urem(self.index, two), simd.I16), ir.Constant(simd.I16, 4))
-        return b.and_(
-            b.lshr(b.zext(simd.load(b, place, _BYTES), simd.I16X32), simd.splat(b, shift, simd.I16X32)),
-            simd.constant(simd.I16X32, 15),
-        )
+    def _power_of_two(self, b: ir.IRBuilder, e: ir.Value) -> ir.Value:
+        exponents = b.fadd(self.exponents, b.uitofp(e, simd.F16X32))
+        return self.tiles.scale(b, simd.constant(simd.F16X32, 1.0), b.fsub(exponents, simd.constant(simd.F16X32, 128.0)))
 
-    def _scaled(self, b: ir.IRBuilder, offset: int) -> ir.Value:
-        """Load a float16 of each row."""
-        return self.tiles.scale(b, simd.load(b, at(b, self.unit, offset), simd.F16X32), self.exponents)
-
-    def _bytes(self, b: ir.IRBuilder, start: int, step: int = 0, *, is_signed: bool = False) -> ir.Value:
-        """Load a byte of each row, those of a block `step` after those of the one before, i16x32."""
-        place = b.add(at(b, self.unit, start), b.mul(self.index, ir.Constant(simd.I64, step)))
-        return (b.sext if is_signed else b.zext)(simd.load(b, place, _BYTES), simd.I16X32)
-
-    def _own_bytes(self, b: ir.IRBuilder, start: int, half: int, *, is_signed: bool = False) -> ir.Value:
-        """Load a byte of each row for a half of this block."""
-        return self._bytes(b, start + half * PANEL_ROWS, 2 * PANEL_ROWS, is_signed=is_signed)
-
-    @staticmethod
-    def _half(b: ir.IRBuilder, both: ir.Value, half: int) -> ir.Value:
-        return b.lshr(both, simd.constant(simd.I16X32, 4)) if half else b.and_(both, simd.constant(simd.I16X32, 15))
-
-    def _sixes(self, b: ir.IRBuilder, start: int) -> ir.Value:
-        """Load the fields of six bits of this block: two in bits 0..11, or one in bits 0..5."""
-        if self._word is None:
-            n_blocks = ir.Constant(simd.I64, 4 if self.fmt.coding == "six_single" else 2)  # that share three bytes
-            group, inside = b.udiv(self.index, n_blocks), b.urem(self.index, n_blocks)
-            bit = b.mul(inside, b.udiv(ir.Constant(simd.I64, 24), n_blocks))
-            place = b.add(at(b, self.unit, start), b.mul(group, ir.Constant(simd.I64, 3 * PANEL_ROWS)))
-            place = b.add(place, b.mul(b.udiv(bit, ir.Constant(simd.I64, 8)), ir.Constant(simd.I64, PANEL_ROWS)))
-            low, high = (b.zext(simd.load(b, at(b, place, step), _BYTES), simd.I16X32) for step in (0, PANEL_ROWS))
-            word = b.or_(low, b.shl(high, simd.constant(simd.I16X32, 8)))
-            self._word = b.lshr(word, simd.splat(b, b.trunc(b.urem(bit, ir.Constant(simd.I64, 8)), simd.I16), simd.I16X32))
-        return self._word
+    def _float8(self, b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+        """See `Scales._float8`: as a float16 it lacks its bias."""
+        moved = b.bitcast(b.shl(bits, simd.constant(simd.I16X32, 7)), simd.F16X32)
+        return self.tiles.scale(b, moved, b.fadd(self.exponents, simd.constant(simd.F16X32, 7.0)))
 
 
 def _fraction_size(fmt: Format) -> int:
@@ -140,7 +81,7 @@ class _Factors:
                 for g in GROUPS:
                     simd.store(b, self._place(b, g, half, i), _for_pairs(b, of_rows, g))
         if self.fmt.is_shared:
-            nibbles = scales.nibbles(b, self.fmt.scale_bytes - PANEL_ROWS * self.fmt.shared_bytes)
+            nibbles = scales.shared_bits(b)
             for g in GROUPS:
                 simd.store(b, self._place(b, g, 0, self.n), _for_pairs(b, nibbles, g))
 
@@ -169,8 +110,7 @@ class _Weights:
 
     def __init__(self, b: ir.IRBuilder, factors: _Factors, tiles: Tiles, planes: ir.Value, g: int) -> None:
         """Take the group's part of the factors."""
-        self.fmt, self.tiles, self.planes, self.g = factors.fmt, tiles, planes, g
-        self._loaded: dict[int, ir.Value] = {}
+        self.fmt, self.tiles, self._planes = factors.fmt, tiles, Planes(factors.fmt, planes, g)
         self._size = _fraction_size(self.fmt)
         self._factors = [factors.load(b, g, half) for half in range(self.fmt.halves)]
         self._shared = factors.shared(b, g) if self.fmt.is_shared else None
@@ -197,33 +137,9 @@ class _Weights:
 
     def _take(self, b: ir.IRBuilder, v: int, d: int, to: int) -> ir.Value:
         """Return the bits of the numbers of vector v, moved to bit `to`."""
-        fmt = self.fmt
-        bits = self._plane(b, 0, fmt.low, v, d, to)
-        if fmt.high:
-            bits = b.or_(bits, self._plane(b, fmt.low, fmt.high, v, d, to + fmt.low))
-        if self._shared is not None:
-            is_set = b.icmp_unsigned(
-                "!=", b.and_(self._shared, simd.constant(simd.I16X32, 1 << v // 2)), simd.constant(simd.I16X32, 0)
-            )
-            bits = b.or_(
-                bits, b.select(is_set, simd.constant(simd.I16X32, 1 << fmt.low + fmt.high), simd.constant(simd.I16X32, 0))
-            )
-        return bits
-
-    def _plane(self, b: ir.IRBuilder, plane: int, width: int, v: int, d: int, to: int) -> ir.Value:
-        """Take `width` bits from the plane that begins at stored vector `plane`, moved to bit `to`."""
-        per_stored = 8 // width
-        stored = plane + v // per_stored
-        if stored not in self._loaded:
-            self._loaded[stored] = simd.load(b, at(b, self.planes, (2 * stored + self.g) * VECTOR), simd.I16X32)
-        bits, down = self._loaded[stored], 8 * d + v % per_stored * width - to
-        if down > 0:
-            bits = b.lshr(bits, simd.constant(simd.I16X32, down))
-        elif down < 0:
-            bits = b.shl(bits, simd.constant(simd.I16X32, -down))
-        if self.fmt.values and not self.fmt.high and width == 4:
-            return bits  # tables are looked up by four bits
-        return b.and_(bits, simd.constant(simd.I16X32, ((1 << width) - 1) << to))
+        fmt, is_masked = self.fmt, not self.fmt.values or self.fmt.high > 0 or self.fmt.low != 4  # four bits are looked up
+        bits = self._planes.bits(b, v, first=8 * d, to=to, ones=1, is_masked=is_masked)
+        return bits if self._shared is None else b.or_(bits, shared_bit(b, fmt, self._shared, v, 1))
 
 
 def _for_pairs(b: ir.IRBuilder, of_rows: ir.Value, g: int) -> ir.Value:

@@ -14,7 +14,7 @@ from numba.core import cgutils
 from augury.backends.numba_cpu.kernels import cache_type, simd
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.unpack import at
+from augury.backends.numba_cpu.kernels.simd import at
 
 CHUNK = 256  # positions whose scores are kept at once
 # Of one row: a chunk, or its beginning and a tree, then cleared cells.

@@ -10,8 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, COLUMNS, LANES, emit_floats, emit_keys, emit_values
-from augury.backends.numba_cpu.kernels.simd import I64, emitted, i64, store
-from augury.backends.numba_cpu.kernels.unpack import at
+from augury.backends.numba_cpu.kernels.simd import I64, at, emitted, i64, store
 
 _VECTOR = 64
 

@@ -23,7 +23,7 @@ from llvmlite import ir
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.unpack import at
+from augury.backends.numba_cpu.kernels.simd import at
 
 f32 = np.float32
 LANES = 16

@@ -13,9 +13,9 @@ from augury.backends.numba_cpu.kernels.amx import MEMORY_BYTES, TILE_BYTES, TILE
 from augury.backends.numba_cpu.kernels.format import VECTOR
 from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.simd import at
 from augury.backends.numba_cpu.kernels.struct import struct
 from augury.backends.numba_cpu.kernels.team import CLAIMED, Record
-from augury.backends.numba_cpu.kernels.unpack import at
 
 READ_STEP = 1 << 20  # bytes that a thread claims: about as many as of a large matrix
 SCRATCH_BYTES = MEMORY_BYTES  # of `multiply`, per thread: weights, columns, sums; or tiles

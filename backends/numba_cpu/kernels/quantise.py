@@ -10,8 +10,7 @@ from llvmlite import ir
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, NEGATIVE_SUMS, SCALES, SUM
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I8, I32, I32X16, i64, void
-from augury.backends.numba_cpu.kernels.unpack import at
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I8, I32, I32X16, at, i64, void
 
 _Q8_BYTES, _F32_BYTES = ACTIVATION_BYTES["q8_16"], ACTIVATION_BYTES["f32"]
 _LANES = 16

@@ -15,8 +15,8 @@ from llvmlite import ir
 from augury.backends.numba_cpu.kernels import codebook, simd
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, emitted, i64, int32, load, store
-from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, at, emitted, i64, int32, load, store
+from augury.backends.numba_cpu.kernels.unpack import LOGICAL
 
 # Weight type → bytes of a row of a unit in the file, and where it holds d (and m or dmin after it), the low bits, the high
 # bits, the scales.

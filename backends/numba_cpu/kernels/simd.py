@@ -63,6 +63,11 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, to: ir.Type) -> ir.Value:
     return builder.inttoptr(address, to.as_pointer())
 
 
+def at(builder: ir.IRBuilder, address: ir.Value, offset: int) -> ir.Value:
+    """Add a constant to an address."""
+    return builder.add(address, ir.Constant(I64, offset))
+
+
 def load(builder: ir.IRBuilder, address: ir.Value, llvm: ir.Type) -> ir.Value:
     """Load a value of an LLVM type from an unaligned address."""
     return builder.load(pointer(builder, address, llvm), align=1)

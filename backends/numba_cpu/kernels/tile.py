@@ -30,7 +30,8 @@ from augury.backends.numba_cpu.kernels.format import (
     Format,
 )
 from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
-from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, at, emit_floats
+from augury.backends.numba_cpu.kernels.simd import at
+from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, emit_floats
 
 _LARGEST_UNIT = 8  # blocks
 _TOKEN = ACTIVATION_BYTES["q8_16"]
