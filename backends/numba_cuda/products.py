@@ -8,10 +8,9 @@ from typing import Any
 from augury.backends.numba_cuda.device import Arguments, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.formats import UNIT
-from augury.backends.numba_cuda.kernels.gated_matmul import GATED_WARPS, MULTIPLY_GATED
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, MULTIPLY
+from augury.backends.numba_cuda.kernels.matmul import GATED_WARPS, MOST_CUTS, MULTIPLY, MULTIPLY_GATED, MULTIPLY_TWO
 from augury.backends.numba_cuda.kernels.routes import CombineArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
@@ -21,7 +20,6 @@ from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_TILES,
     MULTIPLY_MATRIX,
 )
-from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 
@@ -65,7 +63,7 @@ def launch_of(
 def launch_of_gated(
     matrix: Matrix, x: Operand, to: Any, column: int, tiles: Tiles, which: int, how: Any, n_gated: int = 1
 ) -> Launch:
-    """The kernel of gate, and up below it if `n_gated` is 2, with their activation; see `kernels.gated_matmul`."""
+    """The kernel of gate, and up below it if `n_gated` is 2, with their activation; see `kernels.matmul`."""
     kernel, grid = MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float), "how": how, "to": to}
     given |= {"column": column, "which": which, "n_most": tiles.n_most, "per_token": tiles.per_token}

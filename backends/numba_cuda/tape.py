@@ -35,7 +35,7 @@ _OPERAND = ("floats", "bytes", "factors", "sums", "halves")
 
 @frozen
 class Gate:
-    """How a gate is activated, see `kernels/gate.py`."""
+    """How a gate is activated, see `GateArgs`."""
 
     activation: Activation | GateKind
     limit: float | None = None

@@ -18,8 +18,26 @@ if SIMULATED:
     from numba import float32, float64, int32, int64, njit, types, uint32, uint64
     from numba.extending import intrinsic
 
-    from augury.backends.numba_cuda.kernels.lane import Compiler, lane
+    from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
     from augury.backends.numba_cuda.kernels.simulator import cuda
+
+    # Lanes are compiled as numba-cpu's kernels and helpers are, but in less time, which is most of a kernel test's.
+    class Compiler(KernelCompiler):
+        """Numba's pipeline for functions that Python calls."""
+
+        optimisation = 1
+
+    class _InnerCompiler(HelperCompiler):
+        optimisation = 1
+
+    def lane(function):
+        """Compile `function` when it is first called, by Python or by another lane, for the types that it is called with."""
+        called, inner = (njit(pipeline_class=compiler)(function) for compiler in (Compiler, _InnerCompiler))
+        called.get_call_template, called.get_overload = (
+            inner.get_call_template,
+            inner.get_overload,
+        )  # numba asks for other lanes
+        return called
 
     def _typed(signature):
         return njit(signature, pipeline_class=Compiler)

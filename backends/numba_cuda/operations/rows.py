@@ -8,8 +8,8 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.device import Arguments, Pointer
-from augury.backends.numba_cuda.kernels import gate as kernels
-from augury.backends.numba_cuda.kernels.block_convolution import convolve_block
+from augury.backends.numba_cuda.kernels.activation import gate as kernel
+from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
@@ -209,7 +209,7 @@ def activate(
     per_token: int = 0,
     n_apart: int = 0,
 ) -> None:
-    """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
+    """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.activation`."""
     arguments: Arguments = {"rows": gates.at, "stride": gates.width, "size": size, "per_token": per_token, "n_apart": n_apart}
     if ups is not None:
         arguments |= {"ups": ups.at, "up_stride": ups.width}
@@ -217,7 +217,7 @@ def activate(
         arguments |= {"divisors": tape.weights.vector(divisors), "has_divisors": True}
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
     how = gate.arguments(has_up=ups is not None)
-    tape.launch(kernels.gate, grid, WARP * WARPS, how=how, to=to.target, **arguments)
+    tape.launch(kernel, grid, WARP * WARPS, how=how, to=to.target, **arguments)
 
 
 def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:

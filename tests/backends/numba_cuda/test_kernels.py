@@ -7,12 +7,11 @@ from oracles.cuda_products import in_order
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs
+from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs, gate
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import TYPES, CacheArgs, StoreArgs
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
-from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.splits import MergeArgs

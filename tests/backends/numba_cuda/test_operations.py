@@ -15,8 +15,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.aot import all_kernels
 from augury.backends.numba_cuda.device import CountingDevice, Launch
-from augury.backends.numba_cuda.kernels.activation import GateArgs
-from augury.backends.numba_cuda.kernels.gate import gate
+from augury.backends.numba_cuda.kernels.activation import GateArgs, gate
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.blocks import Activation, Block, GateKind, LinearRecurrence
