@@ -12,13 +12,13 @@ import numpy as np
 
 from augury.backends.numba_cpu import passes, tape
 from augury.backends.numba_cpu.block import BlockEmitter
-from augury.backends.numba_cpu.cache import to_move
 from augury.backends.numba_cpu.kernels import team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
+from augury.backends.numba_cpu.slot_memory import to_move
 from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Layer, ModelPlan

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.sequence import SequenceUpdate
 from augury.backends.numba_cpu.kernels.struct import dtype, values
+from augury.backends.numba_cpu.kernels.team import SequenceUpdate
 from augury.batch import Batch, StateUpdate, StateUpdates
 
 _NO_PLACES = np.empty(0, np.int64)
 
 
 class SequenceUpdates:
-    """Writes the records of `kernels/sequence.py`.
+    """Writes the `SequenceUpdate`s of `kernels/team.py`.
 
     Attributes:
         records: (MAX_TOKENS,) `SequenceUpdate` of the runs of a pass.

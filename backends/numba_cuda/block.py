@@ -9,7 +9,6 @@ from typing import Any
 from attrs import frozen
 
 from augury import lowering as op
-from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import OPERATIONS
@@ -18,7 +17,7 @@ from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
 from augury.backends.numba_cuda.rows import Operand, Rows
-from augury.backends.numba_cuda.state import State
+from augury.backends.numba_cuda.slot_memory import Cache, State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block, Linear
 from augury.errors import UnsupportedError

@@ -7,7 +7,7 @@ from augury.backends.numba_cpu.kernels import attention_layer, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.operations.choice import NO_LISTS
+from augury.backends.numba_cpu.operations.attention import NO_LISTS
 from augury.backends.numba_cpu.packing import aligned
 from augury.backends.numba_cpu.tape import Place
 from augury.backends.numba_cpu.team import Team

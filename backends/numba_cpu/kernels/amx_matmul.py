@@ -9,8 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from augury.backends.numba_cpu.kernels import amx, simd
-from augury.backends.numba_cpu.kernels.amx_float import TOKEN_PARTS, WEIGHT_PARTS, unpack_floats
-from augury.backends.numba_cpu.kernels.amx_unpack import FACTOR_BYTES, inverse, unpack_factors, unpack_tiles
+from augury.backends.numba_cpu.kernels.amx_unpack import (
+    FACTOR_BYTES,
+    TOKEN_PARTS,
+    WEIGHT_PARTS,
+    inverse,
+    unpack_factors,
+    unpack_floats,
+    unpack_tiles,
+)
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 

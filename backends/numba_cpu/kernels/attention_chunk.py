@@ -17,8 +17,17 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     SCORES,
     TOTAL,
 )
-from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, score_rows, weigh
-from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
+from augury.backends.numba_cpu.kernels.attention_tile import (
+    CHUNK,
+    POSITIONS,
+    SCORE_BYTES,
+    lines_of,
+    score,
+    score_rows,
+    unpack_keys,
+    unpack_values,
+    weigh,
+)
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES, load_key
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import invoke

@@ -54,7 +54,7 @@ class AttentionLayer:
     chunk: int  # of every so many positions it sees those of its own only
     sees_run: bool  # whether it sees the later positions of its run, too
     sinks: int  # (n_heads,) float32, address
-    adjust_scores: int  # address of the kernel, see `score_adjustment.py`; 0: scores stay as they are
+    adjust_scores: int  # address of the kernel, see `softmax.py`; 0: scores stay as they are
     cap: float  # of scores
     slopes: int  # (n_heads,) float32, address
     parts: int  # of rows, address

@@ -2,6 +2,9 @@
 
 A row's score of a position is a sum over the head's dimensions in order, its weighted sum of a value's component one over the
 positions in order. Which rows share a tile, and how many positions are scored at once, changes neither.
+
+A tile unpacks its loads, which costs a second tile as much again, so for many rows a chunk's codes become float32 first. Codes
+times scale is exact in float32: rows compute the same bits either way.
 """
 
 from __future__ import annotations
@@ -11,24 +14,34 @@ from collections.abc import Sequence
 from llvmlite import ir
 from numba.core import cgutils
 
-from augury.backends.numba_cpu.kernels import cache_type, simd
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.cache_type import (
+    BLOCK,
+    BYTES,
+    COLUMNS,
+    FLOATS,
+    LANES,
+    emit_floats,
+    emit_keys,
+    emit_values,
+)
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.simd import at
 
 CHUNK = 256  # positions whose scores are kept at once
 # Of one row: a chunk, or its beginning and a tree, then cleared cells.
-SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + cache_type.LANES)
+SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)
 _VECTOR = 64
 
 # Rows of the largest tile, vectors of positions or columns beside each other: as many as registers hold without spilling.
 MAX_ROWS, N_VECTORS = (6, 4) if "avx512f" in host_features() else (3, 2)
-POSITIONS = cache_type.LANES * N_VECTORS  # that are scored at once
+POSITIONS = LANES * N_VECTORS  # that are scored at once
 
 
 def lines_of(kind: str) -> int:
     """Cache lines that POSITIONS keys advance by with a step, or values with each N_VECTORS vectors of columns."""
-    return max(POSITIONS * cache_type.BYTES[kind] // cache_type.LANES // _VECTOR, 1)
+    return max(POSITIONS * BYTES[kind] // LANES // _VECTOR, 1)
 
 
 def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
@@ -65,31 +78,29 @@ class _Sums:
 
 
 def _emit_float_scores(b, kind, sums, keys, heads, d, fetch):
-    block = _scaled(b, d, cache_type.BYTES[kind])
+    block = _scaled(b, d, BYTES[kind])
     with cgutils.for_range(b, d) as loop:
         fetch(1)
-        key = b.add(keys, _scaled(b, loop.index, cache_type.BYTES[kind]))
+        key = b.add(keys, _scaled(b, loop.index, BYTES[kind]))
         vectors = []
         for _ in range(N_VECTORS):
-            vectors.append(cache_type.emit_floats(b, kind, key))
+            vectors.append(emit_floats(b, kind, key))
             key = b.add(key, block)
         sums.add(b, vectors, [b.add(head, _scaled(b, loop.index, 4)) for head in heads])
 
 
 def _emit_scaled_scores(b, kind, sums, keys, heads, d, fetch):
-    block, columns = _scaled(b, d, cache_type.BYTES[kind]), cache_type.COLUMNS[kind]
-    with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, cache_type.BLOCK))) as outer:
+    block, columns = _scaled(b, d, BYTES[kind]), COLUMNS[kind]
+    with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, BLOCK))) as outer:
         fetch(2)  # for the scales
-        start = b.add(keys, _scaled(b, outer.index, cache_type.BLOCK * cache_type.BYTES[kind]))
+        start = b.add(keys, _scaled(b, outer.index, BLOCK * BYTES[kind]))
         starts = [b.add(start, b.mul(block, ir.Constant(simd.I64, v))) for v in range(N_VECTORS)]
-        scales = [cache_type.emit_floats(b, "f16", place) for place in starts]
-        queries = [b.add(head, _scaled(b, outer.index, 4 * cache_type.BLOCK)) for head in heads]
-        with cgutils.for_range(b, ir.Constant(simd.I64, cache_type.BLOCK // columns)) as inner:
+        scales = [emit_floats(b, "f16", place) for place in starts]
+        queries = [b.add(head, _scaled(b, outer.index, 4 * BLOCK)) for head in heads]
+        with cgutils.for_range(b, ir.Constant(simd.I64, BLOCK // columns)) as inner:
             fetch(1)
-            codes = [
-                b.add(at(b, place, cache_type.BYTES["f16"]), _scaled(b, inner.index, cache_type.LANES)) for place in starts
-            ]
-            vectors = [cache_type.emit_keys(b, kind, *pair) for pair in zip(codes, scales, strict=True)]
+            codes = [b.add(at(b, place, BYTES["f16"]), _scaled(b, inner.index, LANES)) for place in starts]
+            vectors = [emit_keys(b, kind, *pair) for pair in zip(codes, scales, strict=True)]
             for part in range(columns):
                 factors = [at(b, b.add(query, _scaled(b, inner.index, 4 * columns)), 4 * part) for query in queries]
                 sums.add(b, [vector[part] for vector in vectors], factors)
@@ -110,7 +121,7 @@ def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     def fetch(times: int) -> None:
         _prefetch(b, stream, _scaled(b, lines, times))
 
-    emit = _emit_float_scores if kind in cache_type.FLOATS else _emit_scaled_scores
+    emit = _emit_float_scores if kind in FLOATS else _emit_scaled_scores
     emit(b, kind, sums, keys, heads, d, fetch)
     for r, vectors in enumerate(sums.rows(b)):
         for v, vector in enumerate(vectors):
@@ -119,7 +130,7 @@ def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
 
 def _emit_sums(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
     """The sum of each vector's lanes, one vector of them: by halves, which are put together as they become shorter."""
-    width = cache_type.LANES
+    width = LANES
     parts = list(vectors)
     while width > 1:
         width //= 2
@@ -139,8 +150,8 @@ def score_rows(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     """
     rows = range(n_rows)
     heads = [simd.load(b, at(b, queries, 8 * r), simd.I64) for r in rows]
-    step = _scaled(b, b.udiv(d, ir.Constant(simd.I64, cache_type.LANES)), cache_type.BYTES[kind])
-    n_vectors = 1 if kind in cache_type.FLOATS else cache_type.BLOCK // cache_type.LANES
+    step = _scaled(b, b.udiv(d, ir.Constant(simd.I64, LANES)), BYTES[kind])
+    n_vectors = 1 if kind in FLOATS else BLOCK // LANES
     stream = cgutils.alloca_once_value(b, ahead)
     factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(simd.I32, N_VECTORS), [0] * N_VECTORS))
     with cgutils.for_range(b, ir.Constant(simd.I64, POSITIONS // N_VECTORS)) as group:
@@ -149,10 +160,10 @@ def score_rows(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
         sums = [[cgutils.alloca_once(b, simd.F32X16) for _ in cells] for _ in rows]
         for slot in (slot for slots in sums for slot in slots):
             b.store(ir.Constant(simd.F32X16, None), slot)
-        with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, cache_type.LANES * n_vectors))) as loop:
+        with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, LANES * n_vectors))) as loop:
             _prefetch(b, stream, _scaled(b, lines, n_vectors))
-            start = b.mul(loop.index, ir.Constant(simd.I64, cache_type.LANES * n_vectors))
-            loaded = [cache_type.emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
+            start = b.mul(loop.index, ir.Constant(simd.I64, LANES * n_vectors))
+            loaded = [emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
             for head, slots in zip(heads, sums, strict=True):
                 for v in range(n_vectors):
                     query = simd.load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), simd.F32X16)
@@ -172,19 +183,19 @@ def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahea
     scores. Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
     """
     rows = range(n_rows)
-    step = _scaled(b, b.udiv(row, ir.Constant(simd.I64, cache_type.LANES)), cache_type.BYTES[kind])
+    step = _scaled(b, b.udiv(row, ir.Constant(simd.I64, LANES)), BYTES[kind])
     done: ir.Value = ir.Constant(simd.I64, 0)
     stream = cgutils.alloca_once_value(b, ahead)
-    least = 1 if kind in cache_type.FLOATS else cache_type.BLOCK // cache_type.LANES
+    least = 1 if kind in FLOATS else BLOCK // LANES
     for n_vectors in dict.fromkeys((N_VECTORS, least)):
-        columns = ir.Constant(simd.I64, cache_type.LANES * n_vectors)
+        columns = ir.Constant(simd.I64, LANES * n_vectors)
         n_tiles = b.udiv(b.sub(width, done), columns)
         with cgutils.for_range(b, n_tiles) as tile:
             first = b.add(done, b.mul(tile.index, columns))
             sums = _Sums(b, len(rows), n_vectors)
             with cgutils.for_range(b, count) as loop:
                 _prefetch(b, stream, lines)
-                vectors = cache_type.emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
+                vectors = emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
                 weight = b.add(weights, _scaled(b, loop.index, 4))
                 sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
             to = b.add(out, _scaled(b, first, 4))
@@ -193,3 +204,28 @@ def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahea
                     simd.store(b, at(b, to, v * _VECTOR), vector)
                 to = b.add(to, stride)
         done = b.add(done, b.mul(n_tiles, columns))
+
+
+@simd.emitted(simd.i64, simd.i64, simd.i64, n_literals=1)
+def unpack_keys(b, kind, keys, n_blocks, out):
+    """Blocks of 16 cells x 32 components, one after the other → (n_blocks, 32, 16) float32."""
+    columns = COLUMNS[kind]
+    with cgutils.for_range(b, n_blocks) as outer:
+        start = b.add(keys, _scaled(b, outer.index, BLOCK * BYTES[kind]))
+        to = b.add(out, _scaled(b, outer.index, BLOCK * _VECTOR))
+        scales = emit_floats(b, "f16", start)
+        for row in range(BLOCK // columns):
+            for part, vector in enumerate(emit_keys(b, kind, at(b, start, BYTES["f16"] + LANES * row), scales)):
+                simd.store(b, at(b, to, (columns * row + part) * _VECTOR), vector)
+
+
+@simd.emitted(simd.i64, simd.i64, simd.i64, simd.i64, n_literals=1)
+def unpack_values(b, kind, values, count, width, out):
+    """`count` cells → (count, width) float32; width is a multiple of 32."""
+    step = _scaled(b, b.udiv(width, ir.Constant(simd.I64, LANES)), BYTES[kind])
+    with cgutils.for_range(b, count) as cell:
+        row, to = b.add(values, b.mul(cell.index, step)), b.add(out, b.mul(cell.index, _scaled(b, width, 4)))
+        with cgutils.for_range(b, b.udiv(width, ir.Constant(simd.I64, BLOCK))) as block:
+            first = _scaled(b, block.index, BLOCK)
+            for v, vector in enumerate(emit_values(b, kind, BLOCK // LANES, row, width, first)):
+                simd.store(b, at(b, b.add(to, _scaled(b, first, 4)), v * _VECTOR), vector)

@@ -1,4 +1,8 @@
-"""Causal convolutions, a channel by itself, whose last inputs are kept per sequence."""
+"""Causal convolutions, a channel by itself, whose last inputs are kept per sequence.
+
+Convolutions over the tokens of a drafted block have weights of each token's own, and keep nothing.
+Source: DFlash2, as llama.cpp computes it (`src/models/dflash.cpp`), for these.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,21 @@ from augury.backends.numba_cpu.kernels.activation import silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, load_f32, splat_f32, store_f32, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
+from augury.backends.numba_cpu.kernels.team import (
+    N_SEGMENTS,
+    SEGMENTS,
+    SEQUENCES,
+    Record,
+    StateMemory,
+    StridedRows,
+    place_aside,
+    row_of,
+    segments_at,
+    sequences_at,
+)
 
 _AHEAD = 1024  # bytes
 
@@ -160,3 +175,36 @@ def convolve(record, state, thread, n_threads):
             kept = aside + place_aside(state, t, n_aside) * stride
             for block in range(first_block, end_block):
                 simd.stream_f32(kept + 64 * block, load_part(x + t * ldx + 64 * block, n_channels - 16 * block))
+
+
+LANES = 16
+
+
+@struct
+class ConvolveBlock(Record):
+    x: Any = nested(StridedRows)  # (n, size) float32
+    weights: Any = nested(StridedRows)  # (n, n_taps * size / group) float32
+    base: int  # (n_taps, size) float32, address
+    out: Any = nested(StridedRows)  # (n, size) float32
+    size: int
+    group: int  # channels of a weight, a multiple of LANES
+    n_taps: int
+
+
+@kernel(record=ConvolveBlock)
+def convolve_block(record, state, thread, n_threads):
+    """Out[j] = the sum over taps t of (base[t] + weights[j, t]) * x[j - t], from the first token of a run on."""
+    size, group, n_taps = record.size, record.group, record.n_taps
+    runs, n_groups = segments_at(get_i64(state + SEGMENTS)), size // group
+    for segment in range(get_i64(state + N_SEGMENTS)):
+        run = runs[segment]
+        for j in range(run.n * thread // n_threads, run.n * (thread + 1) // n_threads):
+            i = run.first + j
+            to, weights = row_of(record.out, i), row_of(record.weights, i)
+            for index in range(0, size, LANES):
+                total = zero_f32()
+                for tap in range(min(n_taps, j + 1)):
+                    own = splat_f32(get_f32(weights + 4 * (tap * n_groups + index // group)))
+                    factor = add(load_f32(record.base + 4 * (tap * size + index)), own)
+                    total = fma(factor, load_f32(row_of(record.x, i - tap) + 4 * index), total)
+                store_f32(to + 4 * index, total)

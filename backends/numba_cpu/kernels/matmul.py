@@ -10,9 +10,8 @@ from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import TILES
-from augury.backends.numba_cpu.kernels.amx_float import WEIGHT_PARTS, bfloat16_cut
 from augury.backends.numba_cpu.kernels.amx_matmul import tile_matmul, tile_scratch_bytes
-from augury.backends.numba_cpu.kernels.amx_unpack import bfloat16_quantize
+from augury.backends.numba_cpu.kernels.amx_unpack import WEIGHT_PARTS, bfloat16_cut, bfloat16_quantize
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.isa import choose_isa

@@ -22,10 +22,19 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.sequence import StateMemory, place_aside, sequences_at
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENTS, SEQUENCES, Record, StridedRows, segments_at
+from augury.backends.numba_cpu.kernels.team import (
+    N_SEGMENTS,
+    SEGMENTS,
+    SEQUENCES,
+    Record,
+    StateMemory,
+    StridedRows,
+    place_aside,
+    segments_at,
+    sequences_at,
+)
 
 LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: values divided by it stay far from overflowing
 

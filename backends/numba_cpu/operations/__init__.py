@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.operations import attention, choice, ends, experts, latent, recurrence, rows
+from augury.backends.numba_cpu.operations import attention, ends, experts, latent, recurrence, rows
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Place, Rows, Tape, row_bytes
@@ -11,6 +11,6 @@ from augury.lowering import emitters_of
 
 __all__ = ["OPERATIONS", "OperationEmitter", "Place", "Placed", "Rows", "Tape", "Work", "row_bytes", "table"]
 
-_FILES = (attention, choice, ends, experts, latent, recurrence, rows)
+_FILES = (attention, ends, experts, latent, recurrence, rows)
 OPERATIONS = emitters_of(OperationEmitter, _FILES)
 """The emitter of each operation that this backend computes."""

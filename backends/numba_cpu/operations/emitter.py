@@ -10,7 +10,7 @@ from attrs import frozen
 from augury import lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations.layout import Layout
-from augury.backends.numba_cpu.state import State
+from augury.backends.numba_cpu.slot_memory import State
 from augury.backends.numba_cpu.tape import Place, Rows, Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import block_convolution, recurrent_ends
+from augury.backends.numba_cpu.kernels import convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
@@ -172,12 +172,12 @@ class ConstantEmitter(OperationEmitter[Constant]):
 class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
-    kernels = (block_convolution.convolve_block,)
+    kernels = (convolution.convolve_block,)
 
     def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
         super().__init__(operation, scope)
         group = operation.x.width // operation.n_groups
-        require_multiple(group, block_convolution.LANES, f"a convolution in groups of {group} channels")
+        require_multiple(group, convolution.LANES, f"a convolution in groups of {group} channels")
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
@@ -191,7 +191,7 @@ class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
         weights = placed.at(operation.weights)
         tape.add(
             Work("convolution"),
-            block_convolution.convolve_block,
+            convolution.convolve_block,
             x=placed.at(operation.x),
             weights=Place(weights.address + 4 * operation.side * n_taps * n_groups, weights.stride),
             base=self._base + 4 * operation.side * n_taps * width,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.operations import attention, choice, ends, experts, latent, recurrence, rows
+from augury.backends.numba_cuda.operations import attention, ends, experts, latent, recurrence, rows
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay
 from augury.backends.numba_cuda.operations.rows import activate, look_up
@@ -27,6 +27,6 @@ __all__ = [
     "look_up",
 ]
 
-_FILES = (attention, choice, ends, experts, latent, recurrence, rows)
+_FILES = (attention, ends, experts, latent, recurrence, rows)
 OPERATIONS = emitters_of(OperationEmitter, _FILES) | {ConvolveAndDecay: recurrence.ConvolveAndDecayEmitter}
 """The emitter of each operation that this backend computes."""

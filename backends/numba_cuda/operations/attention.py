@@ -1,30 +1,36 @@
-"""Heads that are prepared and kept, and attention to the cache."""
+"""Heads that are prepared and kept, attention to the cache, and the choice of positions for it, by the highest scores of keys.
+
+A choice lies in a buffer that all layers share, so that layers after the one that chooses may read it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, CacheArgs, StoreArgs
-from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS, BlocksArgs
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.splits import MergeArgs
+from augury.backends.numba_cuda.kernels.splits import SPLIT, MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.slot_memory import Cache
 from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import GateKind, Rope, Temperature
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, Choice, PrepareHeads
+from augury.lowering import Attend, Choice, Choose, ChooseByHead, PrepareHeads
 
 CHOSEN = "chosen blocks"
+_SCORES, _COUNTERS = "scores of blocks", "tokens' counters"
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of splits' results; those of one token may be more
 
@@ -188,3 +194,42 @@ def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> 
         return {}
     factors = weights.constant((temperature, n_ctx), lambda: temperature.factors(n_ctx).astype(np.float32))
     return {"factors": factors, "has_factors": True}
+
+
+class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
+    """Scores blocks of positions, and writes down which are chosen; nothing where all are."""
+
+    def __init__(self, operation: Choose | ChooseByHead, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        if isinstance(operation, ChooseByHead) and not operation.n_local:
+            raise UnsupportedError(
+                "an indexer that does not always choose the last block is not computed here; use backend reference"
+            )
+
+    def buffers(self) -> Mapping[str, int]:
+        n_ctx, choice = self.scope.options.n_ctx, self.operation.out
+        n_bytes = 4 * tokens_of(splits_of(n_ctx)) * choice.width * n_blocks(choice, n_ctx)
+        return {_SCORES: n_bytes, CHOSEN: n_bytes, _COUNTERS: 4 * MAX_TOKENS}
+
+    def emit(self, tape: Tape) -> None:
+        operation, layout, n_tokens, n_ctx = self.operation, self.layout, tape.size.n_tokens, self.scope.options.n_ctx
+        if operation.queries is None or operation.keys is None:
+            return
+        rows, keys = layout.rows(operation.queries, tape), self.scope.cache(operation.keys)
+        size, n_all = operation.out.size, n_blocks(operation.out, n_ctx)
+        arguments: Arguments = {"rows": rows.at, "stride": rows.width, "dim": keys.dim, "size": size, "length": n_ctx}
+        arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[CHOSEN]}
+        how = BlocksArgs(**arguments, n_blocks=n_all, n_chosen=operation.n_chosen)
+        given: Arguments = {"how": how, "keys": CacheArgs(keys.codes, keys.halves)}
+        if isinstance(operation, ChooseByHead):
+            lists = {"n_local": operation.n_local, "n_groups": operation.out.width}
+            tape.launch(CHOOSE_BLOCKS[keys.kept_as], (operation.out.width, n_tokens), THREADS, **lists, **given)
+            return
+        n_most, n_heads = min(n_all, tape.size.n_splits * SPLIT // size), operation.queries.width // keys.dim
+        given |= {"n_heads": n_heads, "counters": tape.buffers[_COUNTERS], "share": 1 / math.sqrt(keys.dim)}
+        if operation.weights is not None:
+            (name, start), (other, column) = (layout.row(each) for each in (operation.queries, operation.weights))
+            if name != other or column <= start:
+                raise UnsupportedError("weights of queries that do not lie after these; use backend reference")
+            given |= {"shares": column - start, "share": layout.scale(operation.weights)}
+        tape.launch(CHOOSE[keys.kept_as], (-(-n_most // THREADS), n_tokens), THREADS, **given)

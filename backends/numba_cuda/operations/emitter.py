@@ -9,7 +9,7 @@ from attrs import frozen
 
 from augury import lowering
 from augury.backends.numba_cuda.operations.layout import Layout
-from augury.backends.numba_cuda.state import State
+from augury.backends.numba_cuda.slot_memory import State
 from augury.lowering import Operation
 
 _Emitted = TypeVar("_Emitted", bound=Operation)

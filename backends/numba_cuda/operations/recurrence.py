@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scop
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.rows import Rows
-from augury.backends.numba_cuda.state import State
+from augury.backends.numba_cuda.slot_memory import State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Activation, GateKind, Vector
 from augury.errors import UnsupportedError
