@@ -30,6 +30,7 @@ from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Model, Progress
+from augury.loader import Loader, make_backend, plan_of
 from augury.registry import Registry
 from augury.types import CACHE_TYPES, ModelOptions
 
@@ -222,8 +223,6 @@ def _paused_gc() -> Iterator[None]:
 
 def drafter_of_nextn(args: argparse.Namespace) -> str | None:
     """The drafter of layers that predict further tokens, or None if the model's file has none that are computed here."""
-    from augury.loader import make_backend, plan_of
-
     drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_nextn]
     if not drafters or placement_words(args):
         return None
@@ -241,8 +240,6 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, 
     Raises:
         AuguryError: As loading does.
     """
-    from augury.loader import Loader, make_backend
-
     configure_logging(verbosity=args.verbose)
     backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, placement=placement_of(args))

@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 from sources import MODULES, ROOT, import_graph
 
-import augury.cli
 import augury.testing
 from augury.registry import Registry
 
@@ -78,7 +77,7 @@ def test_plugins_import_what_any_plugin_may():
             assert not strange, f"{module} imports what docs/plugins.md promises to no plugin"
 
 
-@pytest.mark.parametrize("module", [augury, augury.cli, augury.testing])
+@pytest.mark.parametrize("module", [augury, augury.testing])
 def test_what_a_module_offers_is_imported_when_it_is_used(module):
     assert set(module._HOMES) == set(module.__all__)
     assert not [name for name in module.__all__ if isinstance(getattr(module, name), ModuleType)], "hidden by modules"
