@@ -24,10 +24,10 @@ from augury.engine.request import Request, checked_tokens, is_several, make_requ
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
-from augury.engine.slot_files import SavedSlot, SlotFiles
+from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
-from augury.errors import OptionError
+from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.options import check_count, check_mapping
@@ -97,7 +97,6 @@ class Engine(Evaluations):
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
-        self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
     def load(
@@ -340,29 +339,40 @@ class Engine(Evaluations):
 
         A request with the returned tokens and `params` continues the slot's text with the same tokens.
         """
-        return self._slot_files.save(slot, Path(path))
+        saved: SavedSlot = self._at_slot(slot, Loop.save_slot)
+        return saved.write(Path(path), self._context)
 
     def load_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Restore the saved contents of any slot, of any process, to a free slot; a prompt that begins like them reuses them.
 
         A file that is damaged or of another model is an error; the slot is then as it was.
         """
-        return self._slot_files.load(slot, Path(path))
+        saved = SavedSlot.read(Path(path), self._context)
+        try:
+            loaded: SavedSlot = self._at_slot(slot, Loop.load_slot, saved)
+        except ModelFileError as error:
+            raise ModelFileError(f"{path}: {error}") from error
+        return loaded
 
     def erase_slot(self, slot: int) -> int:
         """Let a free slot forget its contents; returns how many tokens these were."""
-        return self._slot_files.erase(slot)
+        n_erased: int = self._at_slot(slot, Loop.erase_slot)
+        return n_erased
+
+    def _at_slot(self, slot: int, step: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a method of the loop for a slot, on the engine's thread."""
+        if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < self._context.spec.n_slots:
+            raise OptionError(f"slot is {slot!r}, expected 0 to {self._context.spec.n_slots - 1}")
+        return self._worker.do(lambda loop: step(loop, slot, *arguments))
 
     def stats(self) -> EngineStats:
         """The state of every slot, the waiting requests, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
 
     def watch_trials(self, observer: Callable[[Iterable[Trial]], object] | None) -> None:
-        """Hand an observer every token that is proposed with a chance, and whether it was right.
+        """Hand an observer every token that is proposed with a chance, and whether it was right; None: no observer.
 
-        Args:
-            observer: Called on the engine's thread, for each slot and round, with trials to iterate over later. None: no
-                observer.
+        It is called on the engine's thread, for each slot and round, with trials to iterate over later.
         """
         self._drafting.on_trials = observer
 

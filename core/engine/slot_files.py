@@ -1,4 +1,4 @@
-"""`SavedSlot`, the contents of a slot, and `SlotFiles`, which writes and reads it.
+"""`SavedSlot`, the contents of a slot, which can be written to a file.
 
 A file is a magic number, a version, a checksum of all that follows, and three parts, each after its length: facts in JSON, the
 text's tokens, and the memory manager's bytes, which identify their model and options.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
-from augury.errors import ModelFileError, OptionError
+from augury.errors import ModelFileError
 from augury.files.atomic_file import write_atomically
 from augury.sampling import SamplingParams
 from augury.slot_states import join_parts, split_parts
@@ -47,50 +47,22 @@ class SavedSlot:
         """The contents of a request's slot, without its states."""
         return cls(sequence.history.tolist(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
 
-
-class SlotFiles:
-    """Saves the slots of an engine to files, and loads them."""
-
-    def __init__(self, do: Callable[[Callable[[Any], Any]], Any], context: EngineContext) -> None:
-        """Take over the slots of a context; `do` calls a function of the engine's loop on its thread, and waits."""
-        self._do = do
-        self._n_slots = context.spec.n_slots
-        self._model, weights = context.info.name, context.info.digest or context.info.name
-        self._owner = {"weights": weights, "memory": context.memory.name}
-
-    def save(self, slot: int, path: Path) -> SavedSlot:
-        """See `Engine.save_slot`."""
-        self._check(slot)
-        saved: SavedSlot = self._do(lambda loop: loop.save_slot(slot))
+    def write(self, path: Path, context: EngineContext) -> SavedSlot:
+        """Write it to a file, which names the model; returns it without states."""
         facts = {
-            **self._owner,
-            "model": self._model,
-            "params": {**saved.params, "logit_bias": list(saved.params["logit_bias"].items())},
+            **_owner_of(context),
+            "model": context.info.name,
+            "params": {**self.params, "logit_bias": list(self.params["logit_bias"].items())},
         }
-        body = join_parts([json.dumps(facts).encode(), np.array(saved.tokens, np.int32).tobytes(), saved.held])
+        body = join_parts([json.dumps(facts).encode(), np.array(self.tokens, np.int32).tobytes(), self.held])
         try:
             write_atomically(path, _HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
         except OSError as error:
             raise ModelFileError(f"{path}: a slot could not be saved: {error.strerror}") from error
-        return attrs.evolve(saved, held=b"")
+        return attrs.evolve(self, held=b"")
 
-    def load(self, slot: int, path: Path) -> SavedSlot:
-        """See `Engine.load_slot`."""
-        self._check(slot)
-        saved = self._read(path)
-        try:
-            loaded: SavedSlot = self._do(lambda loop: loop.load_slot(slot, saved))
-        except ModelFileError as error:
-            raise ModelFileError(f"{path}: {error}") from error
-        return loaded
-
-    def erase(self, slot: int) -> int:
-        """See `Engine.erase_slot`."""
-        self._check(slot)
-        n_erased: int = self._do(lambda loop: loop.erase_slot(slot))
-        return n_erased
-
-    def _read(self, path: Path) -> SavedSlot:
+    @classmethod
+    def read(cls, path: Path, context: EngineContext) -> SavedSlot:
         """The contents of a file, which is whole and of this model."""
         try:
             data = path.read_bytes()
@@ -105,21 +77,19 @@ class SlotFiles:
         if checksum != _checksum(body):
             raise ModelFileError(f"{path}: is a damaged slot, its checksum is wrong; remove it, and process its text again")
         header, tokens, held = split_parts(body)
-        facts = json.loads(header)
-        if facts["weights"] != self._owner["weights"]:
-            there = facts["model"]
-            raise ModelFileError(
-                f"{path}: was saved with the weights of {there}, not of {self._model}; load those, or remove it"
-            )
-        if facts["memory"] != self._owner["memory"]:
-            there, here = facts["memory"], self._owner["memory"]
+        facts, owner = json.loads(header), _owner_of(context)
+        if facts["weights"] != owner["weights"]:
+            there, here = facts["model"], context.info.name
+            raise ModelFileError(f"{path}: was saved with the weights of {there}, not of {here}; load those, or remove it")
+        if facts["memory"] != owner["memory"]:
+            there, here = facts["memory"], owner["memory"]
             raise ModelFileError(f"{path}: was saved with memory {there!r}, expected {here!r}; load that, or remove it")
         params = SamplingParams(**{**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])})
-        return SavedSlot(np.frombuffer(tokens, np.int32).tolist(), attrs.asdict(params), held)
+        return cls(np.frombuffer(tokens, np.int32).tolist(), attrs.asdict(params), held)
 
-    def _check(self, slot: int) -> None:
-        if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < self._n_slots:
-            raise OptionError(f"slot is {slot!r}, expected 0 to {self._n_slots - 1}")
+
+def _owner_of(context: EngineContext) -> dict[str, str]:
+    return {"weights": context.info.digest or context.info.name, "memory": context.memory.name}
 
 
 def _checksum(body: bytes) -> bytes:
