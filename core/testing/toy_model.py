@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
-from augury.batch import Batch, check_batch
+from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, Pass
@@ -71,36 +72,64 @@ class ToyModel(Model):
         self.on_forward()
         if self._is_nextn(batch):
             return self._nextn(batch)
-        for slot, cell, position in batch.accepted if batch.accepted is not None else ():
-            self.cells[slot, position] = self.cells[slot, cell]
-        wanted, (_, n_layers) = set(batch.rows.tolist()), batch.layers or (0, None)
-        texts: list[np.ndarray] = []  # the text that each token of the pass follows, and itself
-        first: dict[int, int] = {}  # position of a slot's first token
-        n_seen: dict[int, int] = {}
-        rows = []
-        for i, (token, slot, position) in enumerate(
-            zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
-        ):
-            start, j = first.setdefault(slot, position), n_seen.get(slot, 0)
-            n_seen[slot] = j + 1
-            if batch.parents is None:
-                self.cells[slot, position] = token
-                texts.append(self.cells[slot, : position + 1])
-            else:
-                parent = int(batch.parents[i])
-                texts.append(np.append(texts[parent] if parent >= 0 else self.cells[slot, :start], token))
-                self.cells[slot, start + j] = token
+        self._begin(batch)
+        rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
+        held: list[Any] = []  # after each token of the pass
+        starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and what was held before that
+        places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
+        columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
+        for i, (token, slot, position) in enumerate(columns):
+            if slot not in starts:
+                starts[slot], places[slot] = (position, self._before(batch, slot, position)), [-1]
+            start, before = starts[slot]
+            cell = start + len(places[slot]) - 1
+            if batch.parents is None and position != cell:
+                raise AuguryError(f"slot {slot}: a token at position {position} stands after one at {cell - 1}")
+            above = places[slot][-1] if batch.parents is None else int(batch.parents[i])
+            held.append(self._after(held[above] if above >= 0 else before, token))
+            places[slot].append(i)
+            self.cells[slot, cell] = token
+            self._take(batch, i, cell, held[i])
             if i in wanted:
-                if len(texts[i]) != position + 1 or (texts[i] < 0).any():
-                    raise AuguryError(f"slot {slot}: the token at position {position} follows positions that hold nothing")
-                rows.append(self.logits(texts[i], n_layers=n_layers))
-        return self._passed(batch, rows, map(_bytes, texts))
+                rows.append(self._of(held[i], n_layers))
+        return self._passed(batch, rows, map(self._seen, held))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """The logits after `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time others."""
-        is_long = self._period is not None and len(tokens) >= self._period
-        repeated = tokens[-self._period] if self._period is not None and is_long else None
-        return self._logits(_bytes(tokens), repeated, n_layers)
+        return self._of(self._follow(tokens), n_layers)
+
+    # What is held of a text: all of it. Other models hold something else.
+
+    def _begin(self, batch: Batch) -> None:
+        """Take in the accepted tokens of the last pass."""
+        for slot, cell, position in batch.accepted if batch.accepted is not None else ():
+            self.cells[slot, position] = self.cells[slot, cell]
+
+    def _before(self, batch: Batch, slot: int, position: int) -> Any:  # noqa: ARG002 - for models with states
+        """What a slot holds when a pass over tokens from a position on begins."""
+        return self.cells[slot, :position].copy()
+
+    def _after(self, held: Any, token: int) -> Any:
+        """The same with one token more."""
+        return np.append(held, token)
+
+    def _take(self, batch: Batch, i: int, cell: int, held: Any) -> None:
+        """Token i of a pass was stored in a cell; with it so much is held."""
+
+    def _follow(self, tokens: np.ndarray) -> Any:
+        """What is held after a text."""
+        return np.asarray(tokens)
+
+    def _seen(self, held: Any) -> bytes:
+        """All that its logits depend on."""
+        return _bytes(held)
+
+    def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
+        """The logits."""
+        if (held < 0).any():
+            raise AuguryError(f"the token at position {len(held) - 1} follows positions that hold nothing")
+        repeated = held[-self._period] if self._period is not None and len(held) >= self._period else None
+        return self._logits(self._seen(held), repeated, n_layers)
 
     def _is_nextn(self, batch: Batch) -> bool:
         return batch.layers is not None and batch.layers[1] > self.info.n_layers
@@ -117,17 +146,13 @@ class ToyModel(Model):
         for i, (token, slot, position) in enumerate(columns):
             self.nextn_cells[slot, position] = token
             text = self.nextn_cells[slot, : position + 1]
-            before = self._feature(self._held(text[:-1])) if position else np.zeros(self.info.n_embd, np.float32)
+            before = self._feature(self._seen(self._follow(text[:-1]))) if position else np.zeros(self.info.n_embd, np.float32)
             if not np.array_equal(batch.hidden[i], before):
                 raise AuguryError(f"slot {slot}: the hidden state at position {position} is not that of the token before")
-            held.append(self._held(text))
+            held.append(self._seen(self._follow(text)))
             if i in wanted:
                 rows.append(self.logits(text, n_layers=0))
         return self._passed(batch, rows, held)
-
-    def _held(self, tokens: np.ndarray) -> bytes:
-        """All that is held of a text."""
-        return _bytes(tokens)
 
     def _feature(self, held: bytes) -> np.ndarray:
         """The features of a token of which this is held."""
@@ -163,15 +188,18 @@ class ToyModel(Model):
 
     def plain(self, prompt: Sequence[int], n: int, choose: Callable[[np.ndarray], object] = np.argmax) -> list[int]:
         """Plain decoding: n tokens after `prompt`."""
-        tokens = list(prompt)
+        held, tokens = self._follow(np.array(prompt)), list[int]()
         for _ in range(n):
-            tokens.append(int(choose(self.logits(np.array(tokens)))))  # type: ignore[call-overload]
-        return tokens[len(prompt) :]
+            tokens.append(int(choose(self._of(held, None))))  # type: ignore[call-overload]
+            held = self._after(held, tokens[-1])
+        return tokens
 
     def _check(self, batch: Batch) -> None:
         if self.is_closed:
             raise AuguryError("the toy model is closed")
         check_batch(batch, self.info.n_vocab, self.info, self.state_spec, self.features)
+        if batch.parents is not None:
+            Tree(batch, self.state_spec.n_ctx)  # which checks them
         if batch.hidden is not None and not self._is_nextn(batch):
             raise UnsupportedError("the toy model computes tokens, not hidden states")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from augury.batch import Batch
 from augury.errors import AuguryError
-from augury.passes import Pass
 from augury.testing.toy_model import ToyModel
 from augury.types import Allocation, StateSpec
 
@@ -50,90 +50,51 @@ class ToyRecurrentModel(ToyModel):
         n_bytes = self.state[0].nbytes + self.conv[0].nbytes
         self.state_spec = StateSpec(n_slots, n_ctx, 8 if is_hybrid else 0, n_bytes, can_keep_aside)
 
-    def forward(self, batch: Batch) -> Pass:
-        self._check(batch)
-        if batch.is_drafted is not None and not self.state_spec.can_keep_aside:
-            raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
-        self.batches.append(batch)
-        self.on_forward()
-        if self._is_nextn(batch):
-            return self._nextn(batch)
-        self._begin(batch)
-        rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
-        held: list[Any] = []  # the state after each token of the pass
-        starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and the state before
-        places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
-        columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
-        for i, (token, slot, position) in enumerate(columns):
-            if slot not in starts:
-                starts[slot], places[slot] = (position, self._before(slot, position)), [-1]
-                self._save(batch, slot, 0)
-            start, before = starts[slot]
-            place = len(places[slot]) - 1
-            above = places[slot][-1] if batch.parents is None else int(batch.parents[i])
-            held.append(self._after(held[above] if above >= 0 else before, token))
-            places[slot].append(i)
-            self.cells[slot, start + place] = token
-            if batch.is_drafted is not None and batch.is_drafted[i]:
-                self.aside[slot][start + place] = token
-            else:
-                self.state[slot], self.conv[slot] = held[i][0], held[i][1]
-                self._save(batch, slot, place + 1)
-            if i in wanted:
-                rows.append(self._of(held[i], n_layers))
-        return self._passed(batch, rows, map(self._seen, held))
-
-    def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
-        """The logits after `tokens` (t,): (V,) float64."""
-        return self._of(self._follow(tokens), n_layers)
-
-    def plain(self, prompt: Sequence[int], n: int, choose: Any = np.argmax) -> list[int]:
-        held, tokens = self._nothing(), list(prompt)
-        for i in range(len(prompt) + n):
-            if i >= len(prompt):
-                tokens.append(int(choose(self._of(held, None))))
-            held = self._after(held, tokens[i])
-        return tokens[len(prompt) :]
-
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         return [self.cells[slot, :n], *self._nextn_memory(slot, n), self.state[slot], self.conv[slot]]
 
     def memory_table(self) -> Sequence[Allocation]:
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]
 
+    def _check(self, batch: Batch) -> None:
+        super()._check(batch)
+        if batch.is_drafted is not None and not self.state_spec.can_keep_aside:
+            raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
+
     def _begin(self, batch: Batch) -> None:
         """Restore states, take in the accepted tokens of the last pass, and drop the rest of it."""
+        super()._begin(batch)
         for slot in batch.restores.tolist() if batch.restores is not None else ():
             self.state[slot], self.conv[slot] = self.saved[slot]
-        for slot, cell, position in batch.accepted.tolist() if batch.accepted is not None else ():
-            self.cells[slot, position] = self.cells[slot, cell]
-            token = self.aside[slot][cell]
-            self.state[slot], self.conv[slot], _ = self._after((self.state[slot], self.conv[slot], ()), token)
-        for slot in set(batch.slots.tolist()):
-            self.aside[slot] = {}
+        for slot, cell, _ in batch.accepted.tolist() if batch.accepted is not None else ():
+            self.state[slot], self.conv[slot], _ = self._after((self.state[slot], self.conv[slot], ()), self.aside[slot][cell])
+        self.aside |= {slot: {} for slot in batch.slots.tolist()}
+        self._n_taken = Counter[int]()
+
+    def _before(self, batch: Batch, slot: int, position: int) -> Any:
+        if position == 0:
+            self.state[slot], self.conv[slot], _ = self._follow(np.empty(0))
+        self._save(batch, slot)
+        return self.state[slot].copy(), self.conv[slot].copy(), tuple(self.cells[slot, :position].tolist())
+
+    def _take(self, batch: Batch, i: int, cell: int, held: Any) -> None:
+        slot = int(batch.slots[i])
+        if batch.is_drafted is not None and batch.is_drafted[i]:
+            self.aside[slot][cell] = int(batch.tokens[i])
+        else:
+            self.state[slot], self.conv[slot] = held[0], held[1]
+            self._n_taken[slot] += 1
+            self._save(batch, slot)
+
+    def _save(self, batch: Batch, slot: int) -> None:
+        if batch.saves is not None and [slot, self._n_taken[slot]] in batch.saves.tolist():
+            self.saved[slot] = self.state[slot].copy(), self.conv[slot].copy()
 
     def _follow(self, tokens: np.ndarray) -> Any:
-        """The state after a text."""
-        held = self._nothing()
+        held: Any = np.zeros(4, np.uint64), np.full(_N_CONV, -1, np.int64), ()
         for token in tokens:
             held = self._after(held, int(token))
         return held
-
-    def _held(self, tokens: np.ndarray) -> bytes:
-        return self._seen(self._follow(tokens))
-
-    def _before(self, slot: int, position: int) -> Any:
-        """The state of a slot when a pass over tokens from a position on begins."""
-        if position == 0:
-            self.state[slot], self.conv[slot], _ = self._nothing()
-        return self.state[slot].copy(), self.conv[slot].copy(), tuple(self.cells[slot, :position].tolist())
-
-    def _save(self, batch: Batch, slot: int, n: int) -> None:
-        if batch.saves is not None and [slot, n] in batch.saves.tolist():
-            self.saved[slot] = self.state[slot].copy(), self.conv[slot].copy()
-
-    def _nothing(self) -> Any:
-        return np.zeros(4, np.uint64), np.full(_N_CONV, -1, np.int64), ()
 
     def _after(self, held: Any, token: int) -> Any:
         """State, convolution and cells when a token is added to them."""
@@ -143,11 +104,9 @@ class ToyRecurrentModel(ToyModel):
         return state[_TURNED] * _FACTOR + np.uint64(new), np.array([*before[1:], token]), (*cells, token)
 
     def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
-        """The logits."""
         conv = held[1]
         return self._logits(self._seen(held), None if self._period is None or conv[0] < 0 else int(conv[0]), n_layers)
 
     def _seen(self, held: Any) -> bytes:
-        """All that its logits depend on."""
         state, conv, cells = held
         return state.tobytes() + conv.tobytes() + (np.int64(cells).tobytes() if self._is_hybrid else b"")
