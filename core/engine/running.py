@@ -29,21 +29,18 @@ class Running:
     def __iter__(self) -> Stream:
         return Stream(self, self._channel, self._worker)
 
-    def __aiter__(self) -> Stream:
-        return Stream(self, self._channel, self._worker)
+    __aiter__ = __iter__
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self._finished().__await__()
 
     async def _finished(self) -> Result:
         try:
-            while not self.is_done:
-                self._worker.check_may_wait()
-                await self._channel.sleep(self._channel.waiters)
-        except BaseException:  # the task was cancelled
+            outcome: Result = await self._worker.wait_async(self._channel)
+        except BaseException:  # the task was cancelled, among others
             self.cancel()
             raise
-        return self.result()
+        return outcome
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end; a cancelled request gives its tokens so far.
@@ -86,8 +83,7 @@ class Stream:
     def __iter__(self) -> Self:
         return self
 
-    def __aiter__(self) -> Self:
-        return self
+    __aiter__ = __iter__
 
     def __next__(self) -> Token:
         try:

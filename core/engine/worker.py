@@ -112,9 +112,7 @@ class Worker:
         """`answer` for a task of an event loop: cancelling it cancels the remaining steps."""
         self.check_queue()
         with self._begun(steps) as channel:
-            while channel.outcome is None:
-                await channel.sleep(channel.waiters)
-            return self.wait(channel)
+            return await self.wait_async(channel)
 
     @contextmanager
     def _begun(self, steps: Callable[[Loop], Generator[Any, None, None]], *, waits_its_turn: bool = True) -> Iterator[Channel]:
@@ -140,6 +138,13 @@ class Worker:
         if isinstance(channel.outcome, BaseException):
             raise channel.outcome
         return channel.outcome
+
+    async def wait_async(self, channel: Channel) -> Any:
+        """`wait` for a task of an event loop, which goes on meanwhile."""
+        while channel.outcome is None:
+            self.check_may_wait()
+            await channel.sleep(channel.waiters)
+        return self.wait(channel)
 
     def check(self) -> None:
         """See that the engine can be used.
