@@ -7,15 +7,14 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import NOTHING, evolve, field, frozen
 
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
@@ -23,21 +22,13 @@ from augury.files.override import Scalar, Untyped, overridden
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
 
-__all__ = ["BORROWED", "REQUIRED", "ModelFile", "Tensor", "TensorType"]
+__all__ = ["BORROWED", "ModelFile", "Tensor", "TensorType"]
 
 BORROWED = "target/"
 """The prefix of names of tensors that a draft model's plan borrows from its target's file."""
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
-
-class _Missing(Enum):
-    """A mark for "no default" where None is a possible one."""
-
-    REQUIRED = "required"
-
-
-REQUIRED: Final = _Missing.REQUIRED
 
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -214,7 +205,7 @@ class ModelFile:
     def get(self, key: str, kind: type[Value]) -> Value: ...
     @overload
     def get(self, key: str, kind: type[Value], default: Default) -> Value | Default: ...
-    def get(self, key: str, kind: type[Value], default: object = REQUIRED) -> object:
+    def get(self, key: str, kind: type[Value], default: object = NOTHING) -> object:
         """Look up a metadata value of a known kind.
 
         Args:
@@ -227,9 +218,9 @@ class ModelFile:
         Raises:
             ModelFileError: The key is missing and required, or holds something else.
         """
-        value = self.metadata.get(key, REQUIRED)
-        if value is REQUIRED:
-            if default is not REQUIRED:
+        value = self.metadata.get(key, NOTHING)
+        if value is NOTHING:
+            if default is not NOTHING:
                 return default
             raise ModelFileError(f"{self.path}: metadata key {key!r} is missing, expected {_KINDS[kind]}")
         if (found := _as_kind(value, kind)) is None:

@@ -72,16 +72,6 @@ class Entry:
 
 
 @frozen
-class _Row:
-    """A row of the tensor table as the file states it."""
-
-    name: str
-    shape: tuple[int, ...]
-    type_id: int
-    offset: int
-
-
-@frozen
 class Header:
     """The part of a file before the tensor data."""
 
@@ -167,7 +157,7 @@ class _Reader:
         alignment = self.alignment(metadata)
         rows = self.table(n_tensors)
         data_start = -(-self.at // alignment) * alignment
-        entries = tuple(self.entry(row, data_start, alignment) for row in rows)
+        entries = tuple(self.entry(*row, data_start, alignment) for row in rows)
         self.check_overlap(entries)
         return Header(version, metadata, entries)
 
@@ -256,8 +246,9 @@ class _Reader:
             self.fail(f"general.alignment is {shown}, expected a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
         return value
 
-    def table(self, n_tensors: int) -> list[_Row]:
-        rows: list[_Row] = []
+    def table(self, n_tensors: int) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """The table as the file states it: name, shape, number of the type, and offset of each tensor."""
+        rows: list[tuple[str, tuple[int, ...], int, int]] = []
         names: set[str] = set()
         for i in range(n_tensors):
             name = self.name(f"the name of tensor {i}", MAX_NAME_BYTES)
@@ -270,33 +261,33 @@ class _Reader:
                 self.fail(f"{what} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")
             dims = [self.u64(f"dimension {axis} of {what}") for axis in range(n_dims)]
             type_id = self.u32(f"the type of {what}")
-            rows.append(_Row(name, tuple(reversed(dims)), type_id, self.u64(f"the offset of {what}")))
+            rows.append((name, tuple(reversed(dims)), type_id, self.u64(f"the offset of {what}")))
         return rows
 
-    def entry(self, row: _Row, data_start: int, alignment: int) -> Entry:
+    def entry(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, data_start: int, alignment: int) -> Entry:
         """Check a row of the table against the file."""
-        what = f"tensor {quoted(row.name)}"
+        what = f"tensor {quoted(name)}"
         try:
-            kind = TensorType(row.type_id)
+            kind = TensorType(type_id)
         except ValueError:
-            name, known = type_name(row.type_id), ", ".join(kind.name for kind in TensorType)
+            stored, known = type_name(type_id), ", ".join(kind.name for kind in TensorType)
             raise UnsupportedError(
-                f"{self.path}: {what} is stored as {name}, which augury does not read; it reads {known}"
+                f"{self.path}: {what} is stored as {stored}, which augury does not read; it reads {known}"
             ) from None
-        if 0 in row.shape:
-            self.fail(f"{what} has shape {row.shape}: every dimension must be at least 1")
-        if (n := row.shape[-1]) % kind.block_size:
+        if 0 in shape:
+            self.fail(f"{what} has shape {shape}: every dimension must be at least 1")
+        if (n := shape[-1]) % kind.block_size:
             self.fail(f"{what} has rows of {n} weights, expected a multiple of {kind.block_size} for {kind.name}")
-        if row.offset % alignment:
-            self.fail(f"{what} starts at offset {row.offset}, expected a multiple of the alignment {alignment}")
-        n_bytes = math.prod(row.shape) // kind.block_size * kind.block_bytes
-        start = data_start + row.offset
+        if offset % alignment:
+            self.fail(f"{what} starts at offset {offset}, expected a multiple of the alignment {alignment}")
+        n_bytes = math.prod(shape) // kind.block_size * kind.block_bytes
+        start = data_start + offset
         if start + n_bytes > len(self.data):
             self.fail(
-                f"{what} (shape {row.shape}, {kind.name}) takes the bytes {start} to {start + n_bytes}, "
+                f"{what} (shape {shape}, {kind.name}) takes the bytes {start} to {start + n_bytes}, "
                 f"but the file ends at {len(self.data)}; is it truncated?",
             )
-        return Entry(row.name, row.shape, kind, start, n_bytes)
+        return Entry(name, shape, kind, start, n_bytes)
 
     def check_overlap(self, entries: tuple[Entry, ...]) -> None:
         """Refuse tensors that share bytes: no writer makes them, a damaged offset does."""
