@@ -44,12 +44,7 @@ class _Gpu:
 def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Backend:
     """The backend of a plan under `options.placement`: layers on GPUs, and the layers before them on the CPU.
 
-    Args:
-        registry: It has the backends, for devices and a CPU that `named` does not compute on.
-        named: The backend where nothing is said.
-        file: The file with the weights.
-        plan: To be computed.
-        options: How it is loaded.
+    Where nothing is said it is the `named` one. The registry has others, for devices that `named` does not compute on.
 
     Raises:
         OptionError: There is no such device.

@@ -51,15 +51,10 @@ class Conversation:
         session: Path | None = None,
         messages: Messages | None = None,
     ) -> None:
-        """Start a conversation, or continue one.
+        """Start a conversation, or continue the one of these `messages`; `params` are those of each request.
 
-        Args:
-            engine: Answers.
-            params: The parameters of each request.
-            has_stats: Whether to colour drafted tokens, and to show figures after each answer.
-            is_stoppable: Whether Ctrl-C ends an answer only, or else is the caller's.
-            session: The file that the conversation is written to after every change.
-            messages: The messages that it continues.
+        With `has_stats`, drafted tokens are coloured, and each answer has figures. Ctrl-C ends an answer alone if
+        `is_stoppable`, or else is the caller's. Every change is written to the file `session`.
         """
         self.messages: Messages = list(messages or ())
         self.has_failed = False

@@ -166,10 +166,7 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
 def drafter_of_model(registry: Registry, model: str = "any", progress: Progress | None = None) -> str | None:
     """The drafter that the engine chooses for `--model-draft`, or None if no drafter takes a model.
 
-    Args:
-        registry: It has drafters, and sources of the model.
-        model: Whose kind decides, if there is a `progress` to tell how far its download has come.
-        progress: See there.
+    With `progress`, which tells of its download, the kind of the file decides.
     """
 
     def opened(reference: str | Path) -> ModelFile:
@@ -182,13 +179,7 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
 
 
 def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | None) -> bool:
-    """Whether one of some drafters takes a draft model.
-
-    Args:
-        names: Of the drafters.
-        registry: It has the drafters.
-        owner: The drafter that the file is for, see `drafter_of_model`; it may be for the target's own layers.
-    """
+    """Whether some of these drafters takes a draft model of which `owner` is the drafter, see `drafter_of_model`."""
     kinds = [registry.drafters[name] for name in names]
     if owner is not None and registry.drafters[owner].uses_nextn:
         return any(kind.uses_nextn for kind in kinds)
@@ -198,10 +189,8 @@ def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | Non
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
     """Separate `n_max` and `n_min` from the options of a single drafter that has no options of those names.
 
-    They limit all drafts, so that `--spec-type draft:n_max=4` means the same as in ik_llama.cpp.
-
-    Returns:
-        `--spec-type` without them, and the limits by the names of the arguments of `Engine.load`.
+    They limit all drafts, so that `--spec-type draft:n_max=4` means the same as in ik_llama.cpp. The limits that are returned
+    have the names of arguments of `Engine.load`.
 
     Raises:
         OptionError: Several drafters are given, or a limit is not a number.

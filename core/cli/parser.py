@@ -61,15 +61,10 @@ def count(*, least: int) -> Callable[[str], int]:
 
 
 def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
-    """The value of a flag.
-
-    Args:
-        flag: As it was typed.
-        text: Its value.
-        kind: A type in argparse's sense; the text of its `ArgumentTypeError` says what is expected.
+    """The value of a flag, given as `text`, by a type in argparse's sense.
 
     Raises:
-        OptionError: The value is of another type.
+        OptionError: The value is of another type; the message says what the type's `ArgumentTypeError` says.
     """
     try:
         return kind(text)

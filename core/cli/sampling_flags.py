@@ -41,13 +41,9 @@ _SAMPLERS |= {
 def add_sampling_flags(
     parser: argparse.ArgumentParser, registry: Registry, *, n_predict: int = -1, has_short_stop: bool = True
 ) -> None:
-    """Add sampling, limits and stops, in llama.cpp's spelling.
+    """Add sampling, limits and stops, in llama.cpp's spelling, and the flags of constraints.
 
-    Args:
-        parser: The parser of the command.
-        registry: Whose constraints may have flags of their own.
-        n_predict: The default of `-n`.
-        has_short_stop: Whether `-r` is a stop, which it is not in llama-bench.
+    `n_predict` is the default of `-n`. With `has_short_stop`, `-r` is a stop, which it is not in llama-bench.
     """
     group = parser.add_argument_group("sampling")
     for option in sampling_options().values():

@@ -68,12 +68,7 @@ class ConstraintGuard:
     """
 
     def __init__(self, choice: ChosenConstraint, session: ConstraintSession, timeout_s: float) -> None:
-        """Make the constraint.
-
-        Args:
-            choice: From `choose_constraint`.
-            session: The constraint's session.
-            timeout_s: The limit of a call.
+        """Make the constraint, whose calls may take `timeout_s`.
 
         Raises:
             AuguryError: Its refusal; a `PluginError` if it fails in another way.
@@ -95,11 +90,7 @@ class ConstraintGuard:
             raise self._failed("__init__", error) from error
 
     def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
-        """Which tokens may follow.
-
-        Args:
-            history: (h,) int32, prompt and output.
-            n_emitted: How many of the last tokens are output; never fewer than in the call before.
+        """Which tokens may follow `history` (h,) int32, of which the last `n_emitted` are output; these never get fewer.
 
         Returns:
             (V,) bool; None after the end, where any may follow, because nothing of it will be emitted.

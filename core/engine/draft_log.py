@@ -44,15 +44,9 @@ class VerifiedDraft:
 
 
 def log_draft(sequence: Sequence, choice: Choice, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int) -> None:
-    """Log a draft that was verified.
+    """Log a draft that was verified: the tokens of `accepted`, see `Sequence.verify`, that were emitted, and the others.
 
-    Args:
-        sequence: Whose it is.
-        choice: Its draft.
-        accepted: The result of `Sequence.verify`.
-        n_emitted: How many of its tokens were emitted; tokens after a stop are left out.
-        logits: The logits of the pass.
-        first_row: The row after the history.
+    The history's row of the pass is `first_row`.
     """
     draft, chances = choice.draft, choice.proposals.tree.chances
     path = list(accepted.path)[: n_emitted - 1]

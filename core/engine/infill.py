@@ -25,12 +25,7 @@ _N_COMPARED = 512  # of the most probable tokens, whose texts are looked at: tho
 
 
 def infill(tokenizer: Tokenizer, end: int | None) -> SamplingStep:
-    """Make the step.
-
-    Args:
-        tokenizer: The model's.
-        end: The token that ends an answer where no text is probable, even if it is not a candidate; None: there is none.
-    """
+    """Make the step. The token `end` ends an answer where no text is probable, even if it is no candidate."""
     ends = np.array(sorted(tokenizer.eog), np.int32)
 
     def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

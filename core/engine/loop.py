@@ -51,15 +51,11 @@ class Loop:
         n_vocab: int | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Take over a model.
+        """Take over a model and the drafters of its slots.
 
-        Args:
-            context: The model and its memory.
-            drafting: The drafters of all slots.
-            on_round: Called with a `Round` after every pass.
-            on_request: Called with a `Summary` after every request.
-            n_vocab: How many tokens may be chosen; the model's further logits are padding. None: all.
-            check: Called before every request; its exception is the request's error.
+        Passes are told to `on_round` as a `Round`, ended requests to `on_request` as a `Summary`. Tokens from `n_vocab` on are
+        padding of the logits, and never chosen; None: there are none. `check` is called before every request; its exception is
+        the request's error.
         """
         self._context = context
         self._drafting = drafting

@@ -25,15 +25,7 @@ class Mirostat:
     """
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int, mu: float | None = None) -> None:
-        """Begin.
-
-        Args:
-            version: 1 or 2.
-            tau: Surprise that is aimed at, in bits.
-            eta: How fast it is corrected.
-            n_vocab: V.
-            mu: Of the first token, where a text goes on.
-        """
+        """Begin version 1 or 2, which aims at `tau` bits of surprise; `mu` is that of a text that goes on."""
         self.mu = 2 * tau if mu is None else mu
         self._version, self._tau, self._eta, self._n_vocab = version, tau, eta, n_vocab
         self._index = 0
@@ -49,14 +41,9 @@ class Mirostat:
         self._index, self._drawn_from = index, None
 
     def keep(self, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens among these to draw from, and their logits.
+        """The tokens among these to draw from, (n,) int32, and their logits (n,) float64.
 
-        Args:
-            ids: (m,) int32, the best token first, the others in any order.
-            logits: (m,) float64, theirs.
-
-        Returns:
-            Both (n,), in such an order.
+        Of `ids` (m,) and `logits` (m,), as of the result, the best token is the first, the others come in any order.
         """
         if self._version == 1:
             n = self._n_kept(ids, logits)

@@ -188,13 +188,7 @@ class Sampler:
         return int(ids[np.searchsorted(sums, uniform * sums[-1], side="right")])
 
     def distribution(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The distribution of the token that follows `history`.
-
-        Args:
-            logits: The logits of a pass.
-            row: Which of its rows.
-            history: (h,) int32, prompt and output before this token.
-            index: How many tokens the request emitted before this one.
+        """The distribution of the token that follows `history`; arguments are those of `choose`.
 
         Returns:
             ids (m,) int32 and probabilities (m,) float64, the most probable first; one of probability 1 at temperature 0.

@@ -43,15 +43,7 @@ class Sequence(DraftedSequence):
         n_ctx: int,
         shared: Callable[[Hashable, Callable[[], Any]], Any],
     ) -> None:
-        """Prepare to run; costs no slot yet.
-
-        Args:
-            request: Checked against the model.
-            channel: To the caller; it gets every token and the result.
-            tokenizer: The model's, or None.
-            n_vocab: V.
-            n_ctx: Positions of a slot.
-            shared: The `shared` of a constraint's session.
+        """Prepare to run; costs no slot yet. `shared` is that of a constraint's session.
 
         Raises:
             AuguryError: The request's sampling or constraint does not fit the model.
@@ -226,11 +218,7 @@ class Sequence(DraftedSequence):
     def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Tokens[str]) -> int:
         """Append a round's tokens, up to where the request ends, and deliver them.
 
-        Args:
-            accepted: The result of `verify`.
-            logits: The logits of the pass, for log-probabilities.
-            first_row: The row after the history.
-            drafters: (k,) the names of the drafters of the draft's tokens.
+        The history's row of the pass is `first_row`; `drafters` (k,) names the drafter of each of the draft's tokens.
 
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.

@@ -103,14 +103,7 @@ class RequestCounter(DraftingCounter):
         self._n_discarded += n_discarded
 
     def round(self, drafters: Sequence[str], depth: int, n_accepted: int, n_emitted: int) -> None:
-        """A round is over.
-
-        Args:
-            drafters: (k,) the drafters of the drafted tokens that were verified.
-            depth: How many of them could be accepted.
-            n_accepted: How many were.
-            n_emitted: Tokens emitted.
-        """
+        """A round is over; `drafters` (k,) proposed the tokens that were verified, of which `depth` could be accepted."""
         n_drafted, by_position = len(drafters), self._accepted_by_position
         self._n_rounds += 1
         self._n_emitted += n_emitted

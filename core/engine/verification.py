@@ -167,13 +167,9 @@ def accept_by_chance(
 ) -> Accepted:
     """Accept each drafted token with a given chance, without asking the target: for benchmarks.
 
-    It costs the same as verification, but the output is not the target's text.
-
-    Args:
-        draft: k proposed tokens.
-        rates: rates[i] is the chance that token i is accepted where all before it were; the last holds for all after it.
-        uniform: uniform(i) is a number in [0, 1) for position i.
-        choose: choose(i) is the target's own token after the first i draft tokens; called once.
+    It costs the same as verification, but the output is not the target's text. Token i is accepted with the chance rates[i]
+    where all before it were; the last rate holds for all after it. `uniform`(i) is a number in [0, 1), `choose`(i) the target's
+    own token after the first i; it is called once.
 
     >>> accept_by_chance([5, 6, 7], [0.9, 0.5], [0.8, 0.4, 0.6].__getitem__, lambda i: 0)
     Accepted(tokens=[5, 6, 0], path=range(0, 2))

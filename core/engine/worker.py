@@ -40,14 +40,7 @@ class Worker:
     """
 
     def __init__(self, loop: Loop, give_back: Callable[[], None], *, n_slots: int, max_queue: int | None = None) -> None:
-        """Start the thread.
-
-        Args:
-            loop: Called only on the thread.
-            give_back: Called on the thread, at its end.
-            n_slots: Requests that run at once.
-            max_queue: Requests that may wait for a slot; None for any number.
-        """
+        """Start the thread, which calls `loop` alone, and `give_back` at its end. `max_queue` of None: any number may wait."""
         self._loop = loop
         self._n_slots = n_slots
         self._max_queue = max_queue

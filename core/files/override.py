@@ -78,12 +78,9 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 
 
 def overridden(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | Untyped], path: Path) -> dict[str, object]:
-    """Put values in place of a model file's own, or beside them where it has none.
+    """Metadata with values in place of a file's own, or beside them; `path` names the file in messages.
 
-    Args:
-        metadata: The metadata of the file.
-        overrides: Key → value. Whole numbers are also taken where the file has other numbers.
-        path: The path of the file, for messages.
+    Whole numbers are also taken where the file has other numbers.
 
     Raises:
         OptionError: The file has something else in that place, or nothing that tells the type.

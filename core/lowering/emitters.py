@@ -108,13 +108,7 @@ class PlanEmitters(Generic[_Block]):
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions, of_block: Callable[..., _Block]) -> None:
-        """Make the emitters.
-
-        Args:
-            plan: The plan.
-            options: How it is loaded.
-            of_block: Makes the emitter of a block: (block, options, values of x, `Scope.sources`).
-        """
+        """Make the emitters by `of_block`(block, options, values of x, `Scope.sources`)."""
         self.plan = plan = plan.for_context(options.n_ctx)
         self.options, self._of_block = options, of_block
         self._layers: list[list[_Block]] = []

@@ -99,11 +99,7 @@ def n_early(operations: Sequence[Operation], before: Value) -> int:
 
 
 def check_norms(operations: Sequence[Operation], streams: Container[Value]) -> None:
-    """Refuse to read a norm of x after the next: both lie in the same rows.
-
-    Args:
-        operations: The operations of a block.
-        streams: x, also as it was before the layer.
+    """Refuse to read a norm of x after the next: both lie in the same rows. `streams` are x, also as it was before the layer.
 
     Raises:
         UnsupportedError: One is read.

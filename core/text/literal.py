@@ -49,12 +49,8 @@ class LiteralTexts:
     def marked(self, values: Any, *others: str) -> tuple[Any, str]:
         """Mark all strings in values of JSON, the names of fields left out.
 
-        Args:
-            values: users' texts.
-            *others: texts that do not have the separator either.
-
         Returns:
-            The values with separators, and the separator.
+            The values with separators, and the separator, which `others` do not hold either.
 
         Raises:
             OptionError: the values hold every character that could be one, or a value that JSON cannot write.

@@ -50,12 +50,7 @@ class Renderer:
         self._end: Callable[[], object] = lambda: None
 
     def render(self, source: str, names: Mapping[str, object], now: dt.datetime) -> str:
-        """Render a template.
-
-        Args:
-            source: the Jinja2 template.
-            names: its variables, of the types that JSON has.
-            now: the time for templates that write the date.
+        """Render a template with variables of the types that JSON has, at a time for templates that write the date.
 
         Raises:
             Refusal: the template calls `raise_exception`.

@@ -89,12 +89,8 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Vocabulary | None:
     """Read and check the vocabulary that a model file's metadata holds, or return None if there is none.
 
-    Args:
-        metadata: of the file.
-        kinds: the readable ones.
-
     Raises:
-        UnsupportedError: it is of another kind.
+        UnsupportedError: it is none of these `kinds`.
         ModelFileError: part of it is missing, of a wrong type or length, or refers to tokens that do not exist.
     """
     kind = _optional(metadata, "model", str)

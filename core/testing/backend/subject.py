@@ -78,20 +78,12 @@ class BackendSubject:
         return passed
 
     def near(self, promise: Contract, found: np.ndarray, right: np.ndarray, detail: str) -> None:
-        """See that numbers are the reference's, up to the tolerance.
-
-        Raises:
-            ContractError: They are not.
-        """
+        """See that numbers are the reference's, up to the tolerance, or raise a ContractError."""
         error = float(np.mean((found.astype(np.float64) - right) ** 2) / np.mean(right.astype(np.float64) ** 2))
         if not error <= self.tolerance:
             raise promise.broken(self.backend.name, f"{detail}: error {error:.2g}, tolerance {self.tolerance:.2g}")
 
     def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, detail: str) -> None:
-        """Check that logits are the same to the bit.
-
-        Raises:
-            ContractError: They are not.
-        """
+        """Check that logits are the same to the bit, or raise a ContractError."""
         if found.shape != expected.shape or not np.array_equal(found, expected):
             raise promise.broken(self.backend.name, f"other logits {detail}")

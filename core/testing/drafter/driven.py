@@ -207,15 +207,10 @@ class DrivenLoop:
         pace: Pace | None = None,
         **values: Any,
     ) -> None:
-        """Load the same as an engine would.
+        """Load the same as an engine would, with other `values` of the drafter's options.
 
-        Args:
-            subject: The drafter.
-            n_slots: How many requests run at once.
-            is_together: Whether the drafter drafts for several slots together, if it can.
-            is_ahead: Whether it drafts ahead, if it can.
-            pace: How deep it pays to draft.
-            **values: Other values of its options.
+        Where it can, the drafter drafts for several slots together if `is_together`, and ahead if `is_ahead`. `pace` says how
+        deep it pays to draft.
 
         Raises:
             AuguryError: The drafter refuses to be made.

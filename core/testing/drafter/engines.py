@@ -111,11 +111,7 @@ def plain(registry: Registry, backend: str, way: str) -> Output:
 
 
 def compare(name: str, where: str, expected: Output, found: Output) -> None:
-    """See that one output is the other.
-
-    Raises:
-        ContractError: It is not.
-    """
+    """See that one output is the other, or raise a ContractError."""
     for i, ((tokens, logprobs), (others, other_logprobs)) in enumerate(zip(expected, found, strict=True)):
         if tokens != others:
             at = next(j for j, (one, other) in enumerate(zip(tokens, others, strict=False)) if one != other)
@@ -204,9 +200,6 @@ def planned(subject: Subject) -> None:
 
 def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> DrafterReport:
     """Two drafters in a chain leave the output as it is, and every accepted token is said to be from one of them.
-
-    Returns:
-        Their drafts.
 
     Raises:
         ContractError: It is another.
