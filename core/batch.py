@@ -12,18 +12,6 @@ from attrs import define, frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import NO_DRAFT, Draft, ModelInfo, StateSpec
 
-__all__ = [
-    "Batch",
-    "NextnSlotInput",
-    "Reservation",
-    "SlotInput",
-    "StateUpdate",
-    "StateUpdates",
-    "Tree",
-    "check_batch",
-    "check_vocabulary",
-]
-
 
 @frozen(eq=False)
 class Batch:

@@ -15,8 +15,6 @@ from augury.options import options_of
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["Constraint", "ConstraintSession"]
-
 
 @frozen
 class ConstraintSession:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from augury.registry import Registry
     from augury.slot_states import SlotStates
 
-__all__ = ["Loader", "Shared", "choose_memory", "make_backend", "only_spec", "plan_of"]
-
 _NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["DRAFT_LOGGER", "LINE", "get_logger"]
-
 LINE = "%(levelname)s %(name)s %(message)s"
 """How the command line writes a record."""
 

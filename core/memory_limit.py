@@ -11,8 +11,6 @@ from augury.errors import AuguryError, CapacityError
 
 TYPE_CHECKING = False  # typing's own would be imported for this alone, at the very start of a command
 
-__all__ = ["lack_of_memory", "n_bytes_of_machine", "require_address_space"]
-
 # Messages of the loader of shared libraries and of Python when memory has run out, beside MemoryError and ENOMEM.
 _SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread")
 _ADVICE = "ask for less context, fewer slots or threads, or raise the limit (ulimit -v, or the container's)"

@@ -15,8 +15,6 @@ from augury.plugin import Plugin
 from augury.slot_states import SlotStates
 from augury.types import Allocation, StateSpec
 
-__all__ = ["MemoryManager", "Opened"]
-
 
 @frozen
 class Opened:

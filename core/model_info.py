@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from augury.blocks import DraftBlock, ModelPlan
     from augury.files.gguf import ModelFile
 
-__all__ = ["ModelInfo"]
-
 _POOLING: dict[Any, str] = dict(enumerate(("none", "mean", "cls", "last", "rank")))  # by a file's `pooling_type`
 _HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2moe": "dense_2"}  # of llama.cpp's src/models
 

@@ -23,20 +23,6 @@ from attrs import field, frozen
 
 from augury.errors import OptionError
 
-__all__ = [
-    "NoOptions",
-    "Option",
-    "Spec",
-    "build",
-    "check_count",
-    "check_mapping",
-    "nearest",
-    "option",
-    "options_of",
-    "parse_specs",
-    "similar",
-]
-
 _ALIKE = 0.75  # of 1: a slip of the fingers changes less of a name; below it a hint names something else
 
 _KEY = "augury_option"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from augury.batch import NextnSlotInput, SlotInput
     from augury.memory_manager import Opened
 
-__all__ = ["ArrayPass", "Context", "NamedPass", "Pass", "Target"]
-
 
 class Pass(ABC):
     """One pass: r rows of logits over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from augury.options import NoOptions
 
-__all__ = ["API_VERSION", "Plugin"]
-
 API_VERSION = 1
 """The plugin API of this release; a plugin written for another one is refused with a message."""
 

@@ -9,8 +9,6 @@ from attrs import frozen
 
 from augury.batch import Batch
 
-__all__ = ["KernelTime", "Limits", "Profiled"]
-
 
 @frozen
 class KernelTime:

@@ -14,8 +14,6 @@ from augury.errors import CapacityError, ModelFileError, UnsupportedError
 if TYPE_CHECKING:
     from augury.types import ModelInfo, ModelOptions, StateSpec
 
-__all__ = ["SlotStates", "join_parts", "split_parts"]
-
 _HEAD = struct.Struct("<8s16sQ")  # magic; a digest of all else, and of the model; positions
 _KIND = b"augury 2"
 _LENGTH = struct.Struct("<Q")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from augury.lowering.builder import Builder
     from augury.lowering.operation import Value
 
-__all__ = ["AllStreams", "Block", "Connection", "PositionIndexer"]
-
 
 @frozen
 class Connection(HasKernels, HasParts, ABC):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from augury.blocks.transformer import Attention, FeedForward
     from augury.lowering.builder import Builder
 
-__all__ = ["AssistantInput", "Convolved", "DraftBlock", "Injection", "NextnInput"]
-
 
 @frozen
 class DraftBlock:

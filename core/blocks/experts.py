@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from augury.lowering.builder import Builder
     from augury.lowering.operation import Value
 
-__all__ = ["MixtureOfExperts"]
-
 
 @frozen
 class MixtureOfExperts(Block):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
 
-__all__ = ["LatentAttention"]
-
 
 @frozen
 class LatentAttention(Block):

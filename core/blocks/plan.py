@@ -17,8 +17,6 @@ from augury.errors import CapacityError, OptionError, UnsupportedError
 if TYPE_CHECKING:
     from augury.blocks.parts import Norm, Part
 
-__all__ = ["Layer", "ModelPlan", "NextnLayer"]
-
 _Blocks = Block | tuple[Block, ...] | None
 
 

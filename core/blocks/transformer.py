@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from augury.lowering.builder import Builder
     from augury.lowering.operation import Value
 
-__all__ = ["Attention", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection", "SecondStream"]
-
 
 @frozen
 class LayerInputs(HasParts):

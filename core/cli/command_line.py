@@ -17,8 +17,6 @@ from augury.log import LINE
 from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
 
-__all__ = ["main", "make_parser"]
-
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _READER_LEFT = 141  # 128 + SIGPIPE, likewise
 _OF_WRITING = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)  # named unless it is a standard stream's

@@ -13,8 +13,6 @@ from augury.engine.draft_log import VerifiedDraft
 from augury.log import LINE
 from augury.types import TokenLogprob
 
-__all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]
-
 
 def configure_logging(*, verbosity: int, is_quiet: bool = False) -> None:
     """Send the log to standard error: warnings, from `verbosity` 1 on events, at 2 every draft.

@@ -15,8 +15,6 @@ from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
 from augury.types import NO_DRAFT, Draft, tokens_array
 
-__all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
-
 _NO_TOKENS = np.empty(0, np.int32)
 
 

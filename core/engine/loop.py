@@ -30,8 +30,6 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice, Outcome
 from augury.types import Round, tokens_array
 
-__all__ = ["Loop"]
-
 Result = TypeVar("Result")
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon

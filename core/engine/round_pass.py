@@ -18,8 +18,6 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice
 from augury.types import read_only
 
-__all__ = ["RoundPass", "ScheduledInput"]
-
 
 @frozen(eq=False)
 class ScheduledInput:

@@ -27,8 +27,6 @@ from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob
 
-__all__ = ["Sequence"]
-
 
 class Sequence(DraftedSequence):
     """The state of one request. The history is a buffer that only ever grows; a draft lies beyond its end until accepted."""

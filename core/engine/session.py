@@ -13,8 +13,6 @@ from augury.speculation.config import Member, choose_drafters
 from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, ModelOptions
 
-__all__ = ["EngineSession"]
-
 
 class EngineSession(Session):
     """The session of one slot."""

@@ -21,8 +21,6 @@ from typing import BinaryIO, Self
 
 from augury.log import get_logger
 
-__all__ = ["AtomicFile", "is_being_written", "no_room", "not_stored", "sweep", "write_atomically"]
-
 _SUFFIX = ".part"
 _ABANDONED_S = 24 * 3600.0  # the age at which a part is left over where the file system has no locks to tell by
 _MODE = 0o666  # less the umask

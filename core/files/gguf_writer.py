@@ -15,8 +15,6 @@ from augury.files.atomic_file import AtomicFile
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["EPSILON", "LlamaSizes", "add_weights", "gguf_file"]
-
 EPSILON = 1e-5  # of the norms of the models that `LlamaSizes` describes
 
 

@@ -11,8 +11,6 @@ from augury.interfaces import Progress
 from augury.options import nearest
 from augury.registry import Registry
 
-__all__ = ["cache_folder", "resolve"]
-
 
 def cache_folder() -> Path:
     """Where downloaded models are kept, in the user's cache."""

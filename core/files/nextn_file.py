@@ -14,8 +14,6 @@ from attrs import evolve
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile, Tensor
 
-__all__ = ["is_nextn_alone", "n_nextn_of", "with_nextn"]
-
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 

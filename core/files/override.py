@@ -13,8 +13,6 @@ from attrs import frozen
 from augury.errors import OptionError
 from augury.options import nearest
 
-__all__ = ["Scalar", "Untyped", "overridden", "parse_overrides"]
-
 Scalar = str | int | float | bool
 
 _TYPED = re.compile(r"([A-Za-z]\w*):(.*)", re.DOTALL)

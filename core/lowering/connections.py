@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from augury.blocks.plan import ModelPlan
 
-__all__ = ["ConnectionEmitter", "connection_emitters"]
-
 
 class ConnectionEmitter(ABC):
     """Writes the kernels of a connection on a tape of `numba-cpu` or `numba-cuda`, where streams are `tape.streams`.

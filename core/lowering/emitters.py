@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from augury.blocks.transformer import Output
     from augury.types import ModelOptions
 
-__all__ = ["BlockEmitter", "Ends", "OperationEmitter", "PlanEmitters", "Scope", "largest"]
-
 _Operation = TypeVar("_Operation", bound=Operation)
 _Block = TypeVar("_Block", bound="BlockEmitter")
 

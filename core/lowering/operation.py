@@ -15,8 +15,6 @@ from augury.blocks.parts import HasKernels
 if TYPE_CHECKING:
     from augury.blocks.parts import SequenceState
 
-__all__ = ["KeptRows", "Operation", "Value", "emitters_of", "source_key"]
-
 
 @frozen(eq=False)
 class Value:
