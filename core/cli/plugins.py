@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from attrs import asdict
+
 from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import align_rows, fold
@@ -28,15 +30,11 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 def _run(args: argparse.Namespace) -> int:
     registry: Registry = args.registry
     records = sorted(registry.records, key=lambda record: (record.kind, record.name))
-    broken = [
-        {"name": each.name, "distribution": each.distribution, "version": each.version, "reason": each.reason}
-        for each in registry.broken
-    ]
     if args.json:
-        print_json({"plugins": [_as_json(record) for record in records], "broken": broken})
+        print_json({"plugins": [_as_json(record) for record in records], "broken": list(map(asdict, registry.broken))})
         return 0
     print_lines(_lines(records))
-    print_lines(f"broken: {each['name']} of {each['distribution']} {each['version']}: {each['reason']}" for each in broken)
+    print_lines(f"broken: {each.name} of {each.distribution} {each.version}: {each.reason}" for each in registry.broken)
     return 0
 
 

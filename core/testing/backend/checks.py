@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import attrs
@@ -29,7 +29,7 @@ def near_reference(subject: BackendSubject) -> None:
     """Logits are the reference's, with each type of weights, for all layers and fewer."""
     tokens = _tokens(80)
     for weight_type in _WEIGHT_TYPES:
-        with _closing(subject.load(weight_type)) as model, _closing(subject.load(weight_type, is_reference=True)) as oracle:
+        with closing(subject.load(weight_type)) as model, closing(subject.load(weight_type, is_reference=True)) as oracle:
             whole = model.forward(Batch.chain(tokens)).rows().copy()
             for n_layers in (None, *range(1, model.info.n_layers)):
                 batch = Batch.chain(tokens) if n_layers is None else Batch.chain(tokens[:24], layers=(0, n_layers))
@@ -45,7 +45,7 @@ def row_invariance(subject: BackendSubject) -> None:
     """Any split, any company, any thread: the same bits."""
     texts = (_tokens(_N_TEXT), _tokens(_N_TEXT, seed=2))
     for weight_type in ("F32", "Q4_0"):
-        with _closing(subject.load(weight_type)) as model:
+        with closing(subject.load(weight_type)) as model:
             whole, other = (model.forward(Batch.chain(text, slot=slot)).rows().copy() for slot, text in enumerate(texts))
             _splits(subject, model, texts, (whole, other))
             some = np.array([3, 50, _N_TEXT - 1], np.int32)
@@ -56,7 +56,7 @@ def row_invariance(subject: BackendSubject) -> None:
                 contract.ROWS, model.forward(Batch.chain(texts[0][:9], rows=some[:0])).rows(), whole[:0], "for no rows"
             )
         for threads in (1, 3):
-            with _closing(subject.load(weight_type, threads=threads)) as model:
+            with closing(subject.load(weight_type, threads=threads)) as model:
                 subject.same(contract.THREADS, model.forward(Batch.chain(texts[0])).rows(), whole, f"with {threads} threads")
 
 
@@ -81,7 +81,7 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
 def stages(subject: BackendSubject) -> None:
     """A pass in two parts is the whole pass, and features do not depend on a pass's company."""
     tokens, more = _tokens(24), 7
-    with _closing(subject.load("Q8_0")) as model, _closing(subject.load("Q8_0", is_reference=True)) as oracle:
+    with closing(subject.load("Q8_0")) as model, closing(subject.load("Q8_0", is_reference=True)) as oracle:
         names = tuple(name for name in oracle.features if name in model.features)
         passed, right = (each.forward(Batch.chain(tokens, features=names)) for each in (model, oracle))
         logits, features = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
@@ -103,8 +103,8 @@ def nextn(subject: BackendSubject) -> None:
         return
     tokens, n, cut, given = _tokens(24), N_LAYERS, 15, ("output",)
     with (
-        _closing(subject.load("Q8_0", has_nextn=True)) as model,
-        _closing(subject.load("Q8_0", has_nextn=True, is_reference=True)) as oracle,
+        closing(subject.load("Q8_0", has_nextn=True)) as model,
+        closing(subject.load("Q8_0", has_nextn=True, is_reference=True)) as oracle,
     ):
         if model.info.nextn_features != given:
             raise contract.NEXTN.broken(subject.backend.name, f"given {model.info.nextn_features}, expected {given}")
@@ -132,7 +132,7 @@ def nextn(subject: BackendSubject) -> None:
 def undo(subject: BackendSubject) -> None:
     """A rejected draft leaves no trace."""
     tokens = _tokens(60)
-    with _closing(subject.load()) as model:
+    with closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()
         model.forward(Batch.chain(tokens[:40]))
         model.forward(Batch.chain(_tokens(20, seed=5), start=40))
@@ -146,7 +146,7 @@ def trees(subject: BackendSubject) -> None:
     from hypothesis import given, strategies as st
 
     prompt = _tokens(30)
-    with _closing(subject.load()) as model, _closing(subject.load()) as chains:
+    with closing(subject.load()) as model, closing(subject.load()) as chains:
         for each in (model, chains):
             each.forward(Batch.chain(prompt))  # after which there is another tree, or chain, each time
 
@@ -175,7 +175,7 @@ def trees(subject: BackendSubject) -> None:
 
 def chains(subject: BackendSubject) -> None:
     """A chain of passes is these passes, one by one."""
-    with _closing(subject.load("Q4_0")) as model:
+    with closing(subject.load("Q4_0")) as model:
         first = _joined([Batch.chain(_tokens(n, seed=n), slot=slot) for slot, n in enumerate((5, 3))])
         first = attrs.evolve(first, rows=np.array([4, 7], np.int32))
         passed = model.forward_chain(first, 4)
@@ -197,7 +197,7 @@ def chains(subject: BackendSubject) -> None:
 def saved_slots(subject: BackendSubject) -> None:
     """A slot that is restored goes on where the saved one was, and nothing else is taken for one."""
     tokens = _tokens(45)
-    with _closing(subject.load(n_slots=3)) as model, _closing(subject.load(n_slots=3)) as other:
+    with closing(subject.load(n_slots=3)) as model, closing(subject.load(n_slots=3)) as other:
         model.forward(Batch.chain(_tokens(45, seed=7), slot=2))
         right = model.forward(Batch.chain(tokens, slot=1)).rows()[37:].copy()
         try:
@@ -212,7 +212,7 @@ def saved_slots(subject: BackendSubject) -> None:
         wrongs = [(wrong, f"{len(wrong)} bytes, where {len(saved)} were saved") for wrong in damaged]
         kinds: dict[str, dict[str, Any]] = {f"{option}=bf16": {option: "bf16"} for option in ("cache_type_k", "cache_type_v")}
         for kind, given in kinds.items():
-            with suppress(UnsupportedError), _closing(subject.load(n_slots=3, **given)) as typed:
+            with suppress(UnsupportedError), closing(subject.load(n_slots=3, **given)) as typed:
                 typed.forward(Batch.chain(tokens, slot=1))
                 wrongs.append((typed.save(1, 37), f"what a model with {kind} saved, by one with f16,"))
         for wrong, detail in wrongs:
@@ -225,7 +225,7 @@ def saved_slots(subject: BackendSubject) -> None:
 
 def handle(subject: BackendSubject) -> None:
     """A handle's results agree with its rows."""
-    with _closing(subject.load()) as model:
+    with closing(subject.load()) as model:
         _agree(subject, model.forward(Batch.chain(_tokens(5))), N_VOCAB)
 
 
@@ -251,7 +251,7 @@ def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
 
 def vocabulary(subject: BackendSubject) -> None:
     """The logits of a narrow vocabulary are the same as among all."""
-    with _closing(subject.load("Q4_0")) as model:
+    with closing(subject.load("Q4_0")) as model:
         for kept in (range(40), [0, 31, 32, 70, 100, 101, *range(130, 140), N_VOCAB - 1], [N_VOCAB - 2, N_VOCAB - 1]):
             wanted = np.array(kept, np.int32)
             for n, layers in ((1, None), (5, None), (5, (0, 1))):
@@ -269,7 +269,7 @@ def vocabulary(subject: BackendSubject) -> None:
 def no_numbers(subject: BackendSubject) -> None:
     """From a row of NaN nothing is chosen."""
     for weight_type in _WEIGHT_TYPES:
-        with _closing(subject.load(weight_type, output_norm=float("nan"))) as model:
+        with closing(subject.load(weight_type, output_norm=float("nan"))) as model:
             logits = model.forward(Batch.chain(_tokens(3)))
             if (logits.argmax() != -1).any() or (logits.top_k(np.arange(3, dtype=np.int32), 9)[0] != -1).any():
                 raise contract.HANDLE.broken(subject.backend.name, f"a best token where {weight_type} weights give no numbers")
@@ -278,7 +278,7 @@ def no_numbers(subject: BackendSubject) -> None:
 def outside(subject: BackendSubject) -> None:
     """Tokens, slots and layers that do not exist are refused, before anything is stored."""
     tokens = _tokens(10)
-    with _closing(subject.load()) as model:
+    with closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()
         for batch, error in (
             (Batch.chain([1], start=N_CTX), CapacityError),
@@ -291,7 +291,7 @@ def outside(subject: BackendSubject) -> None:
             _raises(subject, contract.OUTSIDE, error, detail, lambda: model.forward(batch))  # noqa: B023 - called at once
         found = model.forward(Batch.chain(tokens[-1:], start=len(tokens) - 1)).rows()
         subject.same(contract.OUTSIDE, found, whole[-1:], "after passes that were refused")
-    model.close()
+    model.close()  # once more
     _raises(subject, contract.CLOSED, AuguryError, "a pass after close", lambda: model.forward(Batch.chain([1])))
     _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_k=q9", lambda: subject.load(cache_type_k="q9"))
     _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_v=q9", lambda: subject.load(cache_type_v="q9"))
@@ -304,7 +304,7 @@ def memory_table(subject: BackendSubject) -> None:
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            with _closing(subject.load(n_ctx=n_ctx, n_slots=4)) as model:
+            with closing(subject.load(n_ctx=n_ctx, n_slots=4)) as model:
                 held = tracemalloc.get_traced_memory()[0] - before
                 n_bytes.append(sum(line.n_bytes for line in model.memory_table()))
                 spec = model.state_spec
@@ -327,20 +327,6 @@ def _raises(
     except Exception as other:
         raise promise.broken(subject.backend.name, f"{detail}: {type(other).__name__}: {other}") from other
     raise promise.broken(subject.backend.name, f"{detail} was taken")
-
-
-class _closing:  # noqa: N801 - reads as contextlib's
-    """A model that is closed at the end of a `with` statement, twice."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    def __enter__(self) -> Model:
-        return self._model
-
-    def __exit__(self, *_: object) -> None:
-        self._model.close()
-        self._model.close()
 
 
 def _tokens(n: int, seed: int = 1) -> np.ndarray:
