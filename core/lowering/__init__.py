@@ -2,8 +2,16 @@
 
 from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
 from augury.lowering.builder import Builder
-from augury.lowering.connections import ConnectionEmitter, connection_emitters
-from augury.lowering.emitters import BlockEmitter, Ends, OperationEmitter, PlanEmitters, Scope, largest
+from augury.lowering.emitters import (
+    BlockEmitter,
+    ConnectionEmitter,
+    Ends,
+    OperationEmitter,
+    PlanEmitters,
+    Scope,
+    connection_emitters,
+    largest,
+)
 from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key
 from augury.lowering.operations import (
     Activate,
