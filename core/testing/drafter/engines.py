@@ -121,6 +121,12 @@ def compare(name: str, where: str, expected: Output, found: Output) -> None:
             raise contract.LOSSLESS.broken(name, f"{where}, prompt {i} has the right tokens of other probabilities")
 
 
+def check_plain(subject: Subject, engine: Engine, way: str, where: str, *, backend: str = "toy", **params: Any) -> None:
+    """See that an engine's counted answers are those of plain decoding; errors are those of `answers` and `compare`."""
+    results = answers(subject.name, engine, WAYS[way] | subject.params | params, subject.report)
+    compare(subject.name, where, plain(subject.registry, backend, way), output(results))
+
+
 # The checks: with any drafts the output is plain decoding's
 
 
@@ -132,9 +138,7 @@ def lossless(subject: Subject, way: str) -> None:
     for i, backend in enumerate(subject.backends):
         for slots in (1, 3) if i == 0 else ((1, 3)[(i + list(WAYS).index(way)) % 2],):
             with engine_with(subject, registry=subject.registry, backend=backend, slots=slots) as engine:
-                results = answers(subject.name, engine, WAYS[way] | subject.params, subject.report)
-            expected = plain(subject.registry, backend, way)
-            compare(subject.name, f"{way} on {backend} with {slots} slots", expected, output(results))
+                check_plain(subject, engine, way, f"{way} on {backend} with {slots} slots", backend=backend)
 
 
 def in_chain(subject: Subject) -> None:
@@ -159,14 +163,12 @@ def full_context(subject: Subject) -> None:
 
 def cancelled(subject: Subject) -> None:
     """A request that was given up leaves no trace in the next."""
-    expected = plain(subject.registry, "toy", "greedy")
     with engine_with(subject, registry=subject.registry) as engine:
         for n in (1, 2, 9):
             for i, _ in enumerate(engine.stream(PROMPTS[1], max_tokens=30, temperature=0.0, ignore_eos=True)):
                 if i == n:
                     break
-            results = answers(subject.name, engine, WAYS["greedy"] | subject.params, subject.report)
-            compare(subject.name, f"after a request cancelled at token {n}", expected, output(results))
+            check_plain(subject, engine, "greedy", f"after a request cancelled at token {n}")
 
 
 def per_request(subject: Subject) -> None:
@@ -179,23 +181,18 @@ def per_request(subject: Subject) -> None:
     with engine_with(subject, registry=subject.registry) as engine:
         for wish in wishes:
             try:
-                results = answers(
-                    subject.name, engine, {**WAYS["greedy"], **subject.params, "speculative": wish}, subject.report
-                )
+                check_plain(subject, engine, "greedy", f"with speculative={wish}", speculative=wish)
             except AuguryError as error:
                 if isinstance(error, OptionError) and subject.name in wish:
                     continue  # a bound may contradict the other options, and was refused
                 raise contract.BOUNDS.broken(subject.name, f"with speculative={wish}: {error}") from error
-            compare(subject.name, f"with speculative={wish}", plain(subject.registry, "toy", "greedy"), output(results))
 
 
 def planned(subject: Subject) -> None:
     """The planner's choices make no difference."""
     for slots in (1, 3):
         with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
-            results = answers(subject.name, engine, WAYS["sampled"] | subject.params, subject.report)
-        expected = plain(subject.registry, "toy", "sampled")
-        compare(subject.name, f"planned, with {slots} slots", expected, output(results))
+            check_plain(subject, engine, "sampled", f"planned, with {slots} slots")
 
 
 def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> DrafterReport:
