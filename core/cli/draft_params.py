@@ -29,19 +29,10 @@ _TWINS = {  # the target's flags, by the draft model's options; any other option
     "gpu_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers"),
     "p_min": ("--draft-p-min", "--spec-draft-p-min"),
 }
-_AS_TARGET = (
-    "parallel",
-    "memory",
-    "tensor_split",
-    "n_predict",
-    "stop",
-    "logit_bias",
-    "samplers",
-    "constraint",
-    "keywords",
-    "ignore_eos",
-    *sampling_options(),
-)  # by `dest`
+_AS_TARGET = (  # by `dest`
+    *("parallel", "memory", "tensor_split", "n_predict", "stop", "logit_bias", "samplers", "constraint", "keywords"),
+    *("ignore_eos", *sampling_options()),
+)
 
 
 class DraftParams(FlagsAction):
