@@ -43,10 +43,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: The words after `augury`; None for those of the process.
+    """Run the command of `argv`, the words after `augury`; None for those of the process.
 
     Returns:
         The exit code: 0 success, 1 failure, 2 usage, 130 interrupted, 141 where the reader of the output has left.

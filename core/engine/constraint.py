@@ -20,10 +20,8 @@ ChosenConstraint = tuple[type[Constraint], Any]
 def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConstraint | None:
     """The constraint that a request asks for, and its options; None for none.
 
-    Args:
-        registry: The constraints that there are.
-        params: Of the request; taken out of it are `constraint`, which is None, `"name:key=value,..."` or
-            `{"name": {"key": value, ...}}`, and the constraints' own keywords.
+    Taken out of `params` are `constraint`, which is None, `"name:key=value,..."` or `{"name": {"key": value, ...}}`, and the
+    constraints' own keywords.
 
     Raises:
         OptionError: There is no such constraint, it is not of that form, an option is unknown or out of range, or two

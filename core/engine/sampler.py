@@ -112,19 +112,11 @@ class Sampler:
         infill: SamplingStep | None = None,
         keeps_drawn: bool = False,
     ) -> None:
-        """Prepare to draw.
+        """Prepare to draw from logits (V,).
 
-        Args:
-            params: How to draw.
-            n_vocab: V, of the logits.
-            forbidden: Tokens that are never drawn, such as end tokens that are to be ignored.
-            late: Tokens that are not among the first `n_early` of the request.
-            n_early: See `late`.
-            processors: Steps over whole rows, float32, before anything else.
-            constraint: Only tokens that it allows are drawn.
-            breakers: The breakers of `dry`.
-            infill: The sampler of that name.
-            keeps_drawn: Whether `drawn_from` is wanted.
+        `forbidden` tokens, such as end tokens that are to be ignored, are never drawn, and `late` ones not among the first
+        `n_early` of the request. `processors` are steps over whole rows, float32, before anything else. `breakers` are those of
+        the sampler `dry`, and `infill` is the sampler of that name. With `keeps_drawn`, `drawn_from` is kept.
 
         Raises:
             OptionError: A biased token is outside the vocabulary.

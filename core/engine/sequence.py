@@ -159,13 +159,9 @@ class Sequence(DraftedSequence):
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """The tokens of the round: as much of the draft as the target accepts, and the target's own token after it.
 
-        That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
-
-        Args:
-            draft: k proposed tokens, with k less than `n_left`.
-            logits: The logits of the pass.
-            first_row: The row after the history; the next k are those after the draft's tokens.
-            argmax: The best tokens of all rows; may be empty unless `is_plain_argmax`.
+        That token is -1 where its row holds no finite numbers; rows that are not reached do not matter. The draft has fewer
+        tokens than `n_left`. The row after the history is `first_row`, the next ones are those after the draft's tokens.
+        `argmax`, the best tokens of all rows, may be empty unless `is_plain_argmax`.
         """
         tokens, is_plain, speculation = draft.tokens.tolist(), self.is_plain_argmax, self.speculation
         parents = None if draft.parents is None else draft.parents.tolist()

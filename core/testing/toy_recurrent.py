@@ -35,10 +35,7 @@ class ToyRecurrentModel(ToyModel):
     def __init__(self, *, can_keep_aside: bool = True, is_hybrid: bool = False, **model: Any) -> None:
         """Make a model; see `ToyModel` for the rest. Its texts tend to repeat the token three tokens before.
 
-        Args:
-            can_keep_aside: Whether its passes can leave drafted tokens out of the state.
-            is_hybrid: Whether it has cells as well.
-            **model: Arguments of `ToyModel`.
+        Its passes leave drafted tokens out of the state if it `can_keep_aside`; it has cells as well if it `is_hybrid`.
         """
         super().__init__(**model)
         n_slots, n_ctx = self.cells.shape

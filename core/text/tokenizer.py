@@ -257,9 +257,6 @@ class StreamDecoder:
 def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
     """Build the tokenizer that a model file's metadata describes, or return None if it has none.
 
-    Args:
-        metadata: `ModelFile.metadata`, or anything alike.
-
     Raises:
         ModelFileError: the metadata is damaged or contradicts itself.
         UnsupportedError: a kind of vocabulary, or a way to cut text into words, that augury does not know.
