@@ -21,7 +21,6 @@ class Apertus(Transformer):
 
     name = "apertus"
     rotary = {"has_factors": True}
-    mixing = {"has_head_norms": True}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import FeedForward, Gating, Layer, MixtureOfExperts, NormKind, Output, Rope
+from augury.blocks import Gating, Layer, NormKind, Rope
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.rope import local_size
 from augury.plugins.architectures.transformer import Transformer
 
@@ -23,6 +22,7 @@ class CommandR(Transformer):
     reading = {"norm": NormKind.LAYER}
     rotary = {"is_interleaved": True}
     feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    ending = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale", 0.0) or 1.0}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -34,31 +34,21 @@ class CommandR(Transformer):
             for part, n in heads.items()
         }
 
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale", 0.0) or 1.0)
-
 
 class Cohere2(Transformer):
     """Three layers of four see a window only, and they alone have rope."""
 
     name = "cohere2"
     reading = {"norm": NormKind.LAYER}
+    rotary = {"is_interleaved": True, "n_rot": local_size}
     windows = {"period": _PERIOD, "is_required": True}
     feeding = {"norm": "attn_norm", "is_parallel": True}
-
-    @classmethod
-    def rope(cls, decoder: Decoder) -> Rope:
-        return decoder.rope(is_interleaved=True, n_rot=local_size(decoder))
+    ending = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)[layer]
         return super().layer(decoder, layer, rope if is_local else None)
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True, scale=decoder.keys.number("logit_scale") or 1.0)
 
 
 class Cohere2Moe(Transformer):
@@ -68,7 +58,13 @@ class Cohere2Moe(Transformer):
     rotary = {"is_interleaved": True, "has_factors": True}
     windows = {**Cohere2.windows, "is_first": True, "has_nextn": True}
     feeding = Cohere2.feeding
-    experts = {**Cohere2.feeding, "fallback": Gating.SIGMOID, "has_weights_scale": True}
+    experts = {
+        **Cohere2.feeding,
+        "fallback": Gating.SIGMOID,
+        "has_weights_scale": True,
+        "factor": lambda decoder, layer: 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in decoder.file.tensors else 1.0,
+    }
+    ending = {"scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
     nextn_hidden = "output"
 
     @classmethod
@@ -81,13 +77,3 @@ class Cohere2Moe(Transformer):
         is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_nextn=True)[layer]
         has_rope = is_local or layer < decoder.keys.count("leading_dense_block_count", least=0)
         return super().layer(decoder, layer, rope if has_rope else None)
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        if has_experts(decoder, layer) and f"blk.{layer}.ffn_up_shexp.weight" in decoder.file.tensors:
-            return mixture(decoder, layer, factor=0.5, **cls.experts)
-        return super().feed_forward(decoder, layer)
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(scale=decoder.keys.number("logit_scale") or 1.0)

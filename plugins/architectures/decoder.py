@@ -228,6 +228,7 @@ class Decoder(Tensors):
         names: tuple[str, str, str] = ("attn_q", "attn_k", "attn_v"),
         norm: str | Norm | None = "attn_norm",
         has_head_norms: bool = False,
+        has_joint_norms: bool = False,
         has_post_norm: bool = False,
         has_output_bias: bool = True,
         has_scales: bool = True,
@@ -243,6 +244,7 @@ class Decoder(Tensors):
             names: The tensors of q, k and v, where no `attn_qkv` holds all three.
             norm: The norm of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
+            has_joint_norms: Whether they are normed over all heads.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             has_output_bias: Whether the family takes note of a bias of o.
             has_scales: Whether it takes note of scale tensors of q, k and v.
@@ -253,6 +255,10 @@ class Decoder(Tensors):
         at = f"blk.{layer}"
         sizes = (n_heads * self.head_dim, n_kv_heads * self.head_dim, n_kv_heads * self.value_dim)
         q, k, v = self.fused(at, names, "attn_qkv", sizes, has_scale=has_scales)
+        q_norm = k_norm = None
+        if has_head_norms or has_joint_norms:
+            n_q, n_k = (n_heads, n_kv_heads) if has_joint_norms else (1, 1)
+            q_norm, k_norm = (self.norm(f"{at}.attn_{part}_norm", n * self.head_dim) for part, n in (("q", n_q), ("k", n_k)))
         attention = Attention(
             norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
             q=q,
@@ -262,8 +268,9 @@ class Decoder(Tensors):
             **self.heads(layer),
             scale=1.0 / math.sqrt(self.head_dim) if scale is None else scale,
             rope=rope,
-            q_norm=self.norm(f"{at}.attn_q_norm", self.head_dim) if has_head_norms else None,
-            k_norm=self.norm(f"{at}.attn_k_norm", self.head_dim) if has_head_norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            has_joint_norms=has_joint_norms,
             post_norm=self.norm(f"{at}.post_attention_norm") if has_post_norm else None,
         )
         return attrs.evolve(attention, **others)
@@ -358,12 +365,6 @@ class Decoder(Tensors):
         """The fields of an `Attention` that say how many heads a layer has, and how large they are."""
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
         return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": self.head_dim, "value_dim": self.value_dim}
-
-    def joint_norms(self, layer: int) -> dict[str, Any]:
-        """Arguments of `attention` for families whose queries and keys are normed over all heads of a layer."""
-        sizes = {"q": self.n_heads[layer] * self.head_dim, "k": self.n_kv_heads[layer] * self.head_dim}
-        norms = {f"{part}_norm": self.norm(f"blk.{layer}.attn_{part}_norm", size) for part, size in sizes.items()}
-        return {"has_joint_norms": True, **norms}
 
     def indexer_sizes(self) -> tuple[int, int]:
         """The number of heads of an indexer, and the values of each, of which rope turns some."""

@@ -39,11 +39,8 @@ class ExaoneMoe(Transformer):
 
     name = "exaone-moe"
     rotary = None
+    local_rotary = {"has_factors": True}
     windows = {"period": 4, "is_required": True}
     mixing = {"has_head_norms": True}
     feeding = {"has_scales": False}
     experts = {"has_weights_scale": True, "has_scales": False}
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(has_factors=True)

@@ -24,10 +24,10 @@ def has_experts(decoder: Decoder, layer: int) -> bool:
     return f"blk.{layer}.ffn_gate_inp.weight" in decoder.file.tensors
 
 
-def limit(decoder: Decoder, layer: int, key: str) -> float | None:
-    """The limit of a layer's hidden values, by a key that has a number for each layer, if the file has it.
+def expert_limit(decoder: Decoder, layer: int, key: str = "swiglu_clamp_exp") -> float | None:
+    """The limit of the hidden values of a layer's experts, or of others by another key, if the file has it.
 
-    Layers that predict further tokens have no limit where the numbers leave them out.
+    The key has a number for each layer; layers that predict further tokens have no limit where the numbers leave them out.
     """
     numbers = decoder.keys.numbers(key, decoder.n_layers, decoder.n_stored) if key in decoder.keys else ()
     found = numbers[layer] if layer < len(numbers) else 0.0
@@ -53,15 +53,12 @@ def limited_feed_forward(
         shares_limit: Whether others have the limit of experts where the file does not state theirs.
         **experts: Arguments of `mixture`.
     """
-    of_experts, own = (f"swiglu_clamp_{part}" for part in ("exp", "shexp"))
-    of_others = of_experts if shares_limit and own not in decoder.keys else own
-    most = limit(decoder, layer, of_others)
+    own, of_experts = "swiglu_clamp_shexp", expert_limit(decoder, layer)
+    most = of_experts if shares_limit and own not in decoder.keys else expert_limit(decoder, layer, own)
     is_activated = limits_activated and most is not None
     if not has_experts(decoder, layer):
         return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, limit=most, limits_activated=is_activated)
-    block = mixture(
-        decoder, layer, has_scales=False, limit=limit(decoder, layer, of_experts), limits_activated=limits_activated, **experts
-    )
+    block = mixture(decoder, layer, has_scales=False, limit=of_experts, limits_activated=limits_activated, **experts)
     if block.shared is None:
         return block
     return attrs.evolve(block, shared=attrs.evolve(block.shared, limit=most, limits_activated=is_activated))

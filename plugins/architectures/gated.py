@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, Layer, ModelPlan, Norm, Rope, SecondStream
+from augury.blocks import Activation, Layer, ModelPlan, Norm, SecondStream
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -51,12 +51,9 @@ class Spark(Transformer):
     """Gates by head, GELU; the file says which layers see a window only."""
 
     name = "spark2_5"
+    local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
     feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:

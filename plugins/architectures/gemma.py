@@ -24,77 +24,57 @@ from augury.blocks import (
     ModelPlan,
     NextnLayer,
     Norm,
-    Output,
     Rope,
 )
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
-from augury.plugins.architectures.rope import base_of, local_base
+from augury.plugins.architectures.rope import local_base, own_local_base
 from augury.plugins.architectures.transformer import Transformer
 
 _N_LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # this size alone scales by E / H instead of D, and files do not say so
+
+
+def _scale(decoder: Decoder, _layer: int) -> float:
+    """The factor of q · k."""
+    is_27b = decoder.n_layers == _N_LAYERS_27B[decoder.file.architecture]
+    return 1.0 / math.sqrt(decoder.n_embd // decoder.n_heads[0] if is_27b else decoder.head_dim)
 
 
 class Gemma(Transformer):
     """Embeddings scaled by sqrt(E), GELU gates; its norms multiply by 1 + w, and files hold the sum."""
 
     name = "gemma"
+    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim)}
     feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"scale": 1.0 / math.sqrt(decoder.value_dim)}
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"scale": math.sqrt(decoder.n_embd)}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True)
+    beginning = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
+    ending = {"is_tied": True}
 
 
 class Gemma2(Gemma):
     """Norms before and after attention and feed-forward, soft caps; every other layer sees a window only."""
 
     name = "gemma2"
+    local_rotary = {"base": local_base}
     windows = {"period": 2, "default": 4096}
-    mixing = {"has_post_norm": True}
+    mixing = {
+        "has_post_norm": True,
+        "scale": _scale,
+        "softcap": lambda decoder, _: decoder.keys.positive("attn_logit_softcapping", 50.0),
+    }
     feeding = {**Gemma.feeding, "has_post_norm": True}
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=local_base(decoder))
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"scale": _scale(decoder), "softcap": decoder.keys.positive("attn_logit_softcapping", 50.0)}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True, softcap=decoder.keys.positive("final_logit_softcapping", 30.0))
+    ending = {"is_tied": True, "softcap": lambda decoder: decoder.keys.positive("final_logit_softcapping", 30.0)}
 
 
 class Gemma3(Gemma):
     """Normed heads; five layers of six see a window only, with a rope of their own."""
 
     name = "gemma3"
+    local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 6}
-    mixing = {"has_head_norms": True, "has_post_norm": True}
+    mixing = {"has_head_norms": True, "has_post_norm": True, "scale": _scale}  # llama.cpp reads no `attention.scale` here
     feeding = Gemma2.feeding
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"scale": _scale(decoder)}  # without `attention.scale`: llama.cpp does not read it here
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(softcap=decoder.keys.number("final_logit_softcapping", 0.0) or None)
+    ending = {"softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None}
 
 
 class Gemma4(Gemma):
@@ -176,7 +156,7 @@ class Gemma4(Gemma):
         local.n_rot = keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=local.head_dim)
         if local.n_rot % 2:
             keys.fail("rope.dimension_count_swa", local.n_rot, "an even number")
-        return local, local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+        return local, local.rope(base=own_local_base(decoder), is_scaled=False)
 
     @classmethod
     def _assistant(cls, file: ModelFile, plan: ModelPlan) -> tuple[NextnLayer, ...]:
@@ -275,9 +255,3 @@ class Gemma4(Gemma):
             window=window,
             source=source,
         )
-
-
-def _scale(decoder: Decoder) -> float:
-    """The factor of q · k."""
-    is_27b = decoder.n_layers == _N_LAYERS_27B[decoder.file.architecture]
-    return 1.0 / math.sqrt(decoder.n_embd // decoder.n_heads[0] if is_27b else decoder.head_dim)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from augury.blocks import Gating, Linear, Rope, Rows
-from augury.plugins.architectures import rope
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.rope import axes, plain
 from augury.plugins.architectures.transformer import Transformer
 
 
@@ -23,13 +23,9 @@ class Glm4(Transformer):
     """Norms after attention and feed-forward, too; models that see images have positions on axes."""
 
     name = "glm4"
+    rotary = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
     mixing = {"has_post_norm": True}
     feeding = {"gate": "fused", "has_post_norm": True, "has_scales": False}
-
-    @classmethod
-    def rope(cls, decoder: Decoder) -> Rope:
-        sections = rope.axes(decoder)
-        return decoder.rope(sections=sections, is_interleaved=sections is None)
 
 
 class CogVLM(Transformer):
@@ -40,7 +36,7 @@ class CogVLM(Transformer):
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
-        return Rope(rope.plain(decoder.head_dim, 10000.0))
+        return Rope(plain(decoder.head_dim, 10000.0))
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -59,14 +55,8 @@ class Glm4Moe(Transformer):
     """GLM 4.5: heads may be normed; the first layers have no experts."""
 
     name = "glm4moe"
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
+    rotary = {"sections": axes}
+    mixing = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
     feeding = {"norm": "post_attention_norm", "has_scales": False}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
     nextn_hidden = "output"
-
-    @classmethod
-    def rope(cls, decoder: Decoder) -> Rope:
-        return decoder.rope(sections=rope.axes(decoder))
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"has_head_norms": f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}

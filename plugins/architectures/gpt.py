@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from augury.blocks import Activation, Layer, Linear, NormKind, Output, Rope
+from augury.blocks import Activation, Layer, Linear, NormKind, Rope
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer, slopes
 
 _UNGATED: dict[str, Any] = {"activation": Activation.GELU_HALF, "gate": None, "has_scales": False}
+
+
+def _positions(decoder: Decoder) -> Linear:
+    return decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)
+
+
+def _slopes(decoder: Decoder, layer: int) -> tuple[float, ...] | None:
+    """The slopes of families whose files state the largest one."""
+    return slopes(decoder.n_heads[layer], decoder.keys.number("attention.max_alibi_bias", 0.0, most=1024.0))
 
 
 class Gpt2(Transformer):
@@ -20,10 +29,7 @@ class Gpt2(Transformer):
     reading = {"norm": NormKind.LAYER}
     rotary = None
     feeding = _UNGATED
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"positions": decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)}
+    beginning = {"positions": _positions}
 
 
 class Starcoder(Gpt2):
@@ -58,10 +64,7 @@ class PocketTTS(Transformer):
     reading = {"norm": NormKind.LAYER}
     rotary = {"is_interleaved": True}
     feeding = _UNGATED
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True)
+    ending = {"is_tied": True}
 
 
 class GptNeox(Transformer):
@@ -69,12 +72,7 @@ class GptNeox(Transformer):
 
     name = "gptneox"
     reading = {"norm": NormKind.LAYER}
-    feeding = _UNGATED
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        is_parallel = decoder.keys.flag("use_parallel_residual")
-        return Layer(decoder.attention(layer, rope), decoder.feed_forward(layer, is_parallel=is_parallel, **cls.feeding))
+    feeding = {**_UNGATED, "is_parallel": lambda decoder, _: decoder.keys.flag("use_parallel_residual")}
 
 
 class Falcon(Transformer):
@@ -97,62 +95,35 @@ class Bloom(Transformer):
     name = "bloom"
     reading = {"norm": NormKind.LAYER}
     rotary = None
+    mixing = {"slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
     feeding = _UNGATED
-    largest_slope: ClassVar[float | None] = 8.0  # None: as the file says
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        largest = cls.largest_slope
-        if largest is None:
-            largest = decoder.keys.number("attention.max_alibi_bias", 0.0, most=1024.0)
-        return {"slopes": slopes(decoder.n_heads[layer], largest)}
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"norm": decoder.norm("token_embd_norm")}
+    beginning = {"norm": lambda decoder: decoder.norm("token_embd_norm")}
 
 
 class Jais(Bloom):
     """With gates, and scores scaled by 1 / D."""
 
     name = "jais"
+    mixing = {"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim}
     feeding = {"has_scales": False}
-    largest_slope = None
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {**super().mixing_of(decoder, layer), "scale": 1.0 / decoder.head_dim}
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {}
+    beginning = {}
 
 
 class Mpt(Bloom):
     """Clamped queries, keys and values; some models have learned positions, normed queries and keys, or divisors."""
 
     name = "mpt"
-    largest_slope = None
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        parts = {**super().mixing_of(decoder, layer), "clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
-        if f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors:
-            parts |= decoder.joint_norms(layer)  # llama.cpp clamps before it norms, as `Attention` does
-        return parts
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        divisors = decoder.optional_vector(f"blk.{layer}.ffn.act.scales", decoder.n_ff[layer])
-        feed_forward = decoder.feed_forward(layer, **cls.feeding, divisors=divisors)
-        return Layer(decoder.attention(layer, rope, **cls.mixing_of(decoder, layer)), feed_forward)
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        positions: Linear | None = None
-        if "position_embd.weight" in decoder.file.tensors:
-            positions = decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)
-        return {"positions": positions}
+    mixing = {
+        "slopes": _slopes,
+        "clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None,
+        # llama.cpp clamps before it norms, as `Attention` does
+        "has_joint_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors,
+    }
+    feeding = {
+        **_UNGATED,
+        "divisors": lambda decoder, layer: decoder.optional_vector(f"blk.{layer}.ffn.act.scales", decoder.n_ff[layer]),
+    }
+    beginning = {"positions": lambda decoder: _positions(decoder) if "position_embd.weight" in decoder.file.tensors else None}
 
 
 class Jais2(Transformer):

@@ -23,7 +23,7 @@ from augury.blocks import (
 )
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, limit, limited_feed_forward, mixture
+from augury.plugins.architectures.experts import expert_limit, limited_feed_forward
 from augury.plugins.architectures.kimi import KimiK3
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.sparse import chooses, indexer
@@ -67,9 +67,7 @@ def plain_output(decoder: Decoder) -> Output:
 class HyperConnected(Transformer):
     """A family with residual streams from the embedding to the output, which has a connection of its own."""
 
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"n_streams": decoder.keys.count("hyper_connection.count")}
+    beginning = {"n_streams": lambda decoder: decoder.keys.count("hyper_connection.count")}
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
@@ -77,11 +75,11 @@ class HyperConnected(Transformer):
 
 
 class HunyuanV4(HyperConnected):
-    """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed."""
+    """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed, experts limited."""
 
     name = "hy_v4"
     rotary = {"is_interleaved": True}
-    experts = {"has_weights_scale": True, "has_scales": False}
+    experts = {"has_weights_scale": True, "has_scales": False, "limit": expert_limit}
     feeding = {"has_scales": False, "has_biases": False}
 
     @classmethod
@@ -103,13 +101,6 @@ class HunyuanV4(HyperConnected):
         o = decoder.matrix(f"{at}.attn_output", attention.o.n_in, decoder.n_embd)
         attention = attrs.evolve(attention, o=o, sinks=sinks, gate=gate, **choice)
         return Layer(attention, cls.feed_forward(decoder, layer)).connected(mixer, feed_forward)
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> Any:
-        """The feed-forward of a layer; experts' hidden values are limited."""
-        if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, **cls.feeding)
-        return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **(cls.experts or {}))
 
 
 def mixed_streams(decoder: Decoder, layer: int) -> list[HyperConnection]:

@@ -36,6 +36,8 @@ class KimiLinear(Transformer):
     name = "kimi-linear"
     reading = {"least": 0, "may_have_experts": True}
     rotary = None
+    feeding = {"has_scales": False, "has_biases": False}
+    experts = {"is_normalised": True, "has_weights_scale": True, "has_scales": False}
     decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")
 
@@ -56,13 +58,6 @@ class KimiLinear(Transformer):
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
         """The latent attention of a layer."""
         return latent_attention(decoder, layer, None)
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
-        if has_experts(decoder, layer):
-            return mixture(decoder, layer, is_normalised=True, has_weights_scale=True, has_scales=False)
-        return decoder.feed_forward(layer, has_scales=False, has_biases=False)
 
     @classmethod
     def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from augury.blocks import Activation, LatentAttention, Layer, Matrices, Output, Rope, Temperature
+from augury.blocks import Activation, LatentAttention, Layer, Matrices, Rope, Temperature
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS
 from augury.plugins.architectures.transformer import Transformer
@@ -136,20 +136,14 @@ class MiniCpm3(Transformer):
 
     name = "minicpm3"
     rotary = {"has_factors": True}
+    beginning = {"scale": 12.0}
+    ending = {"scale": lambda decoder: 256.0 / decoder.n_embd}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         factor = 1.4 / math.sqrt(decoder.n_layers)
         feed_forward = decoder.feed_forward(layer, factor=factor, has_scales=False)
         return Layer(latent_attention(decoder, layer, rope, factor=factor), feed_forward)
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"scale": 12.0}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(scale=256.0 / decoder.n_embd)
 
 
 class Plm(Transformer):
@@ -158,11 +152,8 @@ class Plm(Transformer):
     name = "plm"
     rotary = {"is_interleaved": True}
     feeding = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False, "has_biases": False}
+    ending = {"is_tied": True, "has_bias": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         return Layer(latent_attention(decoder, layer, rope), cls.feed_forward(decoder, layer))
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True, has_bias=False)

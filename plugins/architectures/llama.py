@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Output, Projection, Rope, Temperature
+from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Projection, Rope, Temperature
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
@@ -120,6 +120,7 @@ class BitNet(Transformer):
     """Norms before the last matrix of attention and of the feed-forward."""
 
     name = "bitnet"
+    ending = {"is_tied": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -128,22 +129,14 @@ class BitNet(Transformer):
         hidden_norm = decoder.norm(f"{at}.ffn_sub_norm", decoder.n_ff[layer])
         return Layer(attention, decoder.feed_forward(layer, hidden_norm=hidden_norm))
 
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True)
-
 
 class Refact(Transformer):
     """Distances lower scores in place of rope."""
 
     name = "refact"
     rotary = None
-    mixing = {"has_output_bias": False}
+    mixing = {"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
     feeding = {"has_scales": False, "has_biases": False}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"slopes": slopes(decoder.n_heads[layer], 8.0)}
 
 
 class Baichuan(Transformer):

@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, GateKind, Gating, Layer, MixtureOfExperts, NormKind, Output, Rope
+from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Rope
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import limit, mixture
-from augury.plugins.architectures.rope import base_of, local_base, local_size, plain
+from augury.plugins.architectures.experts import expert_limit, mixture
+from augury.plugins.architectures.rope import base_of, local_base, local_size, own_local_base, plain
 from augury.plugins.architectures.transformer import Transformer
 
 _PERIOD = 4
@@ -21,7 +21,9 @@ class GptOss(Transformer):
     """gpt-oss: every other layer sees a window; sinks, biases everywhere, a SwiGLU of its own."""
 
     name = "gpt-oss"
+    local_rotary = {"base": local_base}
     windows = {"period": 2, "is_required": True}
+    mixing = {"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
     experts = {
         "has_scales": False,
         "gating": Gating.SOFTMAX_OF_CHOSEN,
@@ -30,24 +32,13 @@ class GptOss(Transformer):
         "norm": "post_attention_norm",
     }
 
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=local_base(decoder))
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"sinks": decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
-
 
 class MinimaxM2(Transformer):
     """Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias."""
 
     name = "minimax-m2"
+    mixing = {"has_joint_norms": True}
     experts = {"has_scales": False, "is_normalised": True}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return decoder.joint_norms(layer)
 
 
 class Dots1(Transformer):
@@ -81,12 +72,9 @@ class DeepSeek(Transformer):
 
     name = "deepseek"
     rotary = {"is_interleaved": True, "has_factors": True}
-    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    mixing = {"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
     feeding = {"has_scales": False}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
+    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
 
 class DeepSeekOcr(Transformer):
@@ -121,8 +109,9 @@ class Afmoe(Transformer):
 
     name = "afmoe"
     mixing = {"has_head_norms": True, "has_post_norm": True}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
     feeding = {"has_scales": False, "has_post_norm": True}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
+    beginning = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -134,10 +123,6 @@ class Afmoe(Transformer):
             turned = decoder.rope(base=local_base(decoder))
         attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.mixing)
         return Layer(attention, cls.feed_forward(decoder, layer))
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"scale": math.sqrt(decoder.n_embd)}
 
 
 class Laguna(Transformer):
@@ -167,17 +152,10 @@ class Maple(Transformer):
 
     name = "maple"
     rotary = None
+    local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
     mixing = {"has_head_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> MixtureOfExperts:
-        return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **cls.experts)
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False, "limit": expert_limit}
 
 
 class Mimo2(Transformer):
@@ -192,7 +170,7 @@ class Mimo2(Transformer):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         window = decoder.windows(None, is_required=True, has_nextn=True)[layer]
         if window is not None:
-            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+            rope = decoder.rope(base=own_local_base(decoder), is_scaled=False)
         factor = decoder.keys.number("attention.value_scale", 0.0) or 1.0
         sinks = decoder.optional_vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
         attention = decoder.attention(layer, rope, window=window, sinks=sinks, factor=factor, has_scales=False)
@@ -206,6 +184,11 @@ class Grok(Transformer):
 
     name = "grok"
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
+    beginning = {"scale": lambda decoder: decoder.keys.positive("embedding_scale", 78.38367176906169)}
+    ending = {
+        "scale": lambda decoder: decoder.keys.number("logit_scale", 0.5773502691896257),
+        "softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None,
+    }
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -225,24 +208,11 @@ class Grok(Transformer):
             given["shared"] = decoder.feed_forward(layer, norm=None, has_scales=False, **marks)
         return Layer(attention, mixture(decoder, layer, **cls.experts, **marks, **given))
 
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"scale": decoder.keys.positive("embedding_scale", 78.38367176906169)}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        keys = decoder.keys
-        softcap = keys.number("final_logit_softcapping", 0.0) or None
-        return decoder.output(scale=keys.number("logit_scale", 0.5773502691896257), softcap=softcap)
-
 
 class Dbrx(Transformer):
     """Layer norms, of which the second has another name; queries, keys and values may be clamped."""
 
     name = "dbrx"
     reading = {"norm": NormKind.LAYER}
+    mixing = {"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None}
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {"clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from augury.blocks import Gating, Layer, NormKind, Output, Rope
+from augury.blocks import Gating, Layer, NormKind, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
@@ -16,6 +13,7 @@ class Olmo(Transformer):
     name = "olmo"
     reading = {"norm": NormKind.LAYER}
     rotary = {"is_interleaved": True}
+    ending = {"norm": Decoder.plain_norm}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -23,26 +21,18 @@ class Olmo(Transformer):
         attention = decoder.attention(layer, rope, norm=norm, clamp=clamp, has_output_bias=False)
         return Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False))
 
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(norm=decoder.plain_norm())
-
 
 class Olmo2(Transformer):
     """Norms after attention and feed-forward alone; queries and keys are normed over all heads; OLMo 3 has windows."""
 
     name = "olmo2"
     windows = {"period": 4}
-    mixing = {"norm": None, "has_post_norm": True}
+    mixing = {"norm": None, "has_joint_norms": True, "has_post_norm": True}
     feeding = {"norm": None, "has_post_norm": True, "has_scales": False}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
         return Rope(decoder.rope(is_scaled=False).frequencies)
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return decoder.joint_norms(layer)
 
 
 class OpenElm(Transformer):
@@ -51,18 +41,12 @@ class OpenElm(Transformer):
     name = "openelm"
     mixing = {"has_head_norms": True, "has_scales": False}
     feeding = {"has_scales": False}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(is_tied=True)
+    ending = {"is_tied": True}
 
 
 class Olmoe(Transformer):
     """Queries and keys are normed over all heads, before attention; experts."""
 
     name = "olmoe"
+    mixing = {"has_joint_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return decoder.joint_norms(layer)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Block, FeedForward, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rope, Rows
+from augury.blocks import Block, FeedForward, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rows
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import own_local_base
 from augury.plugins.architectures.state_space import convolution
 from augury.plugins.architectures.transformer import Transformer
 
@@ -91,12 +91,9 @@ class Plamo3(Transformer):
     """Fused matrices, normed heads, norms before and after; seven layers of eight may see a window only."""
 
     name = "plamo3"
+    local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 8}
     mixing = {"has_head_norms": True, "has_scales": False}
-
-    @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
-        return decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from augury.blocks import Gating, Layer, Output, Rope
-from augury.plugins.architectures.decoder import Decoder
+from augury.blocks import Gating
 from augury.plugins.architectures.transformer import Transformer
 
 
@@ -11,11 +10,7 @@ class Qwen(Transformer):
     """As Qwen2; its files state twice the size of the feed-forward."""
 
     name = "qwen"
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        feed_forward = decoder.feed_forward(layer, has_scales=False, n_ff=decoder.n_ff[layer] // 2)
-        return Layer(decoder.attention(layer, rope), feed_forward)
+    feeding = {"has_scales": False, "n_ff": lambda decoder, layer: decoder.n_ff[layer] // 2}
 
 
 class Qwen2(Transformer):
@@ -29,13 +24,10 @@ class Qwen2VL(Transformer):
     """As Qwen2, with positions on the axes of an image; texts have one."""
 
     name = "qwen2vl"
-    rotary = {"sections": "blocks"}
     reading = {"least_eps": 1e-30}  # llama.cpp reads none, and writes 0
+    rotary = {"sections": "blocks"}
     feeding = {"has_scales": False}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(has_bias=False)
+    ending = {"has_bias": False}
 
 
 class Qwen3(Transformer):

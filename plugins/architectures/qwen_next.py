@@ -8,19 +8,16 @@ from typing import Any, ClassVar
 
 from augury.blocks import (
     Attention,
-    FeedForward,
     GatedDeltaNet,
     Gating,
     Layer,
     Linear,
     LinearRecurrence,
-    MixtureOfExperts,
     Norm,
     Rope,
     Rows,
 )
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.state_space import convolution
 from augury.plugins.architectures.transformer import Transformer
 
@@ -38,6 +35,7 @@ class Qwen35(Transformer):
     name = "qwen35"
     reading = {"least": 0, "may_have_experts": True}
     rotary = {"sections": "turns"}
+    feeding = {"norm": "post_attention_norm", "has_biases": False}
     nextn_hidden = "output"
     is_tiled: ClassVar[bool] = True
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
@@ -54,11 +52,6 @@ class Qwen35(Transformer):
         """Whether a layer has a delta net; layers that predict further tokens attend."""
         period = decoder.keys.count("full_attention_interval", _PERIOD)
         return layer < decoder.n_layers and decoder.flags("attention.recurrent_layers", period)[layer]
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
-        return decoder.feed_forward(layer, norm="post_attention_norm", has_biases=False)
 
     @classmethod
     def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
@@ -99,11 +92,7 @@ class Qwen35Moe(Qwen35):
     """The mixtures of experts."""
 
     name = "qwen35moe"
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        norm = decoder.norm(f"blk.{layer}.post_attention_norm")
-        return mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, norm=norm)
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "post_attention_norm"}
 
 
 class Qwen3Next(Qwen35Moe):

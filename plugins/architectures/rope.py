@@ -123,6 +123,11 @@ def local_base(decoder: Positioned) -> float:
     return base_of(decoder, "rope.freq_base_swa", base_of(decoder))
 
 
+def own_local_base(decoder: Positioned) -> float:
+    """The same of families where the other layers' base says nothing of them."""
+    return base_of(decoder, "rope.freq_base_swa")
+
+
 def local_size(decoder: Positioned) -> int:
     """How many values of a head layers with a window turn: as many as others where the file says nothing of them."""
     key = "rope.dimension_count_swa"

@@ -14,7 +14,7 @@ from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
-from augury.plugins.architectures.rope import base_of, local_size
+from augury.plugins.architectures.rope import local_size, own_local_base
 
 _FACTORS, _LEAST = "rope_freqs.weight", 1e-3
 
@@ -60,4 +60,4 @@ class Step35(Architecture):
                     f"{decoder.file.path}: tensor {_FACTORS!r} holds {factors.min()}, expected more than {_LEAST}"
                 )
             rope = attrs.evolve(rope, frequencies=rope.frequencies / factors)
-        return rope, local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+        return rope, local.rope(base=own_local_base(decoder), is_scaled=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 from augury.blocks import FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
@@ -15,22 +16,30 @@ from augury.plugins.architectures.experts import has_experts, mixture
 class Transformer(Architecture):
     """Layers of attention and feed-forward, all alike: Llama's, except for a family's own fields.
 
+    An argument that depends on the file is a function of its `Decoder`; those of a layer's blocks are given its number, too.
+
     Attributes:
         reading: Arguments of `Decoder`.
         rotary: Arguments of `Decoder.rope`; None: it has no rotary positions.
+        local_rotary: The same for layers with a window; None: these have the rope of the others.
         windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
         mixing: Arguments of `Decoder.attention`.
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
+        beginning: Fields of the embedding beside its weight.
+        ending: Arguments of `Decoder.output`.
         nextn_hidden: The hidden state that its layers for further tokens read, see `NextnLayer`; None: it does without them.
     """
 
     reading: ClassVar[Mapping[str, Any]] = {}
     rotary: ClassVar[Mapping[str, Any] | None] = {}
+    local_rotary: ClassVar[Mapping[str, Any] | None] = None
     windows: ClassVar[Mapping[str, Any] | None] = None
     mixing: ClassVar[Mapping[str, Any]] = {}
     feeding: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
+    beginning: ClassVar[Mapping[str, Any]] = {}
+    ending: ClassVar[Mapping[str, Any]] = {}
     nextn_hidden: ClassVar[Literal["output", "layer"] | None] = None
 
     @classmethod
@@ -55,42 +64,47 @@ class Transformer(Architecture):
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope | None:
         """The rotary positions of all layers."""
-        return None if cls.rotary is None else decoder.rope(**cls.rotary)
+        return None if cls.rotary is None else decoder.rope(**_of_file(cls.rotary, decoder))
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
         window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
         turned = rope if window is None else cls.local_rope(decoder, rope)
-        mixing = {"window": window, **cls.mixing, **cls.mixing_of(decoder, layer)}
+        mixing = {"window": window, **_of_file(cls.mixing, decoder, layer), **cls.mixing_of(decoder, layer)}
         return Layer(decoder.attention(layer, turned, **mixing), cls.feed_forward(decoder, layer))
 
     @classmethod
-    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope | None:  # noqa: ARG003 - families read it
+    def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope | None:
         """The rotary positions of layers with a window, given those of the others."""
-        return rope
+        return rope if cls.local_rotary is None else decoder.rope(**_of_file(cls.local_rotary, decoder))
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer."""
         if cls.experts is not None and has_experts(decoder, layer):
-            return mixture(decoder, layer, **cls.experts)
-        return decoder.feed_forward(layer, **cls.feeding)
+            return mixture(decoder, layer, **_of_file(cls.experts, decoder, layer))
+        return decoder.feed_forward(layer, **_of_file(cls.feeding, decoder, layer))
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read them
-        """Arguments of `Decoder.attention` that depend on the file."""
+        """Further arguments of `Decoder.attention`."""
         return {}
 
     @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - families read it
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
         """The embedding's fields beside its weight."""
-        return {}
+        return _of_file(cls.beginning, decoder)
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         """The last block."""
-        return decoder.output()
+        return decoder.output(**_of_file(cls.ending, decoder))
+
+
+def _of_file(arguments: Mapping[str, Any], *given: Any) -> dict[str, Any]:
+    """Arguments, with the results of functions in their places."""
+    return {name: each(*given) if isinstance(each, FunctionType) else each for name, each in arguments.items()}
 
 
 def slopes(n_heads: int, largest: float) -> tuple[float, ...] | None:
