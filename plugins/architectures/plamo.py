@@ -6,15 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Block, FeedForward, Layer, LinearRecurrence, Mamba, ModelPlan, Norm, Rows
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
+from augury.blocks import Layer, LinearRecurrence, Mamba, Norm, Rope, Rows
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import own_local_base
 from augury.plugins.architectures.state_space import convolution
 from augury.plugins.architectures.transformer import Transformer
 
 _LEAST_RANK = 64  # of the low-rank steps in PLaMo 2
+
+
+def _after_mixer(decoder: Decoder, layer: int) -> Norm:
+    return decoder.norm(f"blk.{layer}.post_attention_norm", suffix="")
+
+
+def _after_feed_forward(decoder: Decoder, layer: int) -> Norm:
+    return decoder.norm(f"blk.{layer}.post_ffw_norm", suffix="")
 
 
 class Plamo(Transformer):
@@ -24,35 +30,28 @@ class Plamo(Transformer):
     feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
 
-class Plamo2(Architecture):
+class Plamo2(Transformer):
     """Mamba with decays by head, and attention with normed heads in layers that have key heads; norms before and after."""
 
     name = "plamo2"
+    reading = {"least": 0}
+    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim), "has_scales": False, "has_output_bias": False}
+    feeding = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0)
-        rope, size, layers = decoder.rope(), decoder.head_dim, []
-        for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
-            at = f"blk.{layer}"
-            post_norm = decoder.norm(f"{at}.post_attention_norm", suffix="")
-            mixer: Block
-            if n_kv_heads:
-                parts: dict[str, Any] = {
-                    name: decoder.norm(f"{at}.attn_{name}", size, shape=(n_heads, size))
-                    for name, n_heads in (("q_norm", decoder.n_heads[layer]), ("k_norm", n_kv_heads))
-                }
-                parts |= {"has_scales": False, "has_output_bias": False, "post_norm": post_norm}
-                mixer = decoder.attention(layer, rope, scale=1.0 / math.sqrt(decoder.value_dim), **parts)
-            else:
-                mixer = _mamba(decoder, layer, post_norm)
-            marks: dict[str, Any] = {"gate": "fused", "has_scales": False, "has_biases": False}
-            after = decoder.norm(f"{at}.post_ffw_norm", suffix="")
-            layers.append(Layer(mixer, decoder.feed_forward(layer, post_norm=after, **marks)))
-        return {"main": decoder.plan(layers)}
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        if decoder.n_kv_heads[layer]:
+            return super().layer(decoder, layer, rope)
+        return Layer(_mamba(decoder, layer), cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        size, n_heads = decoder.head_dim, {"q_norm": decoder.n_heads[layer], "k_norm": decoder.n_kv_heads[layer]}
+        norms = {name: decoder.norm(f"blk.{layer}.attn_{name}", size, shape=(n, size)) for name, n in n_heads.items()}
+        return {**norms, "post_norm": _after_mixer(decoder, layer)}
 
 
-def _mamba(decoder: Decoder, layer: int, post_norm: Norm) -> Mamba:
+def _mamba(decoder: Decoder, layer: int) -> Mamba:
     keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
     n_inner, n_state, n_heads = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.time_step_rank")
     if n_inner % n_heads:
@@ -83,7 +82,7 @@ def _mamba(decoder: Decoder, layer: int, post_norm: Norm) -> Mamba:
         t_norm=decoder.norm(f"{at}.ssm_dt_norm", rank, suffix=""),
         key_norm=decoder.norm(f"{at}.ssm_b_norm", n_state, suffix=""),
         query_norm=decoder.norm(f"{at}.ssm_c_norm", n_state, suffix=""),
-        post_norm=post_norm,
+        post_norm=_after_mixer(decoder, layer),
     )
 
 
@@ -93,13 +92,5 @@ class Plamo3(Transformer):
     name = "plamo3"
     local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 8}
-    mixing = {"has_head_norms": True, "has_scales": False}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"post_norm": decoder.norm(f"blk.{layer}.post_attention_norm", suffix="")}
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward:
-        post_norm = decoder.norm(f"blk.{layer}.post_ffw_norm", suffix="")
-        return decoder.feed_forward(layer, gate="fused", has_scales=False, post_norm=post_norm)
+    mixing = {"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer}
+    feeding = {"gate": "fused", "has_scales": False, "post_norm": _after_feed_forward}

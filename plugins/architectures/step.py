@@ -2,62 +2,54 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from augury.blocks import Gating, Layer, ModelPlan, Rope
+from augury.blocks import FeedForward, Gating, MixtureOfExperts, Rope
 from augury.errors import ModelFileError
-from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
 from augury.plugins.architectures.rope import local_size, own_local_base
+from augury.plugins.architectures.transformer import Transformer
 
 _FACTORS, _LEAST = "rope_freqs.weight", 1e-3
 
 
-class Step35(Architecture):
+class Step35(Transformer):
     """Layers without a window turn half of the dimensions that the file states."""
 
     name = "step35"
+    reading = {"may_have_experts": True}
+    local_rotary = {"base": own_local_base, "n_rot": local_size, "is_scaled": False}
+    windows = {"period": None, "is_required": True, "has_nextn": True}
+    mixing = {"has_output_bias": False}
+    nextn_hidden = "layer"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, may_have_experts=True)
-        wide_rope, local_rope = cls._ropes(decoder)
-        windows, tensors = decoder.windows(None, is_required=True, has_nextn=True), file.tensors
-
-        def layer_of(layer: int) -> Layer:
-            at, others = f"blk.{layer}", dict[str, Any]()
-            for part in ("q_norm", "k_norm"):
-                if f"{at}.attn_{part}.weight" in tensors:
-                    others[part] = attrs.evolve(decoder.norm(f"{at}.attn_{part}", decoder.head_dim), bias=None)
-            if f"{at}.attn_gate.weight" in tensors:
-                n_heads = decoder.n_heads[layer]
-                others["gate"] = decoder.matrix(f"{at}.attn_gate", decoder.n_embd, n_heads)
-            rope = wide_rope if windows[layer] is None else local_rope
-            attention = decoder.attention(layer, rope, window=windows[layer], has_output_bias=False, **others)
-            return Layer(attention, limited_feed_forward(decoder, layer, fallback=Gating.SIGMOID, has_weights_scale=True))
-
-        return {"main": decoder.plan(map(layer_of, range(decoder.n_layers)), nextn=layer_of, nextn_hidden="layer")}
-
-    @classmethod
-    def _ropes(cls, decoder: Decoder) -> tuple[Rope, Rope]:
-        """Those of layers that see everything, and of layers with a window."""
-        wide, local = copy.copy(decoder), copy.copy(decoder)
-        wide.n_rot = decoder.n_rot // 2
-        local.n_rot = local_size(decoder)
-        if wide.n_rot % 2:
+    def rope(cls, decoder: Decoder) -> Rope:
+        n_rot = decoder.n_rot // 2
+        if n_rot % 2:
             decoder.keys.fail("rope.dimension_count", decoder.n_rot, "a multiple of 4")
-        rope = wide.rope()
-        if _FACTORS in decoder.file.tensors:
-            factors = decoder.values(_FACTORS, max(wide.n_rot, local.n_rot) // 2)[: wide.n_rot // 2]
-            if not (factors > _LEAST).all():
-                raise ModelFileError(
-                    f"{decoder.file.path}: tensor {_FACTORS!r} holds {factors.min()}, expected more than {_LEAST}"
-                )
-            rope = attrs.evolve(rope, frequencies=rope.frequencies / factors)
-        return rope, local.rope(base=own_local_base(decoder), is_scaled=False)
+        rope = decoder.rope(n_rot=n_rot)
+        if _FACTORS not in decoder.file.tensors:
+            return rope
+        factors = decoder.values(_FACTORS, max(n_rot, local_size(decoder)) // 2)[: n_rot // 2]
+        if not (factors > _LEAST).all():
+            raise ModelFileError(f"{decoder.file.path}: tensor {_FACTORS!r} holds {factors.min()}, expected more than {_LEAST}")
+        return attrs.evolve(rope, frequencies=rope.frequencies / factors)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        at, tensors, parts = f"blk.{layer}", decoder.file.tensors, dict[str, Any]()
+        for part in ("q_norm", "k_norm"):
+            if f"{at}.attn_{part}.weight" in tensors:
+                parts[part] = attrs.evolve(decoder.norm(f"{at}.attn_{part}", decoder.head_dim), bias=None)
+        if f"{at}.attn_gate.weight" in tensors:
+            parts["gate"] = decoder.matrix(f"{at}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
+        return parts
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        return limited_feed_forward(decoder, layer, fallback=Gating.SIGMOID, has_weights_scale=True)
