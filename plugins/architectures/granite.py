@@ -3,58 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from augury.blocks import Gating, Layer, Output, Rope
+from augury.blocks import Gating, Layer, Rope
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.state_space import mamba2
 from augury.plugins.architectures.transformer import Transformer
+
+
+def _factor(decoder: Decoder, _layer: int) -> float:
+    """The factor of layers' outputs; the first files of MiniCPM do not state it."""
+    is_minicpm = decoder.file.architecture == MiniCPM.name
+    return decoder.keys.number("residual_scale", 1.4 / math.sqrt(decoder.n_layers) if is_minicpm else 0.0) or 1.0
 
 
 class GraniteMoe(Transformer):
     """Llama, with scales of the embedding, of layers' outputs, of scores and of logits, and with experts."""
 
     name = "granitemoe"
-    reading = {"may_have_experts": True}
     rotary = {"is_interleaved": True, "has_factors": True}
-
-    @classmethod
-    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:  # noqa: ARG003 - families read it
-        """The scales of files that do not state them: 0 is none, and None that they have to."""
-        return {"embedding_scale": 0.0, "residual_scale": 0.0, "logit_scale": None}
-
-    @classmethod
-    def scale(cls, decoder: Decoder, key: str) -> float:
-        """One of these scales."""
-        return decoder.keys.number(key, cls.unstated(decoder)[key]) or 1.0
+    mixing = {"factor": _factor, "scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
+    feeding = {"factor": _factor, "has_scales": False}
+    experts = {**feeding, "gating": Gating.SOFTMAX, "is_normalised": True}
+    beginning = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
+    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        marks: dict[str, Any] = {"factor": cls.scale(decoder, "residual_scale"), "has_scales": False}
-        mixer = (
-            decoder.attention(layer, rope, factor=marks["factor"], **cls.mixing_of(decoder, layer))
-            if decoder.n_kv_heads[layer]
-            else mamba2(decoder, layer, factor=marks["factor"])
-        )
-        if has_experts(decoder, layer):
-            return Layer(mixer, mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, **marks))
-        return Layer(mixer, decoder.feed_forward(layer, **marks))
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read it
-        return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
-
-    @classmethod
-    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
-        return {"scale": cls.scale(decoder, "embedding_scale")}
-
-    @classmethod
-    def output(cls, decoder: Decoder) -> Output:
-        return decoder.output(scale=1.0 / cls.scale(decoder, "logit_scale"))
+        if decoder.n_kv_heads[layer]:
+            return super().layer(decoder, layer, rope)
+        return Layer(mamba2(decoder, layer, factor=_factor(decoder, layer)), cls.feed_forward(decoder, layer))
 
 
 class Granite(GraniteMoe):
@@ -71,17 +50,19 @@ class GraniteHybrid(Granite):
     """Mamba-2 in layers that have no key heads."""
 
     name = "granitehybrid"
-    reading = {"may_have_experts": True, "least": 0}
-
-    @classmethod
-    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:
-        return {**super().unstated(decoder), "logit_scale": 0.0}
+    reading = {"least": 0}
+    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)}
 
 
 class GraniteSwa(GraniteMoe):
     """Some layers see a window only, some have no rope, and all have sinks."""
 
     name = "granite_swa"
+    windows = {"period": None, "is_required": True}
+    mixing = {
+        **GraniteMoe.mixing,
+        "sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer]),
+    }
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -89,23 +70,11 @@ class GraniteSwa(GraniteMoe):
         has_pattern = isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray)
         return super().layer(decoder, layer, None if has_pattern and not decoder.flags(key, 0)[layer] else rope)
 
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        sinks = decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
-        window = decoder.windows(None, is_required=True)[layer]
-        return {**super().mixing_of(decoder, layer), "window": window, "sinks": sinks}
-
 
 class MiniCPM(GraniteMoe):
     """Scales that the first files do not state, and none of scores."""
 
     name = "minicpm"
-
-    @classmethod
-    def unstated(cls, decoder: Decoder) -> Mapping[str, float | None]:
-        residual_scale, logit_scale = 1.4 / math.sqrt(decoder.n_layers), 256.0 / decoder.n_embd
-        return {"embedding_scale": 12.0, "residual_scale": residual_scale, "logit_scale": logit_scale}
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        return {}
+    mixing = {"factor": _factor}
+    beginning = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0}
+    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)}
