@@ -66,8 +66,10 @@ class Fields(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _limit_errors(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
-        if isinstance(data, dict) and len(data) > N_FIELDS:
-            raise ValueError(f"there are {len(data)} fields, expected {N_FIELDS} at most")
+        if isinstance(data, dict):
+            if len(data) > N_FIELDS:
+                raise ValueError(f"there are {len(data)} fields, expected {N_FIELDS} at most")
+            data = cls._read(data)
         try:
             return handler(data)
         except ValidationError as error:
@@ -75,17 +77,19 @@ class Fields(BaseModel):
                 raise
             raise ValueError(f"{n} fields or values are unknown or of the wrong type") from None
 
+    @classmethod
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """The fields of an object, in the names and forms that are declared."""
+        return data
+
 
 class RequestFields(Fields):
     """A request as OpenAI's clients send it. A field that is null is one that is left out."""
 
     model: str | None = Field(None, description="any: the server has one model")
 
-    @model_validator(mode="before")
     @classmethod
-    def _leave_out_ignored(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in data.items() if key not in IGNORED and value is not None}
         for names in cls._names():  # such as max_tokens and n_predict, of which some clients send both
             first, *others = [name for name in names if name in kept] or names
@@ -145,35 +149,17 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     sse_ping_interval: int | None = Field(None, ge=-1, description="seconds of silence before a stream sends a keep-alive")
     t_max_prompt_ms: int | None = Field(None, description="without effect, as in llama.cpp")
 
-    @model_validator(mode="before")
     @classmethod
-    def _leave_out_undone(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
         kept = {}
-        for name, value in data.items():
+        for name, value in _undotted(data).items():
             if name == "samplers" and isinstance(value, str):
                 kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
             elif name not in _UNDONE or name in cls.model_fields:
                 kept[name] = value
             elif value is not None and not _is_off(_UNDONE[name], value):
                 raise ValueError(f"{name} is {value!r}, which augury does not do; leave it out")
-        return kept
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_foreign(cls, data: Any) -> Any:
-        """Read llama.cpp's `speculative.n_max` as `{"speculative": {"n_max": ...}}`."""
-        if not isinstance(data, dict):
-            return data
-        dotted = {key: value for key, value in data.items() if isinstance(key, str) and key.startswith("speculative.")}
-        if not dotted:
-            return data
-        given = data.get("speculative")
-        if given is not None and not isinstance(given, dict):
-            raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
-        merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
-        return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
+        return super()._read(kept)
 
     @property
     def has_form(self) -> bool:
@@ -200,6 +186,18 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
 _SERVER_NAMES = {"model", "id_slot", "return_draft_origin", "return_progress", "timings_per_token", "sse_ping_interval"}
 _ENGINE_NAMES = [name for name in EngineFields.model_fields if name not in _SERVER_NAMES | {"t_max_prompt_ms"}]
+
+
+def _undotted(data: dict[str, Any]) -> dict[str, Any]:
+    """Read llama.cpp's `speculative.n_max` as `{"speculative": {"n_max": ...}}`."""
+    dotted = {key: value for key, value in data.items() if isinstance(key, str) and key.startswith("speculative.")}
+    if not dotted:
+        return data
+    given = data.get("speculative")
+    if given is not None and not isinstance(given, dict):
+        raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
+    merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
+    return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
 
 
 def _is_off(check: Callable[[Any], bool], value: Any) -> bool:

@@ -72,18 +72,18 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
     return found[0] if len(found) == 1 else found
 
 
-def usage(results: Sequence[Result], n_reasoning: int = 0) -> dict[str, Any]:
-    """Tokens of a request, some of them reasoning; a prompt with several answers counts once."""
-    prompt = results[0].stats
+def usage(results: Sequence[Result], n: int, n_reasoning: int = 0) -> dict[str, Any]:
+    """Tokens of a request, some of them reasoning; a prompt counts once, not with each of its `n` answers."""
+    prompts = [result.stats for result in results[::n]]
     # without other drafters, which may know the predicted text from before, or a better one
     predicted = [own for each in results if (own := each.stats.drafters.get("prediction")) is not None]
     accepted = sum(each.accepted for each in predicted)
-    completion = sum(len(each.tokens) for each in results)
+    prompt, completion = sum(each.n_prompt for each in prompts), sum(len(each.tokens) for each in results)
     return {
-        "prompt_tokens": prompt.n_prompt,
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": prompt.n_prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": prompt.n_reused},
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.n_reused for each in prompts)},
         "completion_tokens_details": {
             "reasoning_tokens": n_reasoning,
             "accepted_prediction_tokens": accepted,

@@ -181,7 +181,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     results = await generate(server, http, asked)
     readers = [AnswerReader(plan) for _ in results]
     choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
-    used = usage(results, sum(reader.n_reasoning for reader in readers))
+    used = usage(results, body.n, sum(reader.n_reasoning for reader in readers))
     found = begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
     for prompt in scored:
         found["prompt_logprobs"] = (ranked(token, body.prompt_logprobs or 0) for token in prompt)
@@ -244,7 +244,7 @@ async def _events(
     if body.is_usage_streamed:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())
         whole = [results[i] for i in range(body.n)]
-        yield event(begun | {"choices": [], "usage": usage(whole, n_reasoning), "timings": timings_of(whole)})
+        yield event(begun | {"choices": [], "usage": usage(whole, body.n, n_reasoning), "timings": timings_of(whole)})
     yield event("[DONE]")
 
 

@@ -70,7 +70,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     else:
         results = await generate(server, http, asked)
     choices = [_choice(body, i, each, scored[i // body.n] if scored else []) for i, each in enumerate(results)]
-    found = begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
+    found = begun | {"choices": choices, "usage": usage(results, body.n), "timings": timings_of(results)}
     return found if body.logprobs is None and body.n_scored is None else long_answer(pieces_of(found))
 
 
@@ -127,21 +127,6 @@ def _offsets(tokens: Sequence[PromptToken], text: str) -> list[int]:
     return [min(max(at - begin, 0), len(text)) for at, _ in zip(_starts(pieces, 0), tokens, strict=False)]
 
 
-def _usage(body: CompletionRequest, results: list[Result]) -> dict[str, Any]:
-    """The usage of all prompts together."""
-    total: dict[str, Any] = {}
-    for i in range(0, len(results), body.n):
-        total = _sum(total, usage(results[i : i + body.n]))
-    return total
-
-
-def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _sum(one.get(key, {}), value) if isinstance(value, dict) else one.get(key, 0) + value
-        for key, value in other.items()
-    }
-
-
 async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
     n = len(body.prompts) * body.n
     results: dict[int, Result] = {}
@@ -167,5 +152,5 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
         yield event(found)
     if body.is_usage_streamed:
         whole = [results[i] for i in range(n)]
-        yield event(begun | {"choices": [], "usage": _usage(body, whole), "timings": timings_of(whole)})
+        yield event(begun | {"choices": [], "usage": usage(whole, body.n), "timings": timings_of(whole)})
     yield event("[DONE]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 _AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
 _OBJECT_HEAD = re.compile(rf"(?:{_AROUND}|\[|\{{\s*\"tool_calls\"\s*:)*(?=\{{)")
@@ -102,16 +102,13 @@ DEEPSEEK = ToolFormat(
     head=_DEEPSEEK_HEAD,
     tail=_DEEPSEEK_TAIL,
 )
-DEEPSEEK_3_1 = ToolFormat(
-    "deepseek-v3.1",
-    "<｜tool▁call▁begin｜>",  # noqa: RUF001
-    "<｜tool▁sep｜>",  # noqa: RUF001
-    "<｜tool▁call▁end｜>",  # noqa: RUF001
-    begin="<｜tool▁calls▁begin｜>",  # noqa: RUF001
-    end="<｜tool▁calls▁end｜>",  # noqa: RUF001
-    triggers=("<｜tool▁calls▁begin｜>",),  # noqa: RUF001
-    head=_DEEPSEEK_HEAD,
-    tail=_DEEPSEEK_TAIL,
+DEEPSEEK_3_1 = evolve(
+    DEEPSEEK,
+    name="deepseek-v3.1",
+    before_name="<｜tool▁call▁begin｜>",  # noqa: RUF001
+    before_arguments="<｜tool▁sep｜>",  # noqa: RUF001
+    after_arguments="<｜tool▁call▁end｜>",  # noqa: RUF001
+    between="",
 )
 HARMONY = ToolFormat(
     "harmony",
