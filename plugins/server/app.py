@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-import reprlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
@@ -26,7 +25,7 @@ from augury.errors import AuguryError
 from augury.options import similar
 from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
-from augury.plugins.server.fields import NAMES_OF_VLLM, Fields
+from augury.plugins.server.fields import FOREIGN_NAMES, Fields, shown
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_page
@@ -271,7 +270,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
         expected = " or ".join(dict.fromkeys(msg.removeprefix(_EXPECTED) for msg in alike if msg.startswith(_EXPECTED)))
         for theirs, ours in _WORDS.items():
             expected = expected.replace(theirs, ours)
-        message = f"{param} is {_shown(first['input'])}, expected {_OBJECT.sub('an object', expected)}"
+        message = f"{param} is {shown(first['input'])}, expected {_OBJECT.sub('an object', expected)}"
     elif first["type"].endswith(("too_short", "too_long")):  # of a list or a text
         limits, what = first["ctx"], "characters" if isinstance(first["input"], str) else "items"
         expected = f"at most {limits['max_length']}" if "max_length" in limits else f"at least {limits['min_length']}"
@@ -284,7 +283,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
 def _meant(name: str, form: type[Fields]) -> str | None:
     """The field that an unknown name was probably meant to be, quoted."""
     close = similar(name, form.field_names())
-    return NAMES_OF_VLLM.get(name, None if close is None else repr(close))
+    return FOREIGN_NAMES.get(name, None if close is None else repr(close))
 
 
 def _param(error: Mapping[str, Any], body: Any) -> str:
@@ -297,12 +296,6 @@ def _param(error: Mapping[str, Any], body: Any) -> str:
             body = body[part]
             path.append(str(part))
     return ".".join([*path, error["loc"][-1]] if error["type"] == "missing" and len(error["loc"]) > 1 else path)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
 
 
 async def _on_fault(request: Request, error: Any) -> Response:

@@ -113,7 +113,7 @@ async def stream(
         ping: The keep-alive.
         has_progress: See `Generation.begin`; always true where the fields ask for it.
     """
-    has_progress |= body.return_progress or body.timings_per_token
+    has_progress |= body.return_progress or body.timings_per_token or body.is_usage_continuous
     generation = await Generation.begin(server, asked, has_progress=has_progress)
     interval_s = server.options.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
 

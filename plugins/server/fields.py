@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -16,15 +17,26 @@ N_FIELDS = 256  # of an object; none has as many
 N_MESSAGES = 1 << 14  # of a conversation
 _N_ERRORS = 100  # that are searched for one to report; a body of many megabytes can have millions
 
-IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user")
-"""Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
+IGNORED = (
+    "client_metadata",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "user",
+)
+"""Fields that clients send unasked and that mean nothing to a server of one's own: the only ones that are ignored."""
 
-NAMES_OF_VLLM = {
+FOREIGN_NAMES = {
     **{f"guided_{name}": repr(name) for name in ("regex", "choice", "grammar")},
     "guided_json": "'json_schema'",
     "structured_outputs": "'json_schema', 'regex', 'grammar' or 'choice'",
+    "repetition_penalty": "'repeat_penalty' with 'repeat_last_n' -1",
+    "enable_thinking": "'chat_template_kwargs'",
+    "num_draft_tokens": "'speculative.n_max'",
 }
-"""Fields of vLLM that have other names here, as a message writes them."""
+"""Fields of other servers that have other names here, as a message writes them."""
 
 
 def _relaxed(schema: Any) -> Any:
@@ -99,7 +111,8 @@ class RequestFields(Fields):
         return kept
 
 
-# Fields of llama.cpp's that augury does not do: they may be sent with the value that leaves it undone, and with no other.
+_KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it unasked
+# Fields of other servers that augury does not do: they may be sent with the value that leaves it undone, and with no other.
 _UNDONE: dict[str, Callable[[Any], bool]] = {
     "n_cache_reuse": lambda value: value == 0,
     **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
@@ -108,6 +121,14 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     "backend_sampling": lambda value: isinstance(value, bool),  # where tokens are drawn, not which
     "min_keep": lambda value: value in {0, 1},
     "adaptive_decay": lambda _: True,  # it tunes a feature that is off
+    # vLLM's
+    **dict.fromkeys(("skip_special_tokens", "detokenize", "include_reasoning"), lambda value: value is True),
+    **dict.fromkeys(("include_stop_str_in_output", "use_beam_search", "early_stopping", "echo"), lambda value: value is False),
+    **dict.fromkeys(("best_of", "length_penalty", "repetition_penalty"), lambda value: value == 1),
+    "spaces_between_special_tokens": lambda value: isinstance(value, bool),  # which are skipped
+    # Anthropic's
+    "speed": lambda value: value == "standard",
+    "context_management": lambda value: value in ({"edits": []}, {"edits": [_KEEP_THINKING]}),
 }
 _OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
 
@@ -158,8 +179,14 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
             elif name not in _UNDONE or name in cls.model_fields:
                 kept[name] = value
             elif value is not None and not _is_off(_UNDONE[name], value):
-                raise ValueError(f"{name} is {value!r}, which augury does not do; leave it out")
+                instead = f"send {FOREIGN_NAMES[name]}" if name in FOREIGN_NAMES else "leave it out"
+                raise ValueError(f"{name} is {shown(value)}, which augury does not do; {instead}")
         return super()._read(kept)
+
+    @property
+    def is_usage_continuous(self) -> bool:
+        """Whether each event of a stream tells the usage so far."""
+        return False
 
     @property
     def has_form(self) -> bool:
@@ -205,6 +232,13 @@ def _is_off(check: Callable[[Any], bool], value: Any) -> bool:
         return check(value)
     except TypeError:  # of another type altogether
         return False
+
+
+def shown(value: Any) -> str:
+    """A wrong value, as a message writes it."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
 
 
 def draft_origin(token: Token) -> list[dict[str, Any]]:

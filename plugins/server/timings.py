@@ -73,7 +73,13 @@ class StreamTimings:
         if isinstance(piece, PromptProgress):
             given = {"total": piece.n_prompt, "cache": piece.n_reused, "processed": piece.n_processed}
             return {"prompt_progress": given | {"time_ms": int(piece.seconds * 1e3)}}  # llama.cpp's words
-        return {"timings": self.timings()} if body.timings_per_token and isinstance(piece, Token) else {}
+        if isinstance(piece, Result):
+            return {}
+        found = {"timings": self.timings()} if body.timings_per_token else {}
+        if body.is_usage_continuous:
+            n = self._prompt.n_prompt
+            found["usage"] = {"prompt_tokens": n, "completion_tokens": self.n, "total_tokens": n + self.n}
+        return found
 
     def timings(self) -> dict[str, Any]:
         """The part of `timings` that is known so far."""

@@ -24,6 +24,7 @@ class StreamOptions(Fields):
     """Options of a stream."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="with include_usage: in each event, as vLLM tells it")
     include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
 
 
@@ -43,6 +44,11 @@ class OpenAIFields(EngineFields):
     def is_usage_streamed(self) -> bool:
         """Whether a last event tells the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def is_usage_continuous(self) -> bool:
+        """Whether each event of a stream tells the usage so far."""
+        return self.is_usage_streamed and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def asked(self, name: str, **params: Any) -> dict[str, Any]:
         """The arguments of `Engine.submit` for the n answers to a prompt."""

@@ -121,7 +121,7 @@ class ChatRequest(OpenAIFields):
         description="after so many tokens reasoning ends; -1: as the server's flag says",
     )
     modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="without effect: no chat template knows it")
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = Field(None, description="true where the assistant has the last message, else false")
@@ -158,7 +158,7 @@ class ChatRequest(OpenAIFields):
             params["prediction"] = text_of(self.prediction.content)
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
-        elif self.top_logprobs is not None:
+        elif self.top_logprobs:
             raise RequestError(400, "top_logprobs needs logprobs, which is not true", param="top_logprobs")
         return plan, params
 

@@ -50,6 +50,9 @@ class InputItem(Fields):
     name: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
+    phase: Literal["commentary", "final_answer"] | None = Field(None, description="without effect: no chat template knows it")
+    caller: None = None
+    namespace: None = None
 
 
 class TextFormat(Fields):
@@ -66,7 +69,7 @@ class TextOptions(Fields):
     """How the answer is to be written."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="without effect: no chat template knows it")
 
 
 class ReasoningOptions(Fields):
@@ -122,13 +125,18 @@ class ResponsesRequest(EngineFields):
         return await plan_chat(
             server,
             self.messages(),
-            tools=[_tool_of_chat(tool) for tool in self.tools or ()],
+            tools=[_tool_of_chat(tool) for tool in self.functions()],
             tool_choice=_choice_of_chat(self.tool_choice),
             is_parallel=self.parallel_tool_calls,
             has_form=self.has_form,
             json_schema=self.schema_of_answer(),
             kwargs={} if effort is None else {"reasoning_effort": effort},
         )
+
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of: those of other types are left out beside functions, as Codex sends them."""
+        tools = self.tools or []
+        return [tool for tool in tools if tool.get("type") == "function"] or tools
 
     def schema_of_answer(self) -> dict[str, Any] | None:
         """The form of the answer."""
@@ -209,7 +217,7 @@ def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": body.tool_choice,
-        "tools": [{"strict": True, **tool} for tool in body.tools or ()],
+        "tools": [{"strict": True, **tool} for tool in body.functions()],
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -94,7 +94,9 @@ def test_conversations_have_systems_blocks_and_beginnings_of_answers(claude, cli
     system = [{"type": "text", "text": "Answer in French.", "cache_control": {"type": "ephemeral"}}]
     blocks = [{"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " hello."}]}]
     begun = [*blocks, {"role": "assistant", "content": "Bon"}]
-    found = ask(claude, system=system, messages=begun, metadata={"user_id": "me"}, extra_body={"top_k": 5, "temperature": 0.0})
+    unasked = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "speed": "standard"}
+    extra = {"top_k": 5, "temperature": 0.0} | unasked
+    found = ask(claude, system=system, messages=begun, metadata={"user_id": "me"}, extra_body=extra)
     other = [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "Say hello."}, begun[-1]]
     assert found.content[0].text == chat(client, messages=other)["choices"][0]["message"]["content"]
 
@@ -157,12 +159,13 @@ def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"container": "c"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is an object, which"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "long " * 600}]}, "512"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_anthropics_form(claude, fields, told):
-    extra = {name: fields.pop(name) for name in ("container",) if name in fields}
+    extra = {name: fields.pop(name) for name in ("container", "context_management") if name in fields}
     from anthropic import BadRequestError
 
     with pytest.raises(BadRequestError, match=told) as refused:

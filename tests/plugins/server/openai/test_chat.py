@@ -83,11 +83,24 @@ def test_streams_tell_llama_cpps_progress_and_timings(client, path):
     assert {each["prompt_n"] for each in timed} == {progress[-1]["total"]}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_each_event_tells_the_usage_so_far(client, path):
+    more = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "max_tokens": 6}
+    body = {"messages": ASKED["messages"]} if "chat" in path else {"prompt": "The sea"}
+    lines = client.post(path, json=body | more).text.splitlines()
+    *told, last = [json.loads(line.removeprefix("data: ")).get("usage") for line in lines if line.startswith("data: {")]
+    used = [each for each in told if each is not None]
+    assert [each["completion_tokens"] for each in used] == sorted(each["completion_tokens"] for each in used)
+    assert used[-1] == {name: last[name] for name in used[-1]}
+    more["stream_options"]["include_usage"] = False
+    assert '"usage"' not in client.post(path, json=body | more).text
+
+
 def test_an_answer_is_sent_back_as_it_was_received_and_what_is_null_is_left_out(ai, answer):
     messages = [*ASKED["messages"], answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on."}]
     messages[1] |= {"annotations": [], "reasoning": "Hm."}
     nothing = dict.fromkeys(("n", "stream", "stop", "seed", "logprobs", "tools", "lora", "parallel_tool_calls"))
-    more = nothing | {"modalities": ["text"], "verbosity": "medium"}
+    more = nothing | {"modalities": ["text"], "verbosity": "low", "logprobs": False, "top_logprobs": 0}
     assert ai.chat.completions.create(**ASKED | {"messages": messages}, extra_body=more).choices[0].message.content
 
 

@@ -102,6 +102,17 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
     assert ai.responses.create(**asked, input=items, max_output_tokens=8).usage.input_tokens > found.usage.input_tokens
 
 
+def test_what_codex_sends_unasked_changes_nothing(ai, answer):
+    tools = [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]
+    more = {"client_metadata": {"x": "y"}, "text": {"verbosity": "low"}, "include": ["reasoning.encrypted_content"]}
+    found, plain = (ai.responses.create(**ASKED, tools=each, extra_body=more) for each in (tools, [TOOL]))
+    assert [tool.type for tool in found.tools] == ["function"]
+    assert found.usage.input_tokens == plain.usage.input_tokens
+    said = {"phase": "commentary", "caller": None, "namespace": None}
+    items = [{"role": "user", "content": "Hi"}, answer.output[0].model_dump() | said, {"role": "user", "content": "Go on."}]
+    assert ai.responses.create(**ASKED | {"input": items}).status in {"completed", "incomplete"}
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
