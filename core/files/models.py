@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 from augury.errors import ModelFileError
@@ -10,6 +11,8 @@ from augury.files.atomic_file import sweep
 from augury.interfaces import Progress
 from augury.options import nearest
 from augury.registry import Registry
+
+_OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")  # a repository, as other programs write it
 
 
 def cache_folder() -> Path:
@@ -31,7 +34,8 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)
     names = [name for source in registry.sources.values() for name in source.names()]
-    raise ModelFileError(f"{text!r} is neither a file, nor hf:OWNER/REPOSITORY, nor a known model{nearest(text, names)}")
+    meant = f"; did you mean 'hf:{text}'?" if _OF_HUB.fullmatch(text) else nearest(text, names)
+    raise ModelFileError(f"{text!r} is neither a file, nor hf:OWNER/REPOSITORY, nor a known model{meant}")
 
 
 @functools.cache

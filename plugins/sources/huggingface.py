@@ -37,7 +37,7 @@ class HuggingFaceSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file, or the first of a split model's, below `folder`; a named quant that is there already needs no network.
+        """The file, or the first of a split model's, below `folder`; what is there already needs no network.
 
         Raises:
             ModelFileError: The reference is malformed, nothing or too much fits it, or the download failed.
@@ -71,9 +71,13 @@ class HuggingFaceSource(Source):
                         (scratch / name).replace(home / name)
         except ModelFileError:
             raise
-        except TimeoutError as error:
-            raise ModelFileError(f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection") from error
         except Exception as error:  # the HTTP library that it uses, and with it the errors, differ between its versions
+            if n_bytes is None and (local := _local(home, quant)):
+                return local
+            if isinstance(error, TimeoutError):
+                raise ModelFileError(
+                    f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection"
+                ) from error
             if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename is not None):  # not the network
                 raise ModelFileError(f"{reference}: {not_stored(folder, error, n_bytes)}") from error
             said = str(error).strip().splitlines()[:1] or [type(error).__name__]
@@ -135,8 +139,8 @@ def _quant_of(stem: str) -> str:
     return match[1] if (match := _QUANT.search(stem)) else stem
 
 
-def _local(home: Path, quant: str) -> Path | None:
-    """The first file of a model that was downloaded whole before, if there is exactly one of this quant."""
+def _local(home: Path, quant: str | None) -> Path | None:
+    """The first file of a model that was downloaded whole before, as `choose` finds it."""
     files = []
     for folder, inner, names in os.walk(home):
         inner[:] = [name for name in inner if not name.startswith(".")]  # where another process may be downloading it

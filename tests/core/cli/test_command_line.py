@@ -282,9 +282,9 @@ def test_stats_show_drafting(capsys):
         (["run", *HERE, "-f", "no-such-file"], 1, "no-such-file"),
         (["bench", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
         (
-            ["pull", "owner/no-such-model"],
+            ["pull", "owner/no-such-model:q8_0"],
             1,
-            "'owner/no-such-model' is neither a file, nor hf:OWNER/REPOSITORY, nor a known model",
+            "is neither a file, nor hf:OWNER/REPOSITORY, nor a known model; did you mean 'hf:owner/no-such-model:q8_0'?",
         ),
         (["walk"], 2, "walk"),
         ([], 2, "COMMAND"),

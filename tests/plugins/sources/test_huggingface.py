@@ -121,6 +121,12 @@ def test_trouble_with_the_network_is_an_error(hub, tmp_path, trouble):
         HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress())
 
 
+def test_a_model_that_is_there_needs_no_network(hub, tmp_path):
+    file = HuggingFaceSource.fetch("hf:owner/tiny", tmp_path, Progress())
+    hub.trouble = OSError("offline")
+    assert HuggingFaceSource.fetch("hf:owner/tiny", tmp_path, Progress()) == file
+
+
 def test_of_several_who_ask_at_once_one_downloads(hub, tmp_path):
     with ThreadPoolExecutor(4) as pool:
         paths = list(pool.map(lambda _: HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress()), range(4)))
