@@ -28,11 +28,12 @@ TYPICAL = 0
 _CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself gave
 
+_KINDS = ("alone", "agreed", "contested")
 _STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
-_RATIOS = (  # by step, of right tokens to expected ones before any was seen; docs/benchmarks.md has how they were measured
-    (1.5, 0.57, 1.3, 1.1, 0.87, 1.0, 1.0, 1.0),  # alone
-    (1.25, 2.2, 0.88, 0.9, 0.97, 1.0, 1.0, 1.0),  # agreed
-    (1.25, 0.45, 0.45, 0.57, 0.58, 0.77, 0.83, 1.0),  # contested
+_RATIOS = (  # by kind and step, of right tokens to expected ones before any was seen; docs/benchmarks.md says how measured
+    (1.5, 0.57, 1.3, 1.1, 0.87, 1.0, 1.0, 1.0),
+    (1.25, 2.2, 0.88, 0.9, 0.97, 1.0, 1.0, 1.0),
+    (1.25, 0.45, 0.45, 0.57, 0.58, 0.77, 0.83, 1.0),
 )
 _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, which these ratios count as
 _CERTAIN = 0.995
@@ -49,7 +50,7 @@ _Level = tuple[list[float], list[float], list[float], list[float], float]
 
 @frozen
 class Ground:
-    """The ground on which a drafter proposed a token, in words, and the chance of such a token before any was seen."""
+    """The ground on which a token is judged, in words, and its chance, or the change of it, before any was seen."""
 
     name: str
     prior: float
@@ -153,6 +154,13 @@ class Agreement:
         ratios = [ratio for step in zip(*_RATIOS, strict=True) for ratio in step]
         self._expected = [_AGREEMENT_WEIGHT] * len(ratios)
         self._n_right = [_AGREEMENT_WEIGHT * ratio for ratio in ratios]
+
+    @staticmethod
+    def ground(kind: int, chance: float) -> Ground:
+        """What is learnt of such a token, in words, and the ratio that it begins with."""
+        step = bisect(_STEPS, chance)
+        least, most = (0.0, *_STEPS, 1.0)[step:][:2]
+        return Ground(f"{_KINDS[kind]}, chance {least:g} to {most:g}", _RATIOS[kind][step])
 
     def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
         """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""

@@ -131,7 +131,7 @@ class JointTree(Generic[Proposer]):
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
-        chances = self.chances if agreement is None else agreement.of(self._kinds(), self.chances)
+        chances = self.chances if agreement is None else agreement.of(self.kinds(), self.chances)
         sums = [0.0] * (len(chances) + 1)  # of the children of each node, and last of the history
         best: dict[int, int] = {}  # the likeliest of them
         for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
@@ -146,7 +146,7 @@ class JointTree(Generic[Proposer]):
             reach[node] *= reach[parent]
         return reach[:-1]
 
-    def _kinds(self) -> list[int]:
+    def kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""
         kinds = [Agreement.CONTESTED if parent in self._contested else Agreement.ALONE for parent in self.parents]
         for node in self._agreed:
@@ -155,7 +155,7 @@ class JointTree(Generic[Proposer]):
 
     def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
         """Let it learn from the emitted tokens."""
-        kinds, chances, node = self._kinds(), self.chances, -1
+        kinds, chances, node = self.kinds(), self.chances, -1
         for token in emitted:
             right = self.nodes.get((node, token))
             for i in [i for i, parent in enumerate(self.parents) if parent == node and 0 < chances[i] < 1]:

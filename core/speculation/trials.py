@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence as Items
 
 from attrs import frozen
 
-from augury.speculation.chances import Ground
+from augury.speculation.chances import Agreement, Ground
 from augury.speculation.drafts import SlotProposals
 
 
@@ -17,6 +17,8 @@ class Trial:
     chance: float  # that it is right, as the planner had it
     is_right: bool
     grounds: Mapping[str, Ground]  # by the names of the drafters that proposed it
+    own_chance: float = 0.0  # the highest of theirs, before the effect of other proposals
+    agreement: Ground | None = None  # that effect's; None where nothing is learnt of it
 
 
 @frozen(eq=False)
@@ -28,6 +30,7 @@ class Trials:
 
     def __iter__(self) -> Iterator[Trial]:
         tree, reach = self.proposals.tree, self.proposals.reach()
+        kinds = tree.kinds() if len(self.proposals.of) > 1 else ()
         grounds = {
             drafter: dict(zip(proposal.nodes, proposal.grounds, strict=True)) for drafter, proposal in self.proposals.of.items()
         }
@@ -38,7 +41,9 @@ class Trials:
                 on = {
                     drafter.profile.name: drafter.profile.chances.ground(grounds[drafter][i]) for drafter in tree.proposers[i]
                 }
-                yield Trial(reach[i] / reached, tree.tokens[i] == token, on)
+                own = tree.chances[i]
+                agreement = Agreement.ground(kinds[i], own) if kinds and own < 1 else None
+                yield Trial(reach[i] / reached, tree.tokens[i] == token, on, own, agreement)
             if (node := next((i for i in tried if tree.tokens[i] == token), -1)) < 0:
                 return
             reached = reach[node]

@@ -1,8 +1,10 @@
 """The worth of proposals by their grounds, pooled over saved results: chances should begin with it.
 
-`python -m augury.plugins.bench.priors FILE...`, each written by `augury bench --json`, prints a Markdown table. For each
-drafter and ground it has the number of tokens that were tried, how many were right, the share, and the chance that tokens begin
-with. Grounds that are not a drafter's own evidence have one chance for all drafters, and are pooled.
+`python -m augury.plugins.bench.priors FILE...`, each written by `augury bench --json`, prints Markdown tables. For each drafter
+and ground the first one has the number of tokens that were tried, how many were right, the share, and the chance that tokens
+begin with. Grounds that are not a drafter's own evidence have one chance for all drafters, and are pooled. The second one has
+the effect of other proposals in a token's place: how many tokens were right, how many their own drafters' chances promised, the
+ratio, and the one that is begun with.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.cli import print_lines, read_text, say
 from augury.errors import AuguryError
 
 _LEAST, _LEAST_RIGHT = 50, 10  # tokens: of fewer the share says too little
 _MOST = 0.99  # nothing is certain
+_GROUNDS = ["| drafter | ground | tokens | right | measured | begins with |", "|---|---|---|---|---|---|"]
+AGREEMENT = ["| others | own chance | tokens | expected | right | measured | begins with |", "|---|---|---|---|---|---|---|"]
 _EVERYONE = "any"
 
 
@@ -28,45 +32,62 @@ _EVERYONE = "any"
 class GroundCounts:
     """The fate of the tokens on one ground."""
 
-    drafter: str  # "any" where a ground is not a drafter's own
+    drafter: str  # "any" where a ground is not a drafter's own; of agreement its kind
     ground: str
     prior: float
     n: int
     n_right: int
+    expected: float | None = None  # of agreement: the sum of the chances that their own drafters gave them
+
+    def __add__(self, more: GroundCounts) -> GroundCounts:
+        """Both, of one ground."""
+        expected = None if self.expected is None or more.expected is None else self.expected + more.expected
+        return evolve(self, n=self.n + more.n, n_right=self.n_right + more.n_right, expected=expected)
 
     @property
     def measured(self) -> float | None:
-        """The share of right tokens in two digits, as priors are written down; None where too few were seen."""
-        if self.n < _LEAST or self.n_right < _LEAST_RIGHT:
+        """The share of right tokens, or their ratio to the expected ones, in two digits; None where too few were seen."""
+        if self.n < _LEAST or max(self.n_right, self.expected or 0.0) < _LEAST_RIGHT:
             return None
+        if self.expected is not None:
+            return float(f"{self.n_right / self.expected:.2g}")
         share = self.n_right / self.n
         return float(f"{share:.2g}") if share < 0.1 else min(round(share, 2), _MOST)
 
 
 def pooled(results: Iterable[Mapping[str, Any]]) -> list[GroundCounts]:
-    """The counts of several results of `augury bench --json`, by drafter and ground.
+    """The counts of several results of `augury bench --json`, by drafter and ground, and those of agreement.
 
     Raises:
         KeyError: One has none.
     """
     found: dict[tuple[str, str], GroundCounts] = {}
-    for run in (run for result in results for run in result["runs"]):
-        for drafter, grounds in run["reliability"]["grounds"].items():
-            for ground, counts in grounds.items():
-                owner = drafter if ground.startswith("evidence") else _EVERYONE
-                before = found.get((owner, ground), GroundCounts(owner, ground, 0.0, 0, 0))
-                n, n_right = before.n + counts["n"], before.n_right + counts["n_right"]
-                found[owner, ground] = GroundCounts(owner, ground, counts["prior"], n, n_right)
+    for each in (each for result in results for run in result["runs"] for each in _counts(run["reliability"])):
+        before = found.get((each.drafter, each.ground))
+        found[each.drafter, each.ground] = each if before is None else before + each
     return sorted(found.values(), key=_order)
 
 
+def _counts(reliability: Mapping[str, Any]) -> Iterator[GroundCounts]:
+    for drafter, grounds in reliability["grounds"].items():
+        for ground, counts in grounds.items():
+            yield GroundCounts(drafter if ground.startswith("evidence") else _EVERYONE, ground, **counts)
+    for name, counts in reliability["agreement"].items():
+        kind, chance = name.split(", ")
+        yield GroundCounts(kind, chance, **counts)
+
+
 def table_lines(found: Sequence[GroundCounts]) -> list[str]:
-    """As Markdown."""
-    lines = ["| drafter | ground | tokens | right | measured | begins with |", "|---|---|---|---|---|---|"]
+    """As Markdown: one table of grounds, and one of agreement."""
+    grounds, agreement = _GROUNDS.copy(), AGREEMENT.copy()
     for each in found:
         measured = "too few" if each.measured is None else f"{each.measured:g}"
-        lines.append(f"| {each.drafter} | {each.ground} | {each.n} | {each.n_right} | {measured} | {each.prior:g} |")
-    return lines
+        if each.expected is None:
+            grounds.append(f"| {each.drafter} | {each.ground} | {each.n} | {each.n_right} | {measured} | {each.prior:g} |")
+        else:
+            counts = f"{each.n} | {each.expected:.1f} | {each.n_right}"
+            agreement.append(f"| {each.drafter} | {each.ground} | {counts} | {measured} | {each.prior:g} |")
+    return [*grounds, "", *agreement]
 
 
 def main(paths: Sequence[str]) -> int:

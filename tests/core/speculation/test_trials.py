@@ -37,8 +37,13 @@ A, B = {"a": Ground("evidence 0", 0.5)}, {"b": Ground("evidence 1", 0.2)}
 
 def test_a_token_is_tried_where_all_before_it_was_right(slot):
     both = A | {"b": Ground("evidence 0", 0.4)}
-    first = [Trial(0.5, True, both), Trial(0.2, False, B)]
-    after = [Trial(pytest.approx(0.8), False, {"a": Ground("evidence 1", 0.8)}), Trial(pytest.approx(0.2), True, B)]
+    agreed, contested = Agreement.ground(Agreement.AGREED, 0.5), Agreement.ground(Agreement.CONTESTED, 0.2)
+    first = [Trial(0.5, True, both, 0.5, agreed), Trial(0.2, False, B, 0.2, contested)]
+    sure = Agreement.ground(Agreement.CONTESTED, 0.8)
+    after = [
+        Trial(pytest.approx(0.8), False, {"a": Ground("evidence 1", 0.8)}, 0.8, sure),
+        Trial(pytest.approx(0.2), True, B, 0.2, contested),
+    ]
     assert list(Trials(slot, [1])) == first, "what comes after the last token was not seen"
     assert list(Trials(slot, [1, 4])) == first + after
     assert list(Trials(slot, [1, 4, 2])) == first + after
@@ -56,7 +61,25 @@ def test_a_chance_is_that_of_the_planner(slot):
     slot.forbid(range(4))  # nothing, but it is asked again
     first, other = Trials(slot, [1])
     assert first.chance > 0.9
+    assert first.own_chance == 0.5
     assert other.chance == pytest.approx(1 - first.chance), "of tokens after one parent one alone can be right"
+
+
+def test_agreement_is_tried_only_where_it_is_learnt(slot):
+    slot.tree.chances[0] = 1.0
+    assert [trial.agreement is None for trial in Trials(slot, [1, 4])] == [True, False, False], "what is certain stays so"
+    alone = slot_of(slot.drafters, {0: Draft([1, 2], evidence=[0, 1])}, agreement=slot.agreement)
+    assert [trial.agreement for trial in Trials(alone, [1, 2])] == [None, None], "nobody else was asked"
+
+
+def test_agreement_is_named_by_kind_and_chance():
+    tokens = [(Agreement.ALONE, 0.0), (Agreement.AGREED, 0.05), (Agreement.CONTESTED, 0.74), (Agreement.ALONE, 0.9)]
+    assert [Agreement.ground(*token).name for token in tokens] == [
+        "alone, chance 0 to 0.05", "agreed, chance 0.05 to 0.15", "contested, chance 0.6 to 0.75", "alone, chance 0.9 to 1",
+    ]  # fmt: skip
+    for kind, chance in tokens[1:]:
+        (found,) = Agreement().of([kind], [chance])
+        assert found == pytest.approx(min(Agreement.ground(kind, chance).prior * chance, 0.995))
 
 
 def test_grounds_have_names():

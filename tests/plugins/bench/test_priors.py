@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from augury.plugins.bench.priors import GroundCounts, main, pooled, table_lines
+from augury.plugins.bench.priors import AGREEMENT, GroundCounts, main, pooled, table_lines
 from augury.registry import Registry
 from augury.speculation.chances import Chances
 from augury.types import Draft
@@ -15,20 +15,28 @@ PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 DRAFTERS = Registry.discover().drafters
 
 
-def result_of(**grounds):
-    return {"runs": [{"reliability": {"grounds": {name.replace("_", "-"): each for name, each in grounds.items()}}}]}
+def counts(n, n_right, prior=0.5, **expected):
+    return {"prior": prior, "n": n, "n_right": n_right} | expected
 
 
-def counts(n, n_right, prior=0.5):
-    return {"prior": prior, "n": n, "n_right": n_right}
+def result_of(*agreement, **grounds):
+    shares = [counts(n, n_right, 2.0, expected=expected) for n, expected, n_right in agreement]
+    named = {f"agreed, chance {name}": each for name, each in zip(("0.15 to 0.3", "0.05 to 0.15"), shares, strict=False)}
+    return {"runs": [{"reliability": {"grounds": grounds, "agreement": named}}]}
 
 
 FIRST = result_of(suffix={"evidence 10": counts(60, 30), "evidence 9": counts(3, 1)}, a={"run from 3": counts(10, 5, 0.7)})
-SECOND = result_of(suffix={"evidence 10": counts(40, 7)}, b={"run from 3": counts(190, 14, 0.7), "run from 17": counts(1, 1)})
+SECOND = result_of(
+    (80, 15.5, 20), (4, 0.5, 1),
+    suffix={"evidence 10": counts(40, 7)}, b={"run from 3": counts(190, 14, 0.7), "run from 17": counts(1, 1)},
+)  # fmt: skip
+THIRD = result_of((20, 4.5, 2), suffix={"evidence 9": counts(0, 0)})
 
 
 def test_counts_are_pooled_by_drafter_and_ground_and_what_is_not_evidence_over_all_drafters():
-    assert pooled([FIRST, SECOND]) == [
+    assert pooled([FIRST, SECOND, THIRD]) == [
+        GroundCounts("agreed", "chance 0.05 to 0.15", 2.0, 4, 1, 0.5),
+        GroundCounts("agreed", "chance 0.15 to 0.3", 2.0, 100, 22, 20.0),
         GroundCounts("any", "run from 3", 0.7, 200, 19),
         GroundCounts("any", "run from 17", 0.5, 1, 1),
         GroundCounts("suffix", "evidence 9", 0.5, 3, 1),
@@ -36,12 +44,16 @@ def test_counts_are_pooled_by_drafter_and_ground_and_what_is_not_evidence_over_a
     ]
 
 
-def test_the_table_says_where_too_few_were_seen():
-    assert table_lines(pooled([FIRST, SECOND]))[2:] == [
+def test_the_tables_say_where_too_few_were_seen():
+    assert table_lines(pooled([FIRST, SECOND, THIRD]))[2:] == [
         "| any | run from 3 | 200 | 19 | 0.095 | 0.7 |",
         "| any | run from 17 | 1 | 1 | too few | 0.5 |",
         "| suffix | evidence 9 | 3 | 1 | too few | 0.5 |",
         "| suffix | evidence 10 | 100 | 37 | 0.37 | 0.5 |",
+        "",
+        *AGREEMENT,
+        "| agreed | chance 0.05 to 0.15 | 4 | 0.5 | 1 | too few | 2 |",
+        "| agreed | chance 0.15 to 0.3 | 100 | 20.0 | 22 | 1.1 | 2 |",
     ]
 
 
@@ -59,6 +71,14 @@ def test_the_table_says_where_too_few_were_seen():
 )
 def test_shares_are_written_in_two_digits(n, n_right, expected):
     assert GroundCounts("a", "any", 0.5, n, n_right).measured == expected
+
+
+@pytest.mark.parametrize(
+    ("n", "expected", "n_right", "ratio"),
+    [(60, 9.9, 9, None), (49, 30.0, 20, None), (60, 12.5, 0, 0.0), (60, 5.0, 10, 2.0), (600, 55.0, 60, 1.1)],
+)
+def test_agreement_is_worth_the_ratio_of_right_tokens_to_expected_ones(n, expected, n_right, ratio):
+    assert GroundCounts("agreed", "chance 0.05 to 0.15", 1.0, n, n_right, expected).measured == ratio
 
 
 def test_the_program_pools_files(tmp_path, capsys):

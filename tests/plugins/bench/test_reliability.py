@@ -8,11 +8,12 @@ from augury.speculation.chances import Ground
 from augury.speculation.trials import Trial
 
 SHORT, LONG = Ground("evidence 0", 0.2), Ground("evidence 1", 0.9)
+ALONE, AGREED = Ground("alone, chance 0.05 to 0.15", 0.5), Ground("agreed, chance 0.05 to 0.15", 2.0)
 TRIALS = [
-    Trial(0.05, False, {"a": SHORT}),
-    Trial(0.15, True, {"a": SHORT, "b": LONG}),
-    Trial(0.1, False, {"b": LONG}),
-    Trial(1.0, True, {"b": LONG}),
+    Trial(0.05, False, {"a": SHORT}, 0.125, ALONE),
+    Trial(0.15, True, {"a": SHORT, "b": LONG}, 0.0625, AGREED),
+    Trial(0.1, False, {"b": LONG}, 0.125, ALONE),
+    Trial(1.0, True, {"b": LONG}, 1.0),
 ]
 
 
@@ -30,6 +31,7 @@ def test_tokens_count_for_each_who_proposed_them_and_once_for_all_together():
         ("a", "evidence 0"): (0.2, Tally(2, 0.2, 1)),
         ("b", "evidence 1"): (0.9, Tally(3, 1.25, 2)),
     }
+    assert found.agreement == {ALONE.name: (0.5, Tally(2, 0.25, 0)), AGREED.name: (2.0, Tally(1, 0.0625, 1))}, "by own chances"
 
 
 @given(st.lists(st.lists(st.sampled_from(TRIALS), max_size=4), max_size=4))
@@ -37,6 +39,7 @@ def test_pooled_counts_are_those_of_all_trials(parts):
     pooled = Reliability.pool(map(Reliability.of, parts)).as_json()
     at_once = Reliability.of(trial for part in parts for trial in part).as_json()
     assert pooled["grounds"] == at_once["grounds"]
+    assert pooled["agreement"] == at_once["agreement"]
     assert {name: [tuple(each) for each in steps] for name, steps in pooled["steps"].items()} == {
         name: [(n, pytest.approx(expected), n_right) for n, expected, n_right in steps]
         for name, steps in at_once["steps"].items()
@@ -47,6 +50,7 @@ def test_json_has_the_counts():
     told = Reliability.of(TRIALS).as_json()
     assert told["steps"]["a"][:2] == [[1, 0.05, 0], [1, 0.15, 1]]
     assert told["grounds"]["b"] == {"evidence 1": {"prior": 0.9, "n": 3, "n_right": 2}}
+    assert told["agreement"][AGREED.name] == {"prior": 2.0, "n": 1, "expected": 0.0625, "n_right": 1}
 
 
 def test_an_interval_holds_the_share_and_is_narrower_with_more_tokens():
