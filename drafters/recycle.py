@@ -9,7 +9,8 @@ branches at once::
              c → a f                         c ─ a        ranks 1 and 1 0
 
 The rows begin with the tokens that most often follow each other in a text that ships, of short answers to common questions, or
-in a file of the user's own. A row that the target filled takes the place of the text's.
+in a file of the user's own. A row that the target filled takes the place of the text's, but where two tokens stood in the text
+one after the other, the tokens that followed them there come first.
 
 Next to the successors of the last token stand its *runners-up*, the rest of the row that it was chosen from: a token that the
 target nearly wrote is often the one that it writes next, above all after a token that has no row yet.
@@ -29,30 +30,17 @@ from __future__ import annotations
 
 from functools import cache
 from heapq import heapify, heappop, heappush
-from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from augury.errors import OptionError
+from augury.drafters.ngram.successors import CHANCES, RUNNER_UP_CHANCES, TARGET_CHANCES, Successors, tokens_of
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
-if TYPE_CHECKING:
-    from augury.text.tokenizer import Tokenizer
-
 __all__ = ["Recycle", "RecycleOptions"]
-
-# By rank; docs/benchmarks.md has how they were measured
-_CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)
-_RUNNER_UP_CHANCES = (0.046, 0.029, 0.024, 0.021, 0.022, 0.017, 0.015)
-_TEXT_CHANCES = (0.25, 0.089, 0.05, 0.039, 0.023, 0.02, 0.015, 0.01)  # of rows that the target has not filled
-_N_CHARACTERS = 8  # of text for each token of the vocabulary: more takes long to tokenize, and adds rare successors
-_N_GROUNDS = len(_CHANCES) + len(_RUNNER_UP_CHANCES)  # before those
 
 
 @frozen
@@ -74,30 +62,25 @@ class Recycle(Drafter):
     name = "recycle"
     scope = "process"
     options_class = RecycleOptions
-    evidence_chances = (*_CHANCES, *_RUNNER_UP_CHANCES, *_TEXT_CHANCES)
+    evidence_chances = CHANCES
 
     def __init__(self, options: RecycleOptions, session: Session) -> None:
         super().__init__(options, session)
         n_vocab = session.model.n_vocab
         self.n_top = n = min(options.n_successors, n_vocab)
-        self._table, self._first_ground = session.shared(
+        self._successors: Successors = session.shared(
             (self.name, n, options.text),
-            lambda: (
-                _successors(_tokens(options.text, session.tokenizer, n_vocab), n_vocab, n),
-                np.full(n_vocab, _N_GROUNDS, np.int8),
-            ),
+            lambda: Successors(tokens_of(options.text, session.tokenizer, n_vocab), n_vocab, n),
         )
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Follow the table from the last token and its runners-up."""
         before, last, n = int(history[-2:][0]), int(history[-1]), self.n_top
-        row = self._table[last].tolist()  # lists, for NumPy's calls take longer
-        others = () if self._first_ground[before] else self._table[before].tolist()
-        runners_up = [token for token in others if token != last][: n - 1]
-        runners_up += [-1] * (n - 1 - len(runners_up))
+        row, grounds = self._successors.after(before, last)
+        runners_up = [token for token in self._successors.of_target(before) if token != last][: n - 1]
         shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, n, has_row=row[0] >= 0)
-        successors = {-1: row + [-1 if token in row else token for token in runners_up]}  # by node of the draft
-        first_grounds = {-1: int(self._first_ground[last])}
+        first = row + [-1 if token in row else token for token in runners_up] + [-1] * (n - 1 - len(runners_up))
+        successors = {-1: (first, grounds)}  # by node of the draft
         tokens: list[int] = []
         parents: list[int] = []
         evidence: list[int] = []
@@ -106,13 +89,14 @@ class Recycle(Drafter):
             if (at := places.get(parent)) is None:
                 continue
             if at not in successors:
-                successors[at] = self._table[tokens[at]].tolist()
-                first_grounds[at] = int(self._first_ground[tokens[at]])
-            if (token := successors[at][rank]) >= 0:
+                above = parents[at]
+                successors[at] = self._successors.after(tokens[above] if above >= 0 else last, tokens[at])
+            row, grounds = successors[at]
+            if (token := row[rank]) >= 0:
                 places[node] = len(tokens)
                 tokens.append(token)
                 parents.append(at)
-                evidence.append(ground if rank >= n else first_grounds[at] + ground)
+                evidence.append(grounds[rank] if rank < n else ground)
         return Draft(tokens, parents, evidence=evidence) if tokens else NO_DRAFT
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
@@ -120,35 +104,7 @@ class Recycle(Drafter):
         if verdict.top_after is not None and verdict.top_ids is not None:
             for token, ids in zip(verdict.top_after.tolist(), verdict.top_ids, strict=True):
                 if ids[0] >= 0:  # -1: its row is not finite
-                    self._table[token] = ids
-                    self._first_ground[token] = 0
-
-
-def _tokens(path: str | None, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray:
-    """The tokens of a text's beginning, (t,) int32, those below n_vocab; none without a tokenizer, or of an empty path."""
-    if path == "" or tokenizer is None:
-        return np.empty(0, np.int32)
-    source = files("augury.drafters").joinpath("common_text.txt") if path is None else Path(path).expanduser()
-    try:
-        with source.open(encoding="utf-8") as file:
-            text = file.read(_N_CHARACTERS * n_vocab)
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"recycle: text {path} could not be read: {error}; name a file of UTF-8 text") from error
-    tokens = np.array(tokenizer.encode(text, add_special=False), np.int32)
-    return tokens[tokens < n_vocab]
-
-
-def _successors(tokens: np.ndarray, n_vocab: int, n: int) -> np.ndarray:
-    """The n most frequent successors of each token in a text, (n_vocab, n) int32; -1 where there are fewer."""
-    table = np.full((n_vocab, n), -1, np.int32)
-    pairs, counts = np.unique(tokens[:-1].astype(np.int64) * n_vocab + tokens[1:], return_counts=True)
-    befores, afters = np.divmod(pairs, n_vocab)
-    order = np.lexsort((-counts, befores))
-    befores, afters = befores[order], afters[order]
-    ranks = np.arange(len(order)) - np.searchsorted(befores, befores)
-    is_kept = ranks < n
-    table[befores[is_kept], ranks[is_kept]] = afters[is_kept]
-    return table
+                    self._successors.learn(token, ids)
 
 
 @cache
@@ -161,9 +117,9 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
         Of each node its parent, -1 for the last token, which of that one's successors it is, and after these which of its
         runners-up, and its place in `Recycle.evidence_chances`.
     """
-    grounds = [min(rank, len(_CHANCES) - 1) for rank in range(n_successors)]  # by rank
-    grounds += [len(_CHANCES) + min(rank, len(_RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
-    chances = [Recycle.evidence_chances[ground] for ground in grounds]
+    grounds = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n_successors)]  # by rank
+    grounds += [len(TARGET_CHANCES) + min(rank, len(RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
+    chances = [CHANCES[ground] for ground in grounds]
     found: list[tuple[int, int, int]] = []
     ranks = range(0 if has_row else n_successors, len(chances))
     open_nodes = [(-chances[rank], rank, -1, rank, 0) for rank in ranks]  # chance of the path, order, parent, rank, depth

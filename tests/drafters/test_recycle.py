@@ -1,5 +1,4 @@
 from collections import Counter
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,15 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
-from augury.drafters.recycle import (
-    _CHANCES,
-    _N_GROUNDS,
-    _RUNNER_UP_CHANCES,
-    Recycle,
-    RecycleOptions,
-    _successors,
-    _tree_shape,
-)
+from augury.drafters.ngram.successors import FIRST_OF_PAIRS, FIRST_OF_TEXT, RUNNER_UP_CHANCES, TARGET_CHANCES, most_frequent
+from augury.drafters.recycle import Recycle, RecycleOptions, _tree_shape
 from augury.errors import OptionError
 from augury.loader import Shared
 from augury.types import Verdict
@@ -39,7 +31,7 @@ def paths_of(draft, n_successors):
     """The ranks that lead to each node of a draft, by its grounds, which are other ones for each rank here."""
     paths = []
     for parent, ground in zip(draft.above.tolist(), draft.evidence.tolist() if len(draft) else (), strict=True):
-        rank = ground if ground < len(_CHANCES) else ground - len(_CHANCES) + n_successors
+        rank = ground if ground < len(TARGET_CHANCES) else ground - len(TARGET_CHANCES) + n_successors
         paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
     return paths
 
@@ -57,7 +49,7 @@ successors = st.lists(st.permutations(range(N_VOCAB)), min_size=1, max_size=6)
 )
 def test_a_draft_is_the_best_tree_of_what_was_learnt_last(rounds, n_successors, n_max, depth, limit, text):
     (drafter,) = drafters_of(1, n_successors=n_successors, n_max=n_max, depth=depth)
-    naive = NaiveRecycle(n_successors, n_max, depth, _CHANCES, _RUNNER_UP_CHANCES)
+    naive = NaiveRecycle(n_successors, n_max, depth, TARGET_CHANCES, RUNNER_UP_CHANCES)
     for after, orders in rounds:
         ids = [order[:n_successors] for order in orders]
         told(drafter, after[: len(ids)], ids)
@@ -126,7 +118,7 @@ def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
 
 @pytest.mark.parametrize(("depth", "n_successors"), [(1, 4), (2, 2), (3, 3), (5, 4)])
 def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
-    naive = NaiveRecycle(n_successors, 99, depth, _CHANCES, _RUNNER_UP_CHANCES)
+    naive = NaiveRecycle(n_successors, 99, depth, TARGET_CHANCES, RUNNER_UP_CHANCES)
     for n in (1, 2, 7, 30):
         for has_row in (True, False):
             shape, paths = _tree_shape(n, depth, n_successors, has_row=has_row), []
@@ -137,16 +129,20 @@ def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
             assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n, first))
 
 
-@given(tokens=st.lists(st.integers(0, 5), max_size=60), n=st.integers(1, 4))
-def test_rows_begin_with_the_most_frequent_successors_in_a_text(tokens, n):
-    table = _successors(np.array(tokens, np.int32), 7, n)
-    counts = Counter(pairwise(tokens))
-    for before, row in enumerate(table.tolist()):
+@given(text=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=60), n=st.integers(1, 4))
+def test_the_most_frequent_tokens_after_each_context_are_found(text, n):
+    contexts, after = np.array(text, np.int64).reshape(-1, 2).T
+    different, rows, counts, totals = most_frequent(contexts, after.astype(np.int32), n)
+    naive = Counter(text)
+    assert different.tolist() == sorted({context for context, _ in text})
+    for context, row, n_followed, total in zip(
+        different.tolist(), rows.tolist(), counts.tolist(), totals.tolist(), strict=True
+    ):
         known = [token for token in row if token >= 0]
         assert row == known + [-1] * (n - len(known))
-        assert len(set(known)) == len(known) == min(n, len({after for first, after in counts if first == before}))
-        frequencies = [counts[before, token] for token in known]
-        assert frequencies == sorted((c for (first, _), c in counts.items() if first == before), reverse=True)[:n]
+        frequencies = sorted((count for (first, _), count in naive.items() if first == context), reverse=True)
+        assert n_followed[: len(known)] == [naive[context, token] for token in known] == frequencies[:n]
+        assert total == sum(frequencies)
 
 
 class Letters:
@@ -157,21 +153,38 @@ class Letters:
         return [ord(letter) - ord("a") for letter in text]
 
 
+def drafter_after(folder, text, **options):
+    (folder / "text.txt").write_text(text)
+    (drafter,) = drafters_of(1, tokenizer=Letters(), text=str(folder / "text.txt"), **options)
+    return drafter
+
+
 def test_the_target_s_rows_take_the_place_of_the_text_s(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text("abacabdab")
-    drafter, other = drafters_of(2, n_successors=2, depth=2, tokenizer=Letters(), text=str(file))
+    drafter = drafter_after(tmp_path, "abacabdab", n_successors=2, depth=1)
     draft = drafter.draft(np.array([5, 0], np.int32), 9)
-    assert draft.tokens.tolist() == [1, 0, 2, 3, 0]  # b, which a and d follow, and c, which a follows
-    assert draft.above.tolist() == [-1, 0, -1, 0, 2]
-    assert draft.evidence.tolist() == [_N_GROUNDS + rank for rank in (0, 0, 1, 1, 0)]
-    told(drafter, [1], [[4, 5]])
-    draft = other.draft(np.array([5, 0], np.int32), 2)
-    assert draft.tokens.tolist() == [1, 4]
-    assert draft.evidence.tolist() == [_N_GROUNDS, 0]
-    draft = other.draft(np.array([0, 2], np.int32), 9)
-    assert draft.tokens.tolist()[:1] == [0], "what a is followed by in the text stood in no row that a token was chosen from"
-    assert 1 not in draft.tokens[draft.above < 0]
+    assert draft.tokens.tolist() == [1, 2]
+    assert draft.evidence.tolist() == [FIRST_OF_TEXT, FIRST_OF_TEXT + 1]
+    draft = drafter.draft(np.array([0, 5], np.int32), 9)
+    assert not len(draft), "the text's successors of a were no other choices of the target after a"
+    told(drafter, [0], [[4, 1]])
+    draft = drafter.draft(np.array([5, 0], np.int32), 9)
+    assert draft.tokens.tolist() == [4, 1]
+    assert draft.evidence.tolist() == [0, 1]
+
+
+def test_tokens_that_followed_the_last_two_in_the_text_come_first(tmp_path):
+    texts = "cad", "cae", "cad", "cad"  # after c and a d three times of four, and e
+    drafter = drafter_after(tmp_path, "b".join([*texts, "fag", "hai", "hai"]), n_successors=3, depth=2)
+    told(drafter, [0], [[4, 6, 7]])
+    draft = drafter.draft(np.array([2, 0], np.int32), 3)
+    assert draft.tokens.tolist() == [3, 1, 4], "b followed a and d, and the text's other tokens come later"
+    assert draft.above.tolist() == [-1, 0, -1]
+    assert draft.evidence.tolist() == [FIRST_OF_PAIRS + 5, FIRST_OF_PAIRS + 3, FIRST_OF_PAIRS + 4]
+    draft = drafter.draft(np.array([5, 0], np.int32), 9)
+    assert draft.tokens[draft.above < 0].tolist() == [6, 4, 7], "what the text has is left out of the target's row"
+    assert draft.evidence[draft.above < 0].tolist() == [FIRST_OF_PAIRS, 0, 2]
+    draft = drafter.draft(np.array([7, 0], np.int32), 9)
+    assert draft.evidence[draft.above < 0].tolist() == [FIRST_OF_PAIRS + 3, 0, 1]
 
 
 def test_the_text_that_ships_fills_rows_and_an_empty_path_none():

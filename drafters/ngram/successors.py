@@ -1,0 +1,130 @@
+"""The likely successors of every token: the target's most probable ones, and before it has told them a text's most frequent."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from augury.text.tokenizer import Tokenizer
+
+# docs/benchmarks.md has how they were measured
+TARGET_CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)  # by rank
+RUNNER_UP_CHANCES = (0.046, 0.029, 0.024, 0.021, 0.022, 0.017, 0.015)  # by rank
+_TEXT_CHANCES = (0.15, 0.058, 0.042, 0.023, 0.019, 0.015, 0.01, 0.01)  # by rank
+_PAIR_CHANCES = (0.34, 0.077, 0.14, 0.65, 0.084, 0.37, 0.91)  # see `_pair_kinds`
+CHANCES = (*TARGET_CHANCES, *RUNNER_UP_CHANCES, *_TEXT_CHANCES, *_PAIR_CHANCES)
+FIRST_OF_TEXT = len(TARGET_CHANCES) + len(RUNNER_UP_CHANCES)
+FIRST_OF_PAIRS = FIRST_OF_TEXT + len(_TEXT_CHANCES)
+
+_N_OF_PAIR = 3  # successors kept for two tokens
+_N_CHARACTERS = 8  # of text for each token of the vocabulary: more takes long to tokenize, and adds rare successors
+
+
+class Successors:
+    """Rows of tokens, the most likely first, and the ground of each, which is its place in `CHANCES`.
+
+    A row is of one token. Where this token and the one before it stood in the text, the tokens that followed there come first.
+    """
+
+    def __init__(self, text: np.ndarray, n_vocab: int, n: int) -> None:
+        """Count a text.
+
+        Args:
+            text: (t,) int32.
+            n_vocab: Tokens of the vocabulary.
+            n: Length of a row.
+        """
+        self._n, self._n_vocab = n, n_vocab
+        ranks = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n)]
+        self._grounds = [FIRST_OF_TEXT + rank for rank in ranks], ranks  # by whether the row is the target's
+        self._rows = np.full((n_vocab, n), -1, np.int32)
+        self._is_target_s = np.zeros(n_vocab, bool)
+        places = text.astype(np.int64)
+        tokens, self._rows[tokens], *_ = most_frequent(places[:-1], text[1:], n)
+        pairs, self._pair_rows, *counts = most_frequent(places[:-2] * n_vocab + places[1:-1], text[2:], _N_OF_PAIR)
+        self._pair_grounds = FIRST_OF_PAIRS + _pair_kinds(*counts)
+        self._pairs = dict(zip(pairs.tolist(), range(len(pairs)), strict=True))
+
+    def after(self, before: int, token: int) -> tuple[list[int], list[int]]:
+        """The row of `token`, which follows `before`, with -1 where less is known, and the ground of each; both of length n."""
+        row = self._rows[token].tolist()  # lists, for NumPy's calls take longer
+        grounds = self._grounds[bool(self._is_target_s[token])]
+        pair = self._pairs.get(before * self._n_vocab + token)
+        if pair is None:
+            return row, grounds
+        first = [each for each in self._pair_rows[pair].tolist() if each >= 0][: self._n]
+        rest = [i for i, each in enumerate(row) if each not in first][: self._n - len(first)]
+        return first + [row[i] for i in rest], self._pair_grounds[pair, : len(first)].tolist() + [grounds[i] for i in rest]
+
+    def of_target(self, token: int) -> list[int]:
+        """The row that the target told, or nothing."""
+        return self._rows[token].tolist() if self._is_target_s[token] else []
+
+    def learn(self, token: int, row: np.ndarray) -> None:
+        """Keep the target's most probable tokens after `token`, (n,) int32."""
+        self._rows[token] = row
+        self._is_target_s[token] = True
+
+
+def tokens_of(path: str | None, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray:
+    """The tokens of a file's beginning, (t,) int32, those below n_vocab.
+
+    Args:
+        path: A file of UTF-8 text; None: one that ships, empty: none.
+        tokenizer: None: there are no tokens.
+        n_vocab: Tokens of the vocabulary.
+
+    Raises:
+        OptionError: The file cannot be read, or is no UTF-8.
+    """
+    if path == "" or tokenizer is None:
+        return np.empty(0, np.int32)
+    source = files("augury.drafters").joinpath("common_text.txt") if path is None else Path(path).expanduser()
+    try:
+        with source.open(encoding="utf-8") as file:
+            text = file.read(_N_CHARACTERS * n_vocab)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"recycle: text {path} could not be read: {error}; name a file of UTF-8 text") from error
+    tokens = np.array(tokenizer.encode(text, add_special=False), np.int32)
+    return tokens[tokens < n_vocab]
+
+
+def most_frequent(contexts: np.ndarray, after: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Count the tokens that follow each context.
+
+    Args:
+        contexts: (t,) int64.
+        after: (t,) int32, the token after each.
+        n: Tokens kept of each context.
+
+    Returns:
+        The different contexts (c,), their most frequent tokens (c, n), -1 where there are fewer, how often each follows (c, n),
+        and how often each context occurs (c,).
+    """
+    different, places, totals = np.unique(contexts, return_inverse=True, return_counts=True)
+    both, counts = np.unique(places << 32 | after, return_counts=True)
+    places, after = both >> 32, both & (1 << 32) - 1
+    order = np.lexsort((-counts, places))
+    places = places[order]
+    ranks = np.arange(len(order)) - np.searchsorted(places, places)
+    is_kept = ranks < n
+    at, kept = (places[is_kept], ranks[is_kept]), order[is_kept]
+    rows, n_followed = np.full((len(different), n), -1, np.int32), np.zeros((len(different), n), np.int64)
+    rows[at], n_followed[at] = after[kept], counts[kept]
+    return different, rows, n_followed, totals
+
+
+def _pair_kinds(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """The kinds of tokens after two others, (c, n), by how many of the (c,) occurrences each of the (c, n) follows.
+
+    0: after the only one. Of two or three 1: a third at most, 2: more, 3: all. Of more 4 to 6 in the same way.
+    """
+    totals = totals[:, None]
+    kinds = 1 + 3 * (totals > 3) + (3 * counts > totals) + (counts == totals)
+    return np.where(totals == 1, 0, kinds)
