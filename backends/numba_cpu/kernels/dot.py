@@ -15,11 +15,12 @@ from llvmlite import ir
 from augury.backends.numba_cpu.kernels.simd import I1, I8, I16, I16X32, I32, I32X16, U8X64, call, constant
 
 _U8X32, _I16X16, _I32X8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-_I32X4 = ir.VectorType(I32, 4)
 
 
 def _cut(b: ir.IRBuilder, vector: ir.Value, n_parts: int) -> list[ir.Value]:
     """Cut a vector into parts of equal size, the lowest lanes first."""
+    if n_parts == 1:
+        return [vector]
     size = vector.type.count // n_parts
     mask = ir.VectorType(I32, size)
     starts = range(0, vector.type.count, size)
@@ -75,19 +76,16 @@ class Dot:
         return total
 
 
-class Avx512VnniDot(Dot):
-    """One instruction for 64 products."""
+class InstructionDot(Dot):
+    """Products by an instruction, which takes an `n_parts`-th of a vector."""
+
+    def __init__(self, bits: int, name: str, n_parts: int) -> None:
+        super().__init__(bits)
+        self.name, self.n_parts = name, n_parts
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, operand, columns)
-
-
-class AvxVnniDot(Dot):
-    """One instruction for 32 products."""
-
-    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        parts = zip(_cut(b, total, 2), _cut(b, operand, 2), _cut(b, columns, 2), strict=True)
-        return _join(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", _I32X8, *part) for part in parts])
+        parts = zip(*(_cut(b, each, self.n_parts) for each in (total, operand, columns)), strict=True)
+        return _join(b, [call(b, self.name, part[0].type, *part) for part in parts])
 
 
 class Avx2Dot(Dot):
@@ -132,7 +130,7 @@ class Avx2Dot(Dot):
         return b.add(whole, _join(b, halves))
 
 
-class NeonDot(Dot):
+class NeonDot(InstructionDot):
     """Products of signed bytes (sdot), in which weights of up to 7 bits have the same value as unsigned."""
 
     @property
@@ -141,10 +139,6 @@ class NeonDot(Dot):
 
     def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
         return _signed(b, weights) if self.takes_128 else weights
-
-    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        parts = zip(_cut(b, total, 4), _cut(b, operand, 4), _cut(b, columns, 4), strict=True)
-        return _join(b, [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, *part) for part in parts])
 
 
 def look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
@@ -161,7 +155,7 @@ def look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
 
     def emit(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
         repeated = ir.Constant(llvm, list(table) * (llvm.count // len(table)))
-        parts = _cut(b, indices, 64 // llvm.count) if llvm.count < 64 else [indices]
+        parts = _cut(b, indices, 64 // llvm.count)
         return _join(b, [call(b, name, llvm, repeated, part) for part in parts])
 
     return emit

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import llvmlite.binding
 from attrs import frozen
 from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels.dot import Avx2Dot, Avx512VnniDot, AvxVnniDot, Dot, NeonDot, look_up, look_up_by
+from augury.backends.numba_cpu.kernels.dot import Avx2Dot, Dot, InstructionDot, NeonDot, look_up, look_up_by
 from augury.backends.numba_cpu.kernels.simd import I8, U8X64
 from augury.backends.numba_cpu.tiles import LEAST_FOR_TILES, permission
 from augury.errors import OptionError
@@ -43,22 +43,28 @@ class InstructionSet:
 
 _WIDE = {"packed": (8, 7, 6, 5, 4, 3, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
 _NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
+
+
+def _vpdpbusd(n_bits: int) -> Callable[[int], Dot]:
+    return partial(InstructionDot, name=f"llvm.x86.avx512.vpdpbusd.{n_bits}", n_parts=512 // n_bits)
+
+
+_AVX512 = _vpdpbusd(512), look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), *_WIDE
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first. Products of quantised weights are by tiles of bfloat16 where `amx.TILES` has the name, see there.
 ISAS = {
     "amx": InstructionSet(
         frozenset({"amx-tile", "amx-bf16", "avx512bf16", "avx512fp16", "avx512vnni", "avx512bw"}),
-        Avx512VnniDot,
-        look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64),
-        *_WIDE,
+        *_AVX512,
     ),
-    "avx512vnni": InstructionSet(
-        frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), *_WIDE
-    ),
-    "avxvnni": InstructionSet(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, *_NARROW),
+    "avx512vnni": InstructionSet(frozenset({"avx512vnni", "avx512bw"}), *_AVX512),
+    "avxvnni": InstructionSet(frozenset({"avxvnni", "avx2"}), _vpdpbusd(256), _pshufb, *_NARROW),
     "avx2": InstructionSet(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, *_NARROW),
     "neondot": InstructionSet(
-        frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), *_NARROW
+        frozenset({"dotprod"}),
+        partial(NeonDot, name="llvm.aarch64.neon.sdot.v4i32.v16i8", n_parts=4),
+        look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)),
+        *_NARROW,
     ),
     "generic": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
 }

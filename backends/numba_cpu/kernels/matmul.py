@@ -44,47 +44,27 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
         simd.store_f32(y + t * ldy * 4 + VECTOR, simd.load_f32(sums + t * _SUM_BYTES + VECTOR))
 
 
-def quantised_matmul(fmt: Format, isa: str) -> Any:
-    """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
-    kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_16"]
-    block_lines, distance = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR)), _CHUNK // unit_blocks * unit_bytes
-
-    def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
-        n_blocks = n_cols // BLOCK
-        sums = scratch + _SUMS
-        for p in range(p0, p1):
-            _clear(sums, n)
-            unit = w + p * (n_blocks // unit_blocks) * unit_bytes
-            for k in range(0, n_blocks, _CHUNK):
-                here = min(_CHUNK, n_blocks - k)
-                columns, ahead = x + k * n * token, unit + distance  # the end of a panel fetches for the next one, too
-                if n <= _FUSED_TOKENS:
-                    multiply(kind, isa, "packed", unit, columns, sums, n, here, ahead, block_lines)
-                else:
-                    unpack(kind, isa, unit, here, scratch)
-                    multiply(kind, isa, "scratch", scratch, columns, sums, n, here, ahead, block_lines)
-                unit += here // unit_blocks * unit_bytes
-            _write(sums, y + p * _SUM_BYTES, n, ldy)
-
-    return kernel(matmul, f"matmul_{fmt.kind}_{isa}")
-
-
-def float_matmul(fmt: Format, isa: str) -> Any:
-    """Make the kernel for float weights; its arguments are those of `MatmulKernel.matmul`."""
-    kind, unit_bytes, token = fmt.kind, fmt.unit_bytes, ACTIVATION_BYTES["f32"]
-    block_lines = fmt.unit_bytes // VECTOR
+def byte_matmul(fmt: Format, isa: str) -> Any:
+    """Make the kernel for a weight type, by byte dot products or by floats; arguments are those of `MatmulKernel.matmul`."""
+    kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES[fmt.activation]
+    chunk, block_lines = _FLOAT_CHUNK if fmt.float_bytes else _CHUNK, -(-unit_bytes // (unit_blocks * VECTOR))
+    distance, is_float = chunk // unit_blocks * unit_bytes, bool(fmt.float_bytes)
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
         sums = scratch + _SUMS
         for p in range(p0, p1):
             _clear(sums, n)
-            unit = w + p * n_blocks * unit_bytes
-            for k in range(0, n_blocks, _FLOAT_CHUNK):
-                here = min(_FLOAT_CHUNK, n_blocks - k)
-                ahead = unit + _FLOAT_CHUNK * unit_bytes
-                multiply(kind, isa, "packed", unit, x + k * n * token, sums, n, here, ahead, block_lines)
-                unit += here * unit_bytes
+            unit = w + p * (n_blocks // unit_blocks) * unit_bytes
+            for k in range(0, n_blocks, chunk):
+                here = min(chunk, n_blocks - k)
+                columns, ahead = x + k * n * token, unit + distance  # the end of a panel fetches for the next one, too
+                if is_float or n <= _FUSED_TOKENS:
+                    multiply(kind, isa, "packed", unit, columns, sums, n, here, ahead, block_lines)
+                else:
+                    unpack(kind, isa, unit, here, scratch)
+                    multiply(kind, isa, "scratch", scratch, columns, sums, n, here, ahead, block_lines)
+                unit += here // unit_blocks * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
     return kernel(matmul, f"matmul_{fmt.kind}_{isa}")
@@ -129,10 +109,10 @@ def matmul_kernels(kinds: Iterable[str], isa: str | None = None) -> dict[str, Ma
 @cache
 def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
-    if isa in TILES and kind in WEIGHT_PARTS:
-        return MatmulKernel(kind, "bf16x2", tile_matmul(fmt, isa), bfloat16_cut(isa), float_embed(fmt))
-    if fmt.float_bytes:
-        return MatmulKernel(kind, fmt.activation, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
-    if isa in TILES:
-        return MatmulKernel(kind, "bf16", tile_matmul(fmt, isa), bfloat16_quantize(isa), quantised_embed(fmt))
-    return MatmulKernel(kind, fmt.activation, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt))
+    embed, by_tiles = (float_embed if fmt.float_bytes else quantised_embed)(fmt), isa in TILES
+    if by_tiles and kind in WEIGHT_PARTS:
+        return MatmulKernel(kind, "bf16x2", tile_matmul(fmt, isa), bfloat16_cut(isa), embed)
+    if by_tiles and not fmt.float_bytes:
+        return MatmulKernel(kind, "bf16", tile_matmul(fmt, isa), bfloat16_quantize(isa), embed)
+    quantize = quantize_f32 if fmt.float_bytes else quantize_q8_16
+    return MatmulKernel(kind, fmt.activation, byte_matmul(fmt, isa), quantize, embed)
