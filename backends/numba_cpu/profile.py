@@ -55,7 +55,7 @@ def limits(team: Team, isa: str) -> Limits:
     place, n_rounds = scratch.ctypes.data, _MULTIPLY_ADDS // probe.multiply_adds(isa)
     reading = record_of(probe.read, memory=memory.ctypes.data, size=n_read, scratch=place)
     multiplying = record_of(probe.multiply_kernel(isa), n_rounds=n_rounds, scratch=place)
-    read_s, multiply_s = (min(_seconds(team, each[None]) for _ in range(_REPETITIONS)) for each in (reading, multiplying))
+    read_s, multiply_s = (min(_seconds(team, each) for _ in range(_REPETITIONS)) for each in (reading, multiplying))
     return Limits(n_read / read_s, n_threads * _MULTIPLY_ADDS / multiply_s)
 
 

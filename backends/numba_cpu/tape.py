@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -109,15 +110,17 @@ class Program:
     """A tape to run: its records, and the entries that are written before every pass.
 
     Attributes:
-        records: (n_records, 16) int64, see `kernels/team.py`.
+        records: (n,) int64, see `kernels/team.py`.
+        starts: Where in it each record begins.
         works: The work of each record.
         logits: (m,) `step.Entry` of the output matrix, where the address of the logits is to be put.
         places: (m,) int64, the offset of each entry from that address, in bytes; or 0.
-        features: Which record copies which feature.
-        hidden: Which record copies the hidden states that x is to begin with, if any does.
+        features: Where the record begins that copies a feature.
+        hidden: Where the one begins that copies the hidden states that x is to begin with, if any does.
     """
 
     records: np.ndarray = field(repr=False)
+    starts: Sequence[int] = field(repr=False)
     works: list[Work] = field(repr=False)
     logits: np.ndarray = field(repr=False)
     features: Mapping[str, int]
@@ -131,9 +134,9 @@ class Program:
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
         """Itself, with the places of hidden states and of features, (n, E) float32 each: the rows from `start` on."""
         if hidden is not None:
-            view(self.records[self.hidden], step.CopyRows)["x"]["address"] = hidden[start:].ctypes.data
+            view(self.records[self.hidden :], step.CopyRows)["x"]["address"] = hidden[start:].ctypes.data
         for name, values in features.items():
-            view(self.records[self.features[name]], step.CopyRows)["y"]["address"] = values[start:].ctypes.data
+            view(self.records[self.features[name] :], step.CopyRows)["y"]["address"] = values[start:].ctypes.data
         return self
 
 
@@ -173,7 +176,10 @@ class Tape:
         """The written tape; a pass is over when every thread is through, so a barrier ends it."""
         if self._rows:
             self._rows[-1][1] = 1
-        return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
+        starts = [0, *accumulate(map(len, self._rows))]
+        features = {name: starts[i] for name, i in self._features.items()}
+        records = np.concatenate([np.empty(0, np.int64), *self._rows])
+        return Program(records, starts[:-1], self._works, self.logits, features, starts[self._hidden])
 
     def take_hidden(self, to: Rows) -> None:
         """Write that `Program.at` will give the address of rows."""

@@ -54,14 +54,14 @@ class Team:
             threads.append(thread)
 
     def run(self, tape: np.ndarray) -> None:
-        """Run a tape (n_records, 16) int64 to its end."""
+        """Run a tape (n,) int64 to its end."""
         if self._cores and self._leader != threading.get_ident():
             self._leader = threading.get_ident()
             os.sched_setaffinity(0, {self._cores[0]})
         if tape is not self._tape:
             self._tape = tape
             self.state[kernels.TAPE // 8] = tape.ctypes.data
-            self.state[kernels.N_RECORDS // 8] = len(tape)
+            self.state[kernels.TAPE_END // 8] = tape.ctypes.data + tape.nbytes
         kernels.lead(self.address)  # from here to its end no signal is handled
 
     def close(self) -> None:

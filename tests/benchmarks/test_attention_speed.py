@@ -6,7 +6,6 @@ import pytest
 from augury.backends.numba_cpu.kernels import attention_layer, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
-from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.attention import NO_LISTS
 from augury.backends.numba_cpu.packing import aligned
 from augury.backends.numba_cpu.tape import Place
@@ -38,32 +37,30 @@ def test_attention(benchmark, kind, shape, n):
     q, out = rng.standard_normal((n, n_heads * d), dtype=np.float32), np.zeros((n, n_heads * d), np.float32)
     positions, run = np.arange(DEPTH - n, DEPTH), np.array([0, n, 0, 0])
 
-    layers = table(
-        [
-            attention_layer.AttentionLayer(
-                q=Place(q.ctypes.data, n_heads * d),
-                out=out.ctypes.data,
-                d=d,
-                dv=d,
-                value_row=d,
-                n_heads=n_heads,
-                n_kv_heads=n_groups,
-                keys=memory.ctypes.data + 2 * size * i,
-                values=memory.ctypes.data + 2 * size * i + size,
-                n_rows=DEPTH,
-                scale=d**-0.5,
-                window=1 << 40,
-                **dict.fromkeys(("chunk", "sinks", "bend", "slopes"), 0),
-                cap=0.0,
-                parts=parts.ctypes.data,
-                counts=counts.ctypes.data,
-                lists=NO_LISTS,
-            )
-            for i in range(n_layers)
-        ]
-    )
-    records = [team.record_of(attend_kernel(kind, kind), layer=layers[i:].ctypes.data) for i in range(n_layers)]
-    tape = np.array(records, np.int64)
+    layers = [
+        attention_layer.AttentionLayer(
+            q=Place(q.ctypes.data, n_heads * d),
+            out=out.ctypes.data,
+            d=d,
+            dv=d,
+            value_row=d,
+            n_heads=n_heads,
+            n_kv_heads=n_groups,
+            keys=memory.ctypes.data + 2 * size * i,
+            values=memory.ctypes.data + 2 * size * i + size,
+            n_rows=DEPTH,
+            scale=d**-0.5,
+            window=1 << 40,
+            **dict.fromkeys(("chunk", "sees_run", "sinks", "adjust_scores", "slopes"), 0),
+            cap=0.0,
+            parts=parts.ctypes.data,
+            counts=counts.ctypes.data,
+            lists=NO_LISTS,
+        )
+        for i in range(n_layers)
+    ]
+    records = [team.record_of(attend_kernel(kind, kind), layer=layer) for layer in layers]
+    tape = np.concatenate(records)
     threads = Team(N_THREADS)
     state = {
         team.POSITIONS: positions.ctypes.data,

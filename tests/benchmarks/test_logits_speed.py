@@ -56,8 +56,8 @@ def test_the_best_tokens_are_found_after_a_product(benchmark, output, n):
     entries = table([entry])
     of_both = {"entries": entries.ctypes.data, "n_panels": output.n_panels}
     tapes = {
-        "plain": team.record_of(step.multiply, **of_both)[None],
-        "noting": team.record_of(logits.multiply_logits, **of_both, width=width, cap_logits=0, cap=0.0)[None],
+        "plain": team.record_of(step.multiply, **of_both),
+        "noting": team.record_of(logits.multiply_logits, **of_both, width=width, cap_logits=0, cap=0.0),
     }
     threads, every = Team(THREADS), np.arange(n, dtype=np.int32)
     for field, value in {

@@ -162,7 +162,7 @@ def test_a_stage_wants_hidden_states_and_has_no_logits():
         )
         assert first.forward(run_of([1])).rows().shape == (1, 0)
         for program in [first._lowering.program(n, None, ("layer.0",)) for n in (1, 3)] if name == "numba-cpu" else ():
-            assert program.records[-1, 1], "a barrier ends every pass, or the next one would overtake threads"
+            assert program.records[program.starts[-1] + 1], "a barrier ends every pass, or the next one would overtake threads"
         assert list(first.features) == ["embedding", "layer.0"]
         with pytest.raises(OptionError, match="hidden states for a pass from layer 0 on are missing"):
             last.forward(run_of([1]))

@@ -64,7 +64,7 @@ class AttentionLayer:
 
 @struct
 class Attend(Record):
-    layer: Any = pointer_to(AttentionLayer)
+    layer: Any = nested(AttentionLayer)
 
 
 def scratch_bytes(key_dim: int, value_dim: int) -> int:

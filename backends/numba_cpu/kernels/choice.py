@@ -19,7 +19,7 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, sum_lanes, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
-from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.struct import nested, struct
 
 f32 = np.float32
 
@@ -48,7 +48,7 @@ class ChoiceTable:
 class Choose(team.Record):
     """Operands of kernels that score, and of `choose`."""
 
-    choice: Any = pointer_to(ChoiceTable)
+    choice: Any = nested(ChoiceTable)
 
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.

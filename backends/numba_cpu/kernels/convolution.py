@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, load_f32, splat_f32, store_f32, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     SEGMENTS,
@@ -52,7 +52,7 @@ class ConvolutionLayer:
 
 @struct
 class Convolve(Record):
-    layer: int = pointer_to(ConvolutionLayer)
+    layer: Any = nested(ConvolutionLayer)
 
 
 def scratch_bytes(size: int, n_aside: int) -> int:

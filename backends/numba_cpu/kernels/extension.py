@@ -38,7 +38,6 @@ from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     N_TOKENS,
     POSITIONS,
-    RECORD_BYTES,
     SEGMENTS,
     SLOTS,
     Record,
@@ -48,21 +47,11 @@ from augury.backends.numba_cpu.kernels.team import (
     row_of,
     segments_at,
 )
-from augury.errors import PluginError
 from augury.lowering import source_key
 
 
 def kernel(function: Callable[..., None] | None = None, **structs: type) -> Any:
-    """Compile a package's function, whose name its file has once, again whenever that file changes; see `jit.kernel`.
-
-    Raises:
-        PluginError: Its record is too long for a tape.
-    """
+    """Compile a package's function, whose name its file has once, again whenever that file changes; see `jit.kernel`."""
     if function is None:
         return partial(kernel, **structs)
-    if "record" in structs and (n := dtype(structs["record"]).itemsize // 8) > RECORD_BYTES // 8:
-        raise PluginError(
-            f"the record of kernel {function.__name__} has {n} numbers, expected {RECORD_BYTES // 8} at most; keep some in a "
-            "struct of their own, which it points to (`pointer_to`)"
-        )
     return jit.kernel(function, f"{function.__name__}_{source_key(function)}", **structs)

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, copy_row, scratch_of, share
-from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, ThreadRows, row_of
 
 
@@ -45,7 +45,7 @@ class LatentLayer:
 class PrepareLatents(Record):
     """Operands of the kernel that `prepare_kernel` makes."""
 
-    layer: Any = pointer_to(LatentLayer)
+    layer: Any = nested(LatentLayer)
 
 
 @struct
@@ -68,7 +68,7 @@ class HeadMatrices:
 
 @struct
 class QuantizeHeads(Record):
-    heads: Any = pointer_to(HeadMatrices)
+    heads: Any = nested(HeadMatrices)
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
     x: Any = nested(StridedRows)  # float32
     head_dim: int  # floats from one head to the next
@@ -77,7 +77,7 @@ class QuantizeHeads(Record):
 
 @struct
 class MultiplyHeads(Record):
-    heads: Any = pointer_to(HeadMatrices)
+    heads: Any = nested(HeadMatrices)
 
 
 @struct

@@ -23,7 +23,7 @@ from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import (
     N_SEGMENTS,
     SEGMENTS,
@@ -80,7 +80,7 @@ class RecurrenceLayer:
 class Recur(Record):
     """Operands of `recurrence_kernel`'s kernels and of `keep`."""
 
-    layer: int = pointer_to(RecurrenceLayer)
+    layer: Any = nested(RecurrenceLayer)
 
 
 def block_bytes(key_dim: int) -> int:

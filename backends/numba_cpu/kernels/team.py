@@ -1,6 +1,6 @@
 """Threads that compute a tape together.
 
-A tape is an array of records of 16 int64, each a struct that begins as `Record` does and goes on with the kernel's operands.
+A tape is an array of int64: records, each a struct that begins as `Record` does and goes on with the kernel's operands.
 Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
 
 `state` is an array of int64 that the threads share; words that several threads write are on cache lines of their own.
@@ -20,17 +20,16 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import machine
 from augury.backends.numba_cpu.kernels.jit import address, helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
-from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct, table
+from augury.backends.numba_cpu.kernels.struct import dtype, pointer_maker, struct, table
 
 # Offsets into the state, in bytes.
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
-TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS, SEQUENCES = (320 + 8 * field for field in range(8))
+TAPE, TAPE_END, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS, SEQUENCES = (320 + 8 * field for field in range(8))
 TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 + 8 * field for field in range(8))
 # One line per thread: whether it sleeps; the files that it reads and others write to wake it; its core; in how many waits it is
 # not to yield.
 OWN = 448
 READ, WRITE, CORE, WARY = 8, 16, 24, 32
-RECORD_BYTES = 128
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
@@ -46,6 +45,7 @@ class Record:
 
     kernel: int  # address
     waits: bool  # whether a barrier follows
+    n_bytes: int  # of the record
 
 
 @struct
@@ -75,10 +75,10 @@ class StridedRows:
 
 
 def record_of(computes: Any, **fields: Any) -> np.ndarray:
-    """The record of a kernel, (16,) int64: a barrier follows unless its field `is_private` says otherwise."""
-    written = computes.structs["record"](kernel=address(computes), waits=not fields.get("is_private", False), **fields)
-    record = table([written]).view(np.int64)
-    return np.append(record, np.zeros(RECORD_BYTES // 8 - len(record), np.int64))
+    """The record of a kernel, (n,) int64: a barrier follows unless its field `is_private` says otherwise."""
+    kind = computes.structs["record"]
+    begin = {"kernel": address(computes), "waits": not fields.get("is_private", False), "n_bytes": dtype(kind).itemsize}
+    return table([kind(**begin, **fields)]).view(np.int64)
 
 
 record_at = pointer_maker(Record)
@@ -180,17 +180,20 @@ def barrier(state, thread, n_threads):
 @helper
 def run_tape(state, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
-    n_threads = get_i64(state + N_THREADS)
-    record, times = record_at(get_i64(state + TAPE)), get_i64(state + TIMES)
+    n_threads, place, end = get_i64(state + N_THREADS), get_i64(state + TAPE), get_i64(state + TAPE_END)
+    times = get_i64(state + TIMES)
     if times != 0 and thread == 0:
         put_i64(times, machine.nanoseconds())
-    for index in range(get_i64(state + N_RECORDS)):
+    while place < end:
+        record = record_at(place)
         machine.invoke(record.kernel, (record, state, thread, n_threads))
         if record.waits != 0:
             barrier(state, thread, n_threads)
-        record = record_at(record + RECORD_BYTES)
-        if times != 0 and thread == 0:
-            put_i64(times + 8 * (index + 1), machine.nanoseconds())
+        place += record.n_bytes
+        if times != 0:
+            times += 8
+            if thread == 0:
+                put_i64(times, machine.nanoseconds())
 
 
 @kernel

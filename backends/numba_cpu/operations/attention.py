@@ -112,7 +112,7 @@ class AttendEmitter(OperationEmitter[Attend]):
         values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
         choice, n_ctx = operation.choice, self.scope.options.n_ctx
         lists = NO_LISTS if choice is None else list_places(choice, n_ctx, buffers)
-        layer = attention_layer.AttentionLayer(
+        self._layer = attention_layer.AttentionLayer(
             q=placed.at(operation.queries),
             out=placed.at(operation.out).address,
             d=keys.size,
@@ -135,7 +135,6 @@ class AttendEmitter(OperationEmitter[Attend]):
             counts=buffers["counts of attention"],
             lists=lists,
         )
-        self._layer = arena.keep(table([layer]), "scratch")
 
     def emit(self, tape: Tape) -> None:
         keys, values, n_heads = self._keys, self._values, self.operation.n_heads
@@ -248,7 +247,7 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
         size, n_heads, rows = 1, 0, CachedRows(address=0, row_bytes=0, n_rows=0)
         if keys is not None and operation.queries is not None:
             size, n_heads, rows = keys.size, operation.queries.width // keys.size, keys.rows
-        made = choice.ChoiceTable(
+        self._choice = choice.ChoiceTable(
             queries=NOWHERE if operation.queries is None else placed.at(operation.queries),
             weights=NOWHERE if weights is None else placed.at(weights),
             factor=1.0 / math.sqrt(size),
@@ -264,7 +263,6 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
             first_row=self.scope.caches[0].length,
             lists=list_places(operation.out, n_ctx, placed.buffers),
         )
-        self._choice = placed.arena.keep(table([made]), "scratch")
 
     def emit(self, tape: Tape) -> None:
         operation, keys = self.operation, self._keys

@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.memory import Arena, up
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.attention import place_steps, table_of
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
@@ -49,7 +49,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         norm, turn, turn_kept = (place_steps(each, placed.weights, placed.arena, self.scope.options.n_ctx) for each in steps)
         queries, latents, out = (placed.at(value) for value in (operation.queries, operation.latents, operation.out))
         self._head_dim = operation.queries.width // n_heads
-        layer = latent.LatentLayer(
+        self._layer = latent.LatentLayer(
             queries=queries,
             head_dim=self._head_dim,
             n_plain=operation.keys.n_in,
@@ -67,7 +67,6 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
             kept=cache.address,
             n_rows=cache.n_rows,
         )
-        self._layer = placed.arena.keep(table([layer]), "scratch")
         sharpening = Preparation(temperature=operation.temperature)
         factors = place_steps(sharpening, placed.weights, placed.arena, self.scope.options.n_ctx)
         part = head.HeadPart(x=queries, n_heads=n_heads, size=self._head_dim, steps=factors, **head.NOT_KEPT)
@@ -79,7 +78,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         if self._sharpens:
             operands = {"prepare_head": address(head.prepare_head), "parts": self._part, "n_heads": operation.keys.n}
             tape.add(Work("preparing heads"), head.prepare_heads, **operands)
-        keys = _quantise_heads(tape, placed.arena, operation.keys, queries, self._head_dim, (out.address, self._size))
+        keys = _quantise_heads(tape, operation.keys, queries, self._head_dim, (out.address, self._size))
         tape.add(Work("storing latents"), self._kernel, layer=self._layer)
         tape.waits = False  # the next record reads nothing of this one, or only rows that the same thread wrote
         _multiply_heads(tape, operation.keys, keys)
@@ -101,7 +100,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         part, placed = self.operation.matrices, self.placed
         x, to = placed.at(self.operation.x), placed.at(self.operation.out).address
         made = placed.buffers[_PRODUCTS] if self._is_padded else to
-        place = _quantise_heads(tape, placed.arena, part, x, x.stride // part.n, (made, self._padded))
+        place = _quantise_heads(tape, part, x, x.stride // part.n, (made, self._padded))
         _multiply_heads(tape, part, place)
         if self._is_padded:
             rows = {"x": Place(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
@@ -116,12 +115,11 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         return self._padded != self.operation.matrices.n_out
 
 
-def _quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: Place, head_dim: int, y: tuple[int, int]) -> int:
-    """Write the records before products of heads; returns the address of the products' operands.
+def _quantise_heads(tape: Tape, part: Matrices, x: Place, head_dim: int, y: tuple[int, int]) -> latent.HeadMatrices:
+    """Write the records before products of heads; returns the products' operands.
 
     Args:
         tape: To write on.
-        arena: Keeps the operands.
         part: A matrix for each head.
         x: The rows of heads.
         head_dim: Floats from one head to the next.
@@ -130,7 +128,7 @@ def _quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: Place, head_dim
     weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
     matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
     activation = weights.activation(part)
-    matrices = latent.HeadMatrices(
+    heads = latent.HeadMatrices(
         kernel=weights.address(matrix.kind, "matmul"),
         matrix=matrix.address,
         n_cols=part.n_in,
@@ -144,15 +142,14 @@ def _quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: Place, head_dim
         head_y=head_y,
         n_heads=part.n,
     )
-    place = arena.keep(table([matrices]), "scratch")
-    quantize = {"heads": place, "quantize": weights.address(matrix.kind, "quantize"), "x": x, "head_dim": head_dim}
+    quantize = {"heads": heads, "quantize": weights.address(matrix.kind, "quantize"), "x": x, "head_dim": head_dim}
     tape.add(Work("quantising activations"), latent.quantize_heads, **quantize, is_private=private)
-    return place
+    return heads
 
 
-def _multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
+def _multiply_heads(tape: Tape, part: Matrices, heads: latent.HeadMatrices) -> None:
     """Write the products of heads with their matrices."""
     matrix = tape.weights.matrix(part)
     n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
     work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
-    tape.add(work, latent.multiply_heads, heads=place)
+    tape.add(work, latent.multiply_heads, heads=heads)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
-from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
@@ -33,7 +32,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
         operation = self.operation
         before, after = (0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after))
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
-        self._records = []
+        self._layers = []
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
             padded = np.zeros((len(taps), up(conv.n_channels, 16)), np.float32)
@@ -52,14 +51,14 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
                 state=placed.states[state],
                 n_aside=placed.n_aside,
             )
-            self._records.append(placed.arena.keep(table([layer]), "scratch"))
+            self._layers.append(layer)
 
     def emit(self, tape: Tape) -> None:
         self.emit_states(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        for record in self._records:
-            tape.add(Work("convolution"), convolution.convolve, layer=record)
+        for layer in self._layers:
+            tape.add(Work("convolution"), convolution.convolve, layer=layer)
 
 
 class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
@@ -152,7 +151,7 @@ class RecurEmitter(OperationEmitter[Recur]):
         if recur.a is not None:
             a = _floats(recur.a, placed).reshape(heads.n_heads * heads.value_dim, -1)
             by_channel = placed.arena.keep(_by_block(a), "weights")
-        layer = recurrence.RecurrenceLayer(
+        self._layer = recurrence.RecurrenceLayer(
             x=layout.row(recur.keys, placed.buffers),
             y=placed.at(recur.out),
             heads=heads,
@@ -168,7 +167,6 @@ class RecurEmitter(OperationEmitter[Recur]):
             table=by_channel,
             decayed_at=4 * layout.decayed(recur.keys),
         )
-        self._layer = placed.arena.keep(table([layer]), "scratch")
 
     def emit(self, tape: Tape) -> None:
         """Write that drafted tokens are kept aside once all threads have taken in those before."""

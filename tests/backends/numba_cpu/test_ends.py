@@ -48,6 +48,7 @@ def test_threads_wait_before_anyone_writes_rows_that_all_read(name, change, expe
     plan = change(plan_of(file, Registry.discover()))
     model = NumbaCpu(NumbaCpuOptions()).load(file, plan, ModelOptions(n_slots=1, n_ctx=16, threads=2), Progress())
     program = model._lowering.program(1)
-    found = [(work.name.split(" (")[0], bool(waits)) for work, waits in zip(program.works, program.records[:, 1], strict=True)]
+    waits = [bool(program.records[start + 1]) for start in program.starts]
+    found = [(work.name.split(" (")[0], each) for work, each in zip(program.works, waits, strict=True)]
     model.close()
     assert found[: len(expected)] == expected

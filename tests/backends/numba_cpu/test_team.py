@@ -47,7 +47,7 @@ def count_late(record, state, thread, n_threads):
 
 def tape_of(counts, n_records, late_ns):
     places = counts.ctypes.data + 8 * np.arange(n_records)
-    return np.array([record_of(count_late, count=count, number=n, late_ns=late_ns) for n, count in enumerate(places)])
+    return np.concatenate([record_of(count_late, count=count, number=n, late_ns=late_ns) for n, count in enumerate(places)])
 
 
 @pytest.fixture(params=[1, 2, 3, 7])
