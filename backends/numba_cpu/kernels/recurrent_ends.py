@@ -22,76 +22,54 @@ SILU, SIGMOID, SOFTPLUS = range(3)
 
 @struct
 class Decay(Record):
-    """Operands of `decay`. Addresses are 0 where there is no such thing."""
+    """Operands of `decay`. Addresses are 0 where there is no such thing; places are bytes from the beginning of a row on."""
 
-    rows: Any = nested(StridedRows)  # float32, where decays and betas go
+    rows: Any = nested(StridedRows)  # float32, where results go; with keys, where decays are by key
     t: Any = nested(StridedRows)  # (n, size) float32
-    b: Any = nested(StridedRows)  # likewise
+    b: Any = nested(StridedRows)  # (n, n_betas) float32
     dt: int  # (size,) float32, address
     a: int  # likewise
-    size: int
-    decays_at: int  # bytes of a row before these
+    size: int  # heads, channels, or keys of all heads
+    n_betas: int
+    decays_at: int
     betas_at: int
+    keys_at: int
+    products_at: int  # of keys with their decays; 0: decays are not by key
+    floor: float  # 0: none
 
 
 @kernel(record=Decay)
 def decay(record, state, thread, n_threads):
-    """Decays exp(a * s), s = softplus(t + dt), and betas of all tokens: sigmoid(b), or s."""
-    size = record.size
-    n_blocks = (size + 15) // 16
-    n_items = get_i64(state + N_TOKENS) * n_blocks
-    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        i = item // n_blocks
-        block = item - i * n_blocks
-        at, left = 64 * block, size - 16 * block
-        row = row_of(record.rows, i)
-        step = load_part(row_of(record.t, i) + at, left)
-        if record.dt != 0:
-            step = add(step, load_part(record.dt + at, left))
-        step = softplus(step)
-        if record.a != 0:
-            store_part(row + record.decays_at + at, exponential(mul(step, load_part(record.a + at, left))), left)
-        if record.b.address != 0:
-            step = sigmoid(load_part(row_of(record.b, i) + at, left))
-        store_part(row + record.betas_at + at, step, left)
+    """Decays exp(a * s), s = softplus(t + dt), or exp(floor * sigmoid(a * t)); and betas of all tokens: sigmoid(b), or s.
 
-
-@struct
-class DecayKeys(Record):
-    rows: Any = nested(StridedRows)  # float32, with keys, and room for the results
-    t: Any = nested(StridedRows)  # (n, size) float32
-    b: Any = nested(StridedRows)  # (n, n_heads) float32
-    a: int  # (size,) float32, address
-    size: int  # keys of all heads
-    n_heads: int
-    keys_at: int  # bytes of a row before these
-    decays_at: int
-    products_at: int
-    betas_at: int
-    floor: float  # 0: none
-
-
-@kernel(record=DecayKeys)
-def decay_keys(record, state, thread, n_threads):
-    """Decays by key of all tokens, their keys times these, and betas sigmoid(b).
-
-    A decay is exp(a * softplus(t)), or exp(floor * sigmoid(a * t)).
+    Where decays are by key, also keys times these.
     """
-    size, n_heads, floor = record.size, record.n_heads, record.floor
+    size, floor = record.size, record.floor
     n_blocks = (size + 15) // 16
     n_items = get_i64(state + N_TOKENS) * n_blocks
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         i = item // n_blocks
         block = item - i * n_blocks
         row, at, left = row_of(record.rows, i), 64 * block, size - 16 * block
-        step, factor = load_part(row_of(record.t, i) + at, left), load_part(record.a + at, left)
-        step = mul(factor, softplus(step)) if floor == 0.0 else mul(splat_f32(f32(floor)), sigmoid(mul(factor, step)))
-        step = exponential(step)
-        store_part(row + record.decays_at + at, step, left)
-        store_part(row + record.products_at + at, mul(step, load_part(row + record.keys_at + at, left)), left)
-        if 16 * block < n_heads:
-            beta = sigmoid(load_part(row_of(record.b, i) + at, n_heads - 16 * block))
-            store_part(row + record.betas_at + at, beta, n_heads - 16 * block)
+        step = load_part(row_of(record.t, i) + at, left)
+        if record.dt != 0:
+            step = add(step, load_part(record.dt + at, left))
+        if floor == 0.0:
+            step = softplus(step)
+        if record.a != 0:
+            exponent = mul(load_part(record.a + at, left), step)
+            if floor != 0.0:
+                exponent = mul(splat_f32(f32(floor)), sigmoid(exponent))
+            decays = exponential(exponent)
+            store_part(row + record.decays_at + at, decays, left)
+            if record.products_at != 0:
+                products = mul(decays, load_part(row + record.keys_at + at, left))
+                store_part(row + record.products_at + at, products, left)
+        left = record.n_betas - 16 * block
+        if left > 0:
+            if record.b.address != 0:
+                step = sigmoid(load_part(row_of(record.b, i) + at, left))
+            store_part(row + record.betas_at + at, step, left)
 
 
 @struct

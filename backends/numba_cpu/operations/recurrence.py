@@ -85,54 +85,35 @@ class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
         return (self.operation.x,)
 
 
-class DecayEmitter(OperationEmitter[Decay]):
-    """Makes decays and betas of heads, or of channels; see `recurrent_ends.decay`."""
+class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
+    """Makes decays and betas of heads, or of channels, or decays by key, keys times these, and betas."""
 
     kernels = (recurrent_ends.decay,)
 
     def place(self, placed: Placed) -> None:
-        operation = self.operation
+        operation, layout, column = self.operation, placed.layout, placed.layout.column
         *decays, betas = operation.out
-        decays_at, betas_at = (4 * placed.layout.column(value) for value in (*(decays or [betas]), betas))
+        own = {"dt": 0, "keys_at": 0, "products_at": 0, "floor": 0.0}
+        if isinstance(operation, DecayByKey):
+            a = placed.arena.keep(np.repeat(_floats(operation.a, placed), operation.key_dim), "weights")
+            places = {"keys_at": 4 * column(operation.keys), "products_at": 4 * layout.decayed(betas)}
+            own |= {**places, "floor": operation.floor or 0.0}
+        else:
+            a, own["dt"] = _kept(operation.a, placed), _kept(operation.dt, placed)
         self._fields = {
-            "rows": placed.layout.row(betas, placed.buffers),
+            "rows": layout.row(betas, placed.buffers),
             "t": placed.at(operation.t),
             "b": Place(0, 0) if operation.b is None else placed.at(operation.b),
-            "dt": _kept(operation.dt, placed),
-            "a": _kept(operation.a, placed),
+            "a": a,
             "size": operation.t.width,
-            "decays_at": decays_at,
-            "betas_at": betas_at,
+            "n_betas": betas.width,
+            "decays_at": 4 * column(decays[0]) if decays else 0,
+            "betas_at": 4 * column(betas),
+            **own,
         }
 
     def emit(self, tape: Tape) -> None:
         tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
-
-
-class DecayByKeyEmitter(OperationEmitter[DecayByKey]):
-    """Makes decays by key, keys times these, and betas; see `recurrent_ends.decay_keys`."""
-
-    kernels = (recurrent_ends.decay_keys,)
-
-    def place(self, placed: Placed) -> None:
-        operation, layout = self.operation, placed.layout
-        decays, betas = operation.out
-        self._fields = {
-            "rows": layout.row(decays, placed.buffers),
-            "t": placed.at(operation.t),
-            "b": placed.at(operation.b),
-            "a": placed.arena.keep(np.repeat(_floats(operation.a, placed), operation.key_dim), "weights"),
-            "size": operation.t.width,
-            "n_heads": operation.b.width,
-            "keys_at": 4 * layout.column(operation.keys),
-            "decays_at": 4 * layout.column(decays),
-            "products_at": 4 * layout.decayed(decays),
-            "betas_at": 4 * layout.column(betas),
-            "floor": operation.floor or 0.0,
-        }
-
-    def emit(self, tape: Tape) -> None:
-        tape.add(Work("decays"), recurrent_ends.decay_keys, **self._fields)
 
 
 class RecurEmitter(OperationEmitter[Recur]):
