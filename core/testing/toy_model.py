@@ -96,7 +96,10 @@ class ToyModel(Model):
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """The logits after `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time others."""
-        return self._of(self._follow(tokens), n_layers)
+        if (tokens < 0).any():
+            raise AuguryError(f"the token at position {len(tokens) - 1} follows positions that hold nothing")
+        repeated = tokens[-self._period] if self._period is not None and len(tokens) >= self._period else None
+        return self._logits(_bytes(tokens), repeated, n_layers)
 
     # What is held of a text: all of it. Other models hold something else.
 
@@ -126,10 +129,7 @@ class ToyModel(Model):
 
     def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
         """The logits."""
-        if (held < 0).any():
-            raise AuguryError(f"the token at position {len(held) - 1} follows positions that hold nothing")
-        repeated = held[-self._period] if self._period is not None and len(held) >= self._period else None
-        return self._logits(self._seen(held), repeated, n_layers)
+        return self.logits(held, n_layers=n_layers)
 
     def _is_nextn(self, batch: Batch) -> bool:
         return batch.layers is not None and batch.layers[1] > self.info.n_layers

@@ -47,6 +47,9 @@ class ToyRecurrentModel(ToyModel):
         n_bytes = self.state[0].nbytes + self.conv[0].nbytes
         self.state_spec = StateSpec(n_slots, n_ctx, 8 if is_hybrid else 0, n_bytes, can_keep_aside)
 
+    def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
+        return self._of(self._follow(tokens), n_layers)
+
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         return [self.cells[slot, :n], *self._nextn_memory(slot, n), self.state[slot], self.conv[slot]]
 
