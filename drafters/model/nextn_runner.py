@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from augury.drafters.model.draft_runner import DraftRequest
     from augury.passes import Pass, Target
 
-__all__ = ["NextnRunner"]
-
 _MOST_PENDING = 256  # tokens that are fed and not computed; as a prompt goes on, so many at least are computed in one pass
 _KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wants fewer
 

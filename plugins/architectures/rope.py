@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.plugins.architectures.keys import Keys
 
-__all__ = ["Yarn", "linear", "of_file", "plain"]
-
 MAX_POSITIONS = (1 << 31) - 1  # the limit of int32 positions
 _LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
 _LEAST_BASE = 1.001

@@ -12,8 +12,6 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures.keys import Keys
 
-__all__ = ["Tensors"]
-
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 

@@ -34,8 +34,6 @@ from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, 
 from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 
-__all__ = ["add_parser"]
-
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
 _RATE = 5e-4  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5

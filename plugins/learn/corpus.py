@@ -19,8 +19,6 @@ from augury.plugins.learn.recorded import Recorded
 if TYPE_CHECKING:
     from augury import Engine
 
-__all__ = ["answered", "digest", "encoded", "most_tokens", "pieces_of", "read_prompts", "read_texts"]
-
 _N_PIECE = 1024  # tokens of a text that are recorded together
 _N_QUEUED = 8  # prompts for each slot that are asked at once: none waits for the longest answer of others but at the end
 _N_LEAST = 8  # tokens of a piece: in shorter ones there is nothing to draft

@@ -13,8 +13,6 @@ from augury.plugins.learn.head import TargetTensors, Weights
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 
-__all__ = ["N_BATCH", "N_ROW", "Corpus", "fit", "percent"]
-
 N_BATCH = 4  # rows
 N_ROW = 256  # tokens: a head looks back at no more while it is trained
 _SAVE_EVERY_S = 120.0

@@ -24,8 +24,6 @@ from augury.files.gguf_writer import LlamaSizes, add_weights, gguf_file
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
 
-__all__ = ["HeadSizes", "TargetTensors", "Weights", "draft_vocabulary", "first_weights", "write_head"]
-
 Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 

@@ -23,8 +23,6 @@ import numpy as np
 from augury.files.gguf_writer import EPSILON
 from augury.plugins.learn.head import HeadSizes, Weights
 
-__all__ = ["N_STEPS", "Trainer", "TrainingBatch"]
-
 N_STEPS = 3  # tokens that a draft is trained for
 _STEP_WEIGHT = 0.8  # of each step's loss beside that of the step before
 _BETAS = (0.9, 0.95)

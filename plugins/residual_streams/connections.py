@@ -10,8 +10,6 @@ from attrs import frozen
 
 from augury.blocks import Connection, Linear, ModelPlan, Norm, Vector
 
-__all__ = ["AttentionResidual", "GatedHyperConnection", "HyperConnection", "StreamMean", "n_begun"]
-
 Given = Callable[[Any], Any]
 
 
