@@ -85,12 +85,10 @@ class Internlm2(Transformer):
     feeding = {"has_scales": False}
 
 
-class Xverse(Transformer):
-    """As Llama."""
+class Xverse(Internlm2):
+    """As InternLM 2."""
 
     name = "xverse"
-    rotary = {"is_interleaved": True}
-    feeding = {"has_scales": False}
 
 
 class Maincoder(Transformer):

@@ -58,13 +58,10 @@ class BailingMoe(Transformer):
     experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "has_scales": False}
 
 
-class BailingMoe2(Transformer):
+class BailingMoe2(Dots1):
     """Ling 2: normed heads; the first layers have no experts."""
 
     name = "bailingmoe2"
-    mixing = {"has_head_norms": True}
-    experts = {"has_weights_scale": True, "has_scales": False}
-    feeding = {"has_scales": False}
 
 
 class DeepSeek(Transformer):
