@@ -36,16 +36,10 @@ class Candidate:
 
 @frozen
 class PromptTurn:
-    """A prompt, its index, and how often it was answered before."""
+    """A prompt. Where the number is even plain decoding begins: that changes from prompt to prompt and from turn to turn."""
 
     prompt: Prompt
-    place: int
-    turn: int
-
-    @property
-    def number(self) -> int:
-        """Where it is even plain decoding begins: that changes from prompt to prompt, and for a prompt from turn to turn."""
-        return self.place + self.turn
+    number: int
 
 
 def trials_of(prompts: Iterable[Prompt], turns: int) -> list[PromptTurn]:
@@ -54,7 +48,7 @@ def trials_of(prompts: Iterable[Prompt], turns: int) -> list[PromptTurn]:
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     mixed = [prompt for row in zip_longest(*by_category.values()) for prompt in row if prompt is not None]
-    return [PromptTurn(prompt, place, turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
+    return [PromptTurn(prompt, place + turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
 
 
 class Tuning:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from augury.cli import FlagsAction, ProgressDisplay, align_rows, are_counts, converted, counts, loaded_model, override_words
 from augury.errors import OptionError
 from augury.files.models import resolve
-from augury.interfaces import Model, Progress
+from augury.interfaces import Progress
 from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
@@ -105,7 +107,9 @@ def run_passes(args: argparse.Namespace) -> int:
             timings = sweep(runner, measurements, progress=progress, n_repetitions=args.turns)
             lines = _lines(timings)
         else:
-            with _peer(args, runner, model) as server:
+            # room for one token more than augury needs: the last one generated is stored, too
+            n_ctx = model.state_spec.n_ctx + _MARGIN
+            with peer(args, runner.tokens, model.info.n_vocab, model.n_threads, n_ctx) as server:
                 ratios = compare_passes(runner, server, measurements, pairs, round_trip_ns, progress)
             timings = [ratio.ours for ratio in ratios]
             about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
@@ -130,19 +134,12 @@ def pairs_of(args: argparse.Namespace) -> int:
     return args.pairs or MIN_PAIRS
 
 
-def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
-    """The other program, which is given the same tokens."""
+def peer(args: argparse.Namespace, tokens: np.ndarray, n_vocab: int, threads: int, n_ctx: int) -> ServerRunner:
+    """The program of `--vs`, with the same model, threads, context, cache types and metadata; see `ServerRunner`."""
     path = resolve(args.model, args.registry, Progress())
-    # room for one token more than augury needs: the last one generated is stored, too
-    words = server_words(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
-    return ServerRunner(args.vs, words, runner.tokens, model.info.n_vocab)
-
-
-def server_words(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> list[object]:
-    """The command line of the program of `--vs`, with the same model, threads, context, cache types and metadata."""
     words: list[object] = ["-m", path, "-t", threads, "-tb", threads, "-c", n_ctx, "-np", 1]
     words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *shlex.split(args.vs_args)]
-    return words
+    return ServerRunner(args.vs, words, tokens, n_vocab)
 
 
 def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,12 @@ import numpy as np
 from augury import Engine
 from augury.cli import Prompt, align_rows, load_engine, print_json, print_lines
 from augury.errors import OptionError
-from augury.files.models import resolve
-from augury.interfaces import Progress
 from augury.plugins.bench.abba import Answer, AnswerPairs, compare_answers
 from augury.plugins.bench.commands.drafters import DEFAULTS
-from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_words, trip_text
+from augury.plugins.bench.commands.passes import WIDE, pairs_of, peer, trip_text
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.workload import prompts_to_compare, with_answers
 from augury.text.chat_template import prompt_ids
 
@@ -35,38 +31,33 @@ def run_prompts(args: argparse.Namespace) -> int:
     n_predict = DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
     if n_predict < 2:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token is timed with the prompt")
-    path = resolve(args.model, args.registry, Progress())
     facts: dict[str, Any] = {}
     ids: dict[str, list[int]] = {}
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
 
     @contextmanager
     def sides() -> Iterator[tuple[Callable[[Prompt], Answer], Callable[[Prompt], Answer]]]:
-        with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
+        with load_engine(args, spec_type, args.model_draft) as engine:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
             if not ids:
                 ids.update(_token_ids(engine, prompts, n_predict))
-            yield (
-                lambda prompt: _answer(engine, ids[prompt.id], n_predict),
-                lambda prompt: server.answer(ids[prompt.id], n_predict),
-            )
+            sizes = (engine.info.n_vocab, int(engine.config["threads"]), int(engine.config["n_ctx"]))
+            with peer(args, np.empty(0, np.int32), *sizes) as server:
+                yield (
+                    lambda prompt: _answer(engine, ids[prompt.id], n_predict),
+                    lambda prompt: server.answer(ids[prompt.id], n_predict),
+                )
 
     is_drafting = bool(args.spec_type or args.model_draft or args.vs_args)
     answers = compare_answers(prompts, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
     found = [each.as_json() for each in answers]
     if args.json:
-        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": found}
-        print_json(facts_as_json(facts) | {"vs": peer})
+        vs = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": found}
+        print_json(facts_as_json(facts) | {"vs": vs})
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
         print_lines([*_lines(found), *_notes(answers, found), *marks])
     return 0
-
-
-def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
-    """The other program, which is given prompts later."""
-    words = server_words(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
-    return ServerRunner(args.vs, words, np.empty(0, np.int32), engine.info.n_vocab)
 
 
 def _token_ids(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, list[int]]:

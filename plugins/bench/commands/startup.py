@@ -11,8 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from attrs import frozen
-
 from augury.cli import override_words, placement_words, print_json, print_lines, say
 from augury.errors import AuguryError
 from augury.files.models import resolve
@@ -26,17 +24,16 @@ def run_startup(args: argparse.Namespace) -> int:
     words = ["run", *model_words(args, str(path)), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
     if not args.json:
         say("compiling in an empty cache folder, as at the very first start")
-    startup = measure_startup(words, args.turns or TURNS)
-    warm_s = statistics.median(startup.warm_s)
+    cold_s, *warm_starts_s = measure_startup(words, args.turns or TURNS)
+    warm_s = statistics.median(warm_starts_s)
     if args.json:
-        warm_starts_s = list(startup.warm_s)
-        print_json({"model": args.model, "cold_s": startup.cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})
+        print_json({"model": args.model, "cold_s": cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})
         return 0
-    spread = f"{min(startup.warm_s):.2f} to {max(startup.warm_s):.2f}"
+    spread = f"{min(warm_starts_s):.2f} to {max(warm_starts_s):.2f}"
     print_lines(
         [
-            f"cold start to the first token: {startup.cold_s:.2f} s",
-            f"warm start to the first token: {warm_s:.2f} s (median of {len(startup.warm_s)}, {spread})",
+            f"cold start to the first token: {cold_s:.2f} s",
+            f"warm start to the first token: {warm_s:.2f} s (median of {len(warm_starts_s)}, {spread})",
         ]
     )
     return 0
@@ -50,26 +47,20 @@ def model_words(args: argparse.Namespace, model: str) -> list[str]:
     return words + [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
-@frozen
-class Startup:
-    """Seconds to the first token."""
-
-    cold_s: float  # with nothing compiled
-    warm_s: tuple[float, ...]  # of each later start
-
-
-def measure_startup(words: Sequence[str], n_warm: int) -> Startup:
+def measure_startup(words: Sequence[str], n_warm: int) -> list[float]:
     """Start `augury` with `words` once with an empty cache folder, and `n_warm` times with the files of that start.
 
     The model's file is in the system's file cache in the later starts, and whether it is in the first is not touched.
+
+    Returns:
+        Seconds of each to the first token.
 
     Raises:
         AuguryError: A process failed.
     """
     with tempfile.TemporaryDirectory(prefix="augury-startup-") as folder:
         env = os.environ | {"XDG_CACHE_HOME": folder}
-        cold_s, *warm_s = (_first_output_s(words, env) for _ in range(1 + n_warm))
-    return Startup(cold_s, tuple(warm_s))
+        return [_first_output_s(words, env) for _ in range(1 + n_warm)]
 
 
 def _first_output_s(words: Sequence[str], env: Mapping[str, str]) -> float:
