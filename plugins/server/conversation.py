@@ -93,28 +93,24 @@ class AnswerReader:
 
     Attributes:
         n_reasoning: How many of its tokens were reasoning.
+        parser: Of its text.
     """
 
     def __init__(self, plan: ChatPlan) -> None:
         self.n_reasoning = 0
         self._plan = plan
-        self._parser = plan.parser()
+        self.parser = plan.parser()
         self._is_reasoning = False
 
     def read(self, piece: Token | Result) -> list[Delta]:
         """The deltas of a token, or of the answer's end."""
         if isinstance(piece, Result):
-            return self._parser.flush()
-        found = self._parser.push(self._plan.text(piece))
+            return self.parser.flush()
+        found = self.parser.push(self._plan.text(piece))
         if found:  # a token that adds nothing yet belongs to the text before it
             self._is_reasoning = bool(found[-1].reasoning)
         self.n_reasoning += self._is_reasoning
         return found
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the answer ended within a call."""
-        return self._parser.is_cut
 
     def read_whole(self, result: Result) -> Iterator[Delta]:
         """All that an answer comes to."""

@@ -61,25 +61,19 @@ class ServerOptions:
 
 
 class LoadingProgress(ProgressDisplay):
-    """Shows progress as every command does, and keeps it for clients that ask the server meanwhile."""
+    """Shows progress as every command does, and keeps the last report for clients that ask the server meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_stopped = False
-        self._seen: tuple[str, int, int] = ("starting", 0, 0)
+        self.seen: dict[str, Any] = {"task": "starting", "done": 0, "total": 0}
 
     def __call__(self, task: str, done: int, total: int) -> None:
         """See `Progress`; loading ends here where the server has been told to end."""
         if self.is_stopped:
             raise AuguryError("loading was stopped")
-        self._seen = (task, done, total)
+        self.seen = {"task": task, "done": done, "total": total}
         super().__call__(task, done, total)
-
-    @property
-    def seen(self) -> dict[str, Any]:
-        """The progress that was reported last."""
-        task, done, total = self._seen
-        return {"task": task, "done": done, "total": total}
 
 
 @define(eq=False)
