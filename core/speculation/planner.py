@@ -39,6 +39,7 @@ _LEARN_OVERHEAD = 0.05  # of a round, in the time around drafters
 # The required promise of drafting
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: its cost is certain, its gain is not
+_ENDS = 5  # tokens: where one of so many is wrong, the lookups' own beside them are needed
 _SURE = 0.995  # the highest chance of a model's token
 _LEAST_WORTH = 0.1  # tokens that a further one of a model has to promise, however little time it takes
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
@@ -144,7 +145,9 @@ class DraftPlanner:
                 n[i], expected[i] = len(best.nodes[i]), best.expected[i]
                 least = rest.rate(max(expected[i], _LEAST), n[i], 0.0)
                 for drafter in costly[i]:
-                    for k, tokens, seconds, rate in self._lengths(slot, drafter, rest):
+                    for k, tokens, seconds, rate in self._lengths(
+                        slot, drafter, rest, len(best.nodes[i]), best.expected[i] - 1
+                    ):
                         if rate / _MARGIN > least and k >= slot.n_min:
                             asked[i], least = CostlyAsk(slot, drafter, k), rate / _MARGIN
                             n[i], expected[i], draft_s[i] = k, tokens, seconds
@@ -155,12 +158,19 @@ class DraftPlanner:
                     asked[i] = probe
         return list(asked.values())
 
-    def _lengths(self, slot: SlotProposals, drafter: RequestDrafter, rest: _Rest) -> list[tuple[int, float, float, float]]:
-        """The promises of a costly drafter by a draft's length: that, the tokens expected, seconds of drafting, and rate."""
+    def _lengths(
+        self, slot: SlotProposals, drafter: RequestDrafter, rest: _Rest, n_nodes: int, n_expected: float
+    ) -> list[tuple[int, float, float, float]]:
+        """The promises of a costly drafter by a draft's length: that, the tokens expected, seconds of drafting, and rate.
+
+        The rate counts a share of the lookups' best nodes, and of the tokens expected of them, which stay beside the draft.
+        """
         profile = drafter.profile
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
             return []
         n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(_PROBE_LENGTH, slot.n_min))
+        share = 1 - drafter.chances.typical**_ENDS
+        n_beside, beside = round(share * n_nodes), share * n_expected
         expected, found = 1.0, []
         for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):
             draft_s = profile.cost.hopeful_seconds(k, drafter.n_missed)
@@ -168,7 +178,9 @@ class DraftPlanner:
             if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
                 replay_s = rest.curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0)
             expected += gain
-            found.append((k, expected, draft_s, rest.rate(expected, k, draft_s + replay_s)))
+            found.append(
+                (k, expected, draft_s, rest.rate(expected + beside, min(k + n_beside, slot.limit), draft_s + replay_s))
+            )
         return found
 
     def _probe(

@@ -363,6 +363,23 @@ def test_what_was_drawn_is_verified_whatever_its_chance():
     assert chosen(planner, slot_of(request, {0: Draft([1, 2, 3])})) == [0]
 
 
+@pytest.mark.parametrize(("chance", "k"), [(0.75, 2), (0.3, None), (0.0, None)])
+def test_lookups_beside_a_costly_draft_count_where_it_is_wrong(chance, k):
+    planner = linear(False, True)
+    request = request_of(planner)
+    sure(request, 0.6)
+    model = request.every[1]
+    for ground in range(len(model.chances._values)):
+        model.chances._values[ground] = chance
+    for _ in range(2):
+        model.profile.cost.observe(1, 0, 0.22)
+    asked = planner.asks([slot_of(request, {0: 3})])
+    assert [ask.k for ask in asked] == ([] if k is None else [k])
+    two = (1 + 0.6 + 0.36) / 3.0  # tokens a second of two tokens of the lookups, the best without the model
+    alone = max(sum(chance**i for i in range(j + 1)) / (2 + 0.5 * j + 0.22 * j) for j in range(1, 9))
+    assert alone < 1.03 * two, "by its own tokens alone it would not be asked"
+
+
 @pytest.mark.parametrize(
     ("token_s", "surest", "depth"),
     [(0.0, 0.9, 7), (0.2, 0.9, 5), (0.6, 0.9, 3), (0.2, 0.5, 3), (0.2, 0.99, 8)],
