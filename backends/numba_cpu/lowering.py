@@ -131,7 +131,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         if embedded is not None:
             writing.copy(space.x, embedded)
         if begin is not None:
-            writing.take_hidden(Rows(self._buffers[HIDDEN], 0, ends.n_hidden))
+            writing.take_hidden(Rows(self._buffers[HIDDEN], ends.n_hidden))
             self._streams.place(writing)
             begin.emit(writing)
         else:

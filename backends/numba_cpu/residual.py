@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes, row_stride
 from augury.blocks import Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
 
@@ -20,8 +20,8 @@ class AllStreamsEmitter(ConnectionEmitter):
 
     def write(self, tape: Tape) -> None:
         for y in tape.take_added():
-            sizes = {"size": tape.streams.width, "factor": 1.0}
-            tape.add_by_rows("adding rows", step.add_rows, x=tape.streams, y=Rows(y.address, 0, 0), **sizes)
+            added = Rows(y.address, row_stride(tape.streams.width))
+            tape.add_by_rows("adding rows", step.add_rows, x=tape.streams, y=added, factor=1.0)
 
 
 class Streams:

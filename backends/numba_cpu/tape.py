@@ -28,20 +28,12 @@ KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
 
 @frozen
 class Rows:
-    """Rows of a pass: their address, from one thread's to the next (0 where all share them), floats of a row."""
+    """Rows of a pass: the address of the first, floats from one to the next, bytes from one thread's to the next's."""
 
     address: int
-    stride: int
     width: int
+    apart: int = 0  # all threads share them
     is_operand: bool = False  # they are operands of the matrix that reads them, not floats
-
-
-@frozen
-class Place:
-    """Rows of floats: the address of the first, and how many floats lie from one to the next."""
-
-    address: int
-    stride: int
 
 
 def row_stride(width: int) -> int:
@@ -91,16 +83,16 @@ class Workspace:
             n_bytes = activation_bytes(activation, n_tokens * rows_per_token, width)
             stride = up(n_bytes, 64) + 64 if self.is_private else 0
             to = self._arena.zeros(self._n_threads * stride if self.is_private else n_bytes, "scratch")
-            self._operands[key] = Rows(to, stride, width)
+            self._operands[key] = Rows(to, width, stride)
         return self._operands[key]
 
     def named(self, name: str, width: int) -> Rows:
         """The rows of a buffer, or every thread's own in its place."""
         if (name, width) not in self._named:
-            rows = Rows(self._buffers[name], 0, width)
+            rows = Rows(self._buffers[name], width)
             if self.is_private:
                 stride = up(4 * PRIVATE_TOKENS * width, 64) + 64
-                rows = Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
+                rows = Rows(self._arena.zeros(self._n_threads * stride, "scratch"), width, stride)
             self._named[name, width] = rows
         return self._named[name, width]
 
@@ -184,14 +176,13 @@ class Tape:
     def take_hidden(self, to: Rows) -> None:
         """Write that `Program.at` will give the address of rows."""
         self._hidden = len(self._rows)
-        self.copy(Rows(0, 0, to.width), to)
+        self.copy(Rows(0, to.width), to)
 
     def give_features(self, name: str, rows: Rows, width: int | None = None) -> None:
         """Write that rows, or so many values of each, go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
-        size, there = rows.width if width is None else width, Rows(0, 0, 0)
-        how = {"n_times": 1, "stride": rows.width, "is_private": False}
-        self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, **how)
+        size, there = rows.width if width is None else width, Rows(0, 0)
+        self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, n_times=1, is_private=False)
         self.waits = not self.space.is_private
 
     def give_output(self, output: Output) -> None:
@@ -201,7 +192,7 @@ class Tape:
             self.give_features("output", normed)
         else:
             self.multiply("hidden states", normed, [(given, self.buffers[GIVEN])])
-            self.give_features("output", Rows(self.buffers[GIVEN], 0, up(given.n_out, step.PANEL_ROWS)), given.n_out)
+            self.give_features("output", Rows(self.buffers[GIVEN], up(given.n_out, step.PANEL_ROWS)), given.n_out)
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
         """Write the record of a kernel; a barrier follows unless its threads go on with rows of their own.
@@ -231,13 +222,13 @@ class Tape:
         """Let the next norm add y, or its norm, to x."""
         self._pending.append((self.y, post_norm))
 
-    def take_added(self) -> list[Place]:
+    def take_added(self) -> list[Rows]:
         """The rows that a block left to be added to x, which are then taken."""
-        return [Place(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
+        return [Rows(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
 
-    def products(self, name: str, width: int) -> Place:
+    def products(self, name: str, width: int) -> Rows:
         """The rows of a buffer where products with a matrix are."""
-        return Place(self.buffers[name], row_stride(width))
+        return Rows(self.buffers[name], row_stride(width))
 
     def take_pending(self) -> list[tuple[int, Norm | None]]:
         """The additions to x that no norm has made yet; none will."""
@@ -276,20 +267,19 @@ class Tape:
 
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
-        self.add_by_rows("adding rows", step.add_rows, x=self.space.x, y=y, size=self.space.x.width, factor=factor)
+        self.add_by_rows("adding rows", step.add_rows, x=self.space.x, y=y, factor=factor)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with pending additions, is multiplied by a number."""
         self.norm_x(None)
-        self.add_by_rows("scaling rows", step.scale_rows, x=self.space.x, size=self.space.x.width, factor=factor)
+        self.add_by_rows("scaling rows", step.scale_rows, x=self.space.x, factor=factor)
 
     def copy(self, rows: Rows, to: Rows) -> None:
         """Write that rows are copied, as often as one has room in a row of the others."""
         self._copy(step.copy_rows, rows, to)
 
     def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
-        how = {"size": rows.width, "n_times": to.width // rows.width, "stride": rows.width}
-        self.add_by_rows("copying rows", kernel, x=rows, y=to, **how)
+        self.add_by_rows("copying rows", kernel, x=rows, y=to, size=rows.width, n_times=to.width // rows.width)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights
@@ -300,11 +290,9 @@ class Tape:
                 Work("norm"),
                 step.add_norm,
                 x=x,
-                y=y,
-                ldy=up(x.width, step.PANEL_ROWS),
+                y=Rows(y, row_stride(x.width)),
                 y_norm=weights.norm(post),
                 norm=weights.norm(last),
-                size=x.width,
                 out=out,
                 is_private=private,
                 is_output=is_output,
@@ -350,7 +338,6 @@ class Tape:
         """Make operands of the matrix kernels of rows x."""
         out, private = self.space.operand(activation, x.width), self.space.is_private
         kernel = self.weights.address(kind, "quantize")
-        rows = {"x": x, "out": out, "size": x.width, "n_blocks": n_blocks(x.width)}
-        work = Work("quantising activations")
-        self.add(work, step.quantize, quantize=kernel, **rows, is_private=private, is_output=is_output)
+        how = {"n_blocks": n_blocks(x.width), "is_private": private, "is_output": is_output}
+        self.add(Work("quantising activations"), step.quantize, quantize=kernel, x=x, out=out, **how)
         return out

@@ -34,7 +34,7 @@ class AttentionResidualEmitter(ConnectionEmitter):
         if norm is not None:
             tape.norm_x(None)
             tape.seen = seen = tape.space.named("mixed", self.size)
-            rows = np.array([(each.address, each.stride) for each in (*tape.aside, x)], np.int64)  # `ThreadRows`
+            rows = np.array([(each.address, each.width, each.apart) for each in (*tape.aside, x)], np.int64)  # `StridedRows`
             streams = {"streams": tape.arena.keep(rows, "scratch"), "n_streams": len(rows)}
             tape.add_by_rows(
                 "mixing streams", kernels.mix_rows, **streams, size=self.size, norm=tape.weights.norm(norm), out=seen
@@ -83,7 +83,7 @@ class _Emitter(ConnectionEmitter):
 
     def _weigh(self, tape: Tape, made: Linear, n_gates: int, n_rounds: int = 0, eps: float = 0.0) -> None:
         numbers = tape.arena.shared(("weights of streams", self.connection), partial(self._numbers, tape), "weights")
-        weights = {"weights": self._weights(tape), "ldw": self._n_weights, "numbers": numbers, "n_streams": self.n_streams}
+        weights = {"weights": self._weights(tape), "numbers": numbers, "n_streams": self.n_streams}
         sizes = {"n_gates": n_gates, "n_rounds": n_rounds, "eps": eps}
         coefficients = tape.products("coefficients", made.n_out)
         tape.add_by_rows("weights of streams", kernels.weigh_streams, coefficients=coefficients, **weights, **sizes)
@@ -93,11 +93,11 @@ class _Emitter(ConnectionEmitter):
         return np.repeat(np.array([[1.0], [0.0], [2.0], [0.0]], np.float32), self._n_weights, axis=1)
 
     def _read(self, tape: Tape, weights: Rows) -> None:
-        places = {**self._streams(tape), "weights": weights, "ldw": weights.width, "x": tape.space.x}
+        places = {**self._streams(tape), "weights": weights, "x": tape.space.x}
         tape.add_by_rows("reading streams", kernels.read_streams, **places)
 
     def _write(self, tape: Tape, post: int, comb: int) -> None:
-        weights = {"weights": self._weights(tape), "ldw": self._n_weights, "post": post, "comb": comb}
+        weights = {"weights": self._weights(tape), "post": post, "comb": comb}
         for y in tape.take_added():
             tape.add_by_rows("writing streams", kernels.write_streams, **self._streams(tape), **weights, y=y)
 
@@ -149,7 +149,7 @@ class GatedHyperConnectionEmitter(_Emitter):
         tape.multiply("connections", normed, [(down, low), *written])
         x_low = tape.products("low streams", down.n_out)
         tape.add(Work("activation"), kernels.silu_rows, x=x_low, y=bent, size=down.n_out)
-        tape.multiply("connections", Rows(bent, 0, down.n_out), [(up, gates)])
+        tape.multiply("connections", Rows(bent, down.n_out), [(up, gates)])
         if inject is not None:
             self._weigh(tape, inject, self.n_streams)
         read = {**self._streams(tape), "streams": normed, "gates": tape.products("gates of streams", up.n_out)}
@@ -166,4 +166,4 @@ class StreamMeanEmitter(_Emitter):
 
     def read(self, tape: Tape) -> None:
         row = tape.arena.keep(np.full(16, 1 / self.n_streams, np.float32), "scratch")
-        self._read(tape, Rows(row, 0, 0))
+        self._read(tape, Rows(row, 0))

@@ -121,8 +121,8 @@ def activate_kernel(**of: Any) -> Any:
     activate_lanes, is_gated = activated(**of), of["is_gated"]
 
     def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
-        x, ldx, up, ldu = record.x.address, record.x.stride, record.up.address, record.up.stride
-        out, ldo, size, divisors = record.out.address, record.out.stride, record.size, record.activation.divisors
+        x, ldx, up, ldu = record.x.address, record.x.width, record.up.address, record.up.width
+        out, ldo, size, divisors = record.out.address, record.out.width, record.size, record.activation.divisors
         limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
         first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
         for t in range(first, end):

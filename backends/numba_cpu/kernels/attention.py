@@ -117,7 +117,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         run = (slot * n_groups + group) * layer.n_rows
         keys = layer.keys + bytes_k * layer.d * (run // LANES)
         values = layer.values + bytes_v * (layer.value_row // LANES) * run
-        q = layer.q.address + 4 * (start * layer.q.stride + group * share * layer.d)
+        q = layer.q.address + 4 * (start * layer.q.width + group * share * layer.d)
         own = scratch + attention_layer.OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:

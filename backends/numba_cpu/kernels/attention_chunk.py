@@ -198,7 +198,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
                 base = mark // POSITIONS * POSITIONS
             cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
         for r in range(n_rows):
-            here = (row + r) // share * layer.q.stride + (row + r) % share * d
+            here = (row + r) // share * layer.q.width + (row + r) % share * d
             put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
         scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
         scale = simd.splat_f32(f32(layer.scale))

@@ -95,8 +95,8 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
         sums, step = scratch + _SUMS, table.keys.row_bytes
         for p in range(cell0, cell1, 16):
             simd.store_f32(sums + 4 * p, zero_f32())
-        q = table.queries.address + 4 * t * table.queries.stride
-        weights, head = table.weights.address + 4 * t * table.weights.stride, 0
+        q = table.queries.address + 4 * t * table.queries.width
+        weights, head = table.weights.address + 4 * t * table.weights.width, 0
         out, lds = table.scores + 4 * start, table.ld_scores
         while head < n_heads:
             n_rows = min(n_heads - head, MAX_ROWS)
@@ -151,7 +151,7 @@ def score_blocks(record, state, thread, n_threads):
             t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
             if n_blocks <= table.n_chosen:
                 continue
-            q, to = table.queries.address + 4 * t * table.queries.stride, table.scores + 4 * t * table.ld_scores
+            q, to = table.queries.address + 4 * t * table.queries.width, table.scores + 4 * t * table.ld_scores
             for block in range(n_blocks):
                 item += 1
                 if item % n_threads != thread:
@@ -163,7 +163,7 @@ def score_blocks(record, state, thread, n_threads):
                     for i in range(0, width, 16):
                         sums = fma(simd.load_f32(key + 4 * i), simd.load_f32(q + 4 * (head * width + i)), sums)
                     if shares != 0:
-                        factor = simd.get_f32(shares + 4 * (t * table.weights.stride + head))
+                        factor = simd.get_f32(shares + 4 * (t * table.weights.width + head))
                     score += factor * max(sum_lanes(sums), f32(0))
                 simd.put_f32(to + 4 * block, score)
 

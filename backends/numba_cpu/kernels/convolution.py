@@ -66,7 +66,7 @@ def list_rows(layer, segment, sequence, rows):
     first, n, slot = segment.first, segment.n, segment.slot
     stride, size, n_aside = 4 * layer.width, layer.size, layer.n_aside
     own, aside = layer.state.values + slot * (size - 1) * stride, layer.state.aside + slot * n_aside * stride
-    x, ldx, taken = layer.x.address, 4 * layer.x.stride, sequence.taken
+    x, ldx, taken = layer.x.address, 4 * layer.x.width, sequence.taken
     n_accepted, n_certain = sequence.n_accepted, sequence.n_certain
     for i in range(size - 1):
         simd.put_i64(rows, own + i * stride)
@@ -113,7 +113,7 @@ def convolve(record, state, thread, n_threads):
     first_block, end_block = n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads
     if first_block == end_block:
         return
-    x, ldx, y, ldy = layer.x.address, 4 * layer.x.stride, layer.y.address, 4 * layer.y.stride
+    x, ldx, y, ldy = layer.x.address, 4 * layer.x.width, layer.y.address, 4 * layer.y.width
     gate_in, gate_out, bias = layer.gate_in, layer.gate_out, layer.bias
     n_aside, before, rows = layer.n_aside, size - 1, scratch_of(state, thread)
     for run in range(simd.get_i64(state + N_SEGMENTS)):

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, ThreadRows, own, row_of
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
 
@@ -59,7 +59,7 @@ class LookUp(Record):
     embed: int  # address of a kernel, see `quantised_embed`
     weights: int  # address of the packed matrix
     size: int  # E
-    x: Any = nested(ThreadRows)  # (n, E) float32
+    x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
     scale: float
     ids_at: int  # offset into the state, of the ids' address

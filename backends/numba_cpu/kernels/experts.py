@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, ThreadRows, own
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, own
 
 f32 = np.float32
 _COLUMNS = 256  # that a thread sums at once
@@ -36,7 +36,7 @@ class ExpertMatrix:
     n_panels: int  # of an expert
     stored_panels: int  # from an expert's first to the next's
     first_panel: int  # of those stored
-    operands: Any = nested(ThreadRows)  # the rows as the kernel multiplies them
+    operands: Any = nested(StridedRows)  # the rows as the kernel multiplies them
     operand_bytes: int  # of a row
     y: int  # (n * k, ldy) float32, address
     ldy: int
@@ -51,8 +51,8 @@ class QuantizeInputs(Record):
     routes: int = pointer_to(Routes)
     matrix: int = pointer_to(ExpertMatrix)
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
-    x: Any = nested(ThreadRows)  # (n, n_cols) float32
-    rows: Any = nested(ThreadRows)  # to gather in, (n * k, n_cols) float32
+    x: Any = nested(StridedRows)  # (n, n_cols) float32
+    rows: Any = nested(StridedRows)  # to gather in, (n * k, n_cols) float32
     is_private: bool
     weighs: bool  # multiply by the weights of experts
 
@@ -224,7 +224,7 @@ class Combine(Record):
     is_weighed: bool  # the rows are already
     shared: int  # rows of the shared expert, address; 0: none
     gate: int  # (E,) float32, weights of its gate, address; 0: none
-    x: Any = nested(ThreadRows)  # (n, E) float32 that the gate sees
+    x: Any = nested(StridedRows)  # (n, E) float32 that the gate sees
 
 
 @kernel(record=Combine)

@@ -42,7 +42,6 @@ from augury.backends.numba_cpu.kernels.team import (
     SLOTS,
     Record,
     StridedRows,
-    ThreadRows,
     own,
     row_of,
     segments_at,

@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, copy_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, ThreadRows, row_of
+from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, own, row_of
 
 
 @struct
@@ -58,7 +58,7 @@ class HeadMatrices:
     n_panels: int  # of a head
     stored_panels: int  # from one head to the next
     first_panel: int  # of them
-    operands: Any = nested(ThreadRows)
+    operands: Any = nested(StridedRows)
     operand_bytes: int  # of a row
     y: int  # (n, ldy) float32, address
     ldy: int
@@ -92,9 +92,9 @@ class GatherParts(Record):
 @kernel(record=QuantizeHeads)
 def quantize_heads(record, state, thread, n_threads):
     """A part of every head → operands of the matrix kernels, head by head."""
-    table, quantize, ldx, head_dim = record.heads, record.quantize, record.x.stride, record.head_dim
+    table, quantize, ldx, head_dim = record.heads, record.quantize, record.x.width, record.head_dim
     n, n_cols, scratch = get_i64(state + N_TOKENS), table.n_cols, scratch_of(state, thread)
-    operands = table.operands.address + thread * table.operands.stride
+    operands = own(table.operands, thread)
     first, end = share(table.n_heads, thread, n_threads, record.is_private)
     for head in range(first, end):
         for t in range(n):
@@ -108,7 +108,7 @@ def multiply_heads(record, state, thread, n_threads):
     """The products of every head's operands with its matrix."""
     table, n = record.heads, get_i64(state + N_TOKENS)
     n_panels, ldy = table.n_panels, table.ldy
-    operands = table.operands.address + thread * table.operands.stride
+    operands = own(table.operands, thread)
     while True:
         item, last = claim(state, table.n_heads * n_panels, n_threads)
         if item == last:
@@ -156,11 +156,11 @@ def prepare_kernel(kind: str) -> Any:
             t, head = item // (n_heads + 1), item % (n_heads + 1)
             position = get_i64(get_i64(state + POSITIONS) + 8 * t)
             if head < n_heads:
-                x = layer.queries.address + 4 * (t * layer.queries.stride + head * layer.head_dim)
-                to = layer.out.address + 4 * (t * layer.out.stride + head * d + padded)
+                x = layer.queries.address + 4 * (t * layer.queries.width + head * layer.head_dim)
+                to = layer.out.address + 4 * (t * layer.out.width + head * d + padded)
                 lay_out(x + 4 * layer.n_plain, to, turned, d - padded)
             else:
-                x, to = layer.latents.address + 4 * t * layer.latents.stride, row + 4 * padded
+                x, to = layer.latents.address + 4 * t * layer.latents.width, row + 4 * padded
                 lay_out(x, row, latent, padded)
                 invoke(prepare_head, (row, layer.norm, 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)

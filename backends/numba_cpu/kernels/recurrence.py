@@ -244,7 +244,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         n_heads, n_key_heads, width = layer.heads.n_heads, layer.heads.n_key_heads, layer.heads.value_dim
         n_rows, n_blocks = layer.heads.key_dim, (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
         n_bytes, n_items = _ROW * (n_rows + 1), n_heads * n_blocks
-        x, ldx, y, ldy = layer.x.address, 4 * layer.x.stride, layer.y.address, 4 * layer.y.stride
+        x, ldx, y, ldy = layer.x.address, 4 * layer.x.width, layer.y.address, 4 * layer.y.width
         stride, step_at, beta_at = layer.aside_stride, layer.step_at, layer.beta_at
         read, n_aside = scratch_of(state, thread), layer.n_aside
         seen, scratch = read + _ROW, read + 2 * _ROW
@@ -359,7 +359,7 @@ def keep(record, state, thread, n_threads):
         n_drafted = n - n_certain
         for item in range(n_drafted * thread // n_threads, n_drafted * (thread + 1) // n_threads):
             t = first + n_certain + item
-            row = layer.x.address + 4 * t * layer.x.stride
+            row = layer.x.address + 4 * t * layer.x.width
             to = layer.state.aside + (slot * n_aside + place_aside(state, t, n_aside)) * stride
             copy_floats(row + layer.k_at, to, n_keys)
             copy_floats(row + layer.step_at, to + 4 * n_keys, n_steps)

@@ -79,7 +79,6 @@ class PlaceRows(Record):
     size: int
     norm: int  # address; 0: none
     group: int  # values that are normed together
-    apart: int  # bytes from the rows of a thread to those of the next, where x is each one's own
 
 
 @kernel(record=PlaceRows)
@@ -87,7 +86,7 @@ def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
     size, norm, n = record.size, record.norm, get_i64(state + N_TOKENS)
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
-        x, y = row_of(record.x, t) + thread * record.apart, row_of(record.to, t)
+        x, y = row_of(record.x, t) + thread * record.x.apart, row_of(record.to, t)
         if norm != 0:
             for head in range(size // record.group):
                 at = 4 * head * record.group

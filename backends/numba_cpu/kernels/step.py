@@ -3,8 +3,8 @@
 Each takes `(record, state, thread, n_threads)`; see `team.py`.
 
 A step that depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the
-tokens and a barrier follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes
-apart), which is cheaper than a barrier while there are one or two tokens.
+tokens and a barrier follows, and private, where every thread does the same for itself into memory of its own (`apart` bytes
+from one's to the next's), which is cheaper than a barrier while there are one or two tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from augury.backends.numba_cpu.kernels.team import (
     SCRATCH,
     SCRATCH_BYTES,
     Record,
-    ThreadRows,
+    StridedRows,
     own,
 )
 
@@ -66,13 +66,11 @@ def scale_row(x, size, factor):
 
 @struct
 class AddNorm(Record):
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    y: int  # (n, ldy) float32, address of rows to add to x; 0: none
-    ldy: int
+    x: Any = nested(StridedRows)  # (n, E) float32
+    y: Any = nested(StridedRows)  # (n, E) float32 to add to x; address 0: none
     y_norm: int  # address, of y before it is added; 0: none
     norm: int  # address, of x after it; 0: none
-    size: int  # E
-    out: Any = nested(ThreadRows)  # (n, E) float32, the norm of x
+    out: Any = nested(StridedRows)  # (n, E) float32, the norm of x
     is_private: bool
     is_output: bool  # only the rows whose logits are wanted are treated, and `out` has these alone
 
@@ -80,8 +78,8 @@ class AddNorm(Record):
 @kernel(record=AddNorm)
 def add_norm(record, state, thread, n_threads):
     """X += y or its norm, where there is a y; out = norm(x), where there is a norm."""
-    x, y, ldy = own(record.x, thread), record.y, record.ldy
-    post, norm, size = record.y_norm, record.norm, record.size
+    x, y, ldy = own(record.x, thread), record.y.address, record.y.width
+    post, norm, size = record.y_norm, record.norm, record.x.width
     out = own(record.out, thread)
     is_gathered = record.is_output != 0
     n = get_i64(state + N_TOKENS)
@@ -110,18 +108,17 @@ def add_norm(record, state, thread, n_threads):
 class CopyRows(Record):
     """Operands of `copy_rows` and `gather_rows`."""
 
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    y: Any = nested(ThreadRows)  # (n, n_times * E) float32
+    x: Any = nested(StridedRows)  # (n, E) float32
+    y: Any = nested(StridedRows)  # (n, n_times * E) float32
     size: int  # E
     n_times: int
     is_private: bool
-    stride: int  # floats from one row of x to the next
 
 
 @kernel(record=CopyRows)
 def copy_rows(record, state, thread, n_threads):
     """Copy x[t] to y[t], so many times."""
-    size, n_times, stride = record.size, record.n_times, record.stride
+    size, n_times, stride = record.size, record.n_times, record.x.width
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
@@ -133,7 +130,7 @@ def copy_rows(record, state, thread, n_threads):
 @kernel(record=CopyRows)
 def gather_rows(record, state, thread, n_threads):
     """Copy the rows of x whose logits are wanted to y, one after the other."""
-    size, stride, rows = record.size, record.stride, get_i64(state + ROWS)
+    size, stride, rows = record.size, record.x.width, get_i64(state + ROWS)
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_ROWS), thread, n_threads, record.is_private)
@@ -143,9 +140,8 @@ def gather_rows(record, state, thread, n_threads):
 
 @struct
 class AddRows(Record):
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    y: Any = nested(ThreadRows)
-    size: int  # E
+    x: Any = nested(StridedRows)  # (n, E) float32
+    y: Any = nested(StridedRows)
     is_private: bool
     factor: float
 
@@ -153,20 +149,19 @@ class AddRows(Record):
 @kernel(record=AddRows)
 def add_rows(record, state, thread, n_threads):
     """X[t] += factor * y[t]."""
-    size, factor = record.size, splat_f32(np.float32(record.factor))
+    size, ldy, factor = record.x.width, record.y.width, splat_f32(np.float32(record.factor))
     x = own(record.x, thread)
     y = own(record.y, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
-            left, place = size - index, 4 * (t * size + index)
-            store_part(x + place, fma(load_part(y + place, left), factor, load_part(x + place, left)), left)
+            left, to = size - index, x + 4 * (t * size + index)
+            store_part(to, fma(load_part(y + 4 * (t * ldy + index), left), factor, load_part(to, left)), left)
 
 
 @struct
 class ScaleRows(Record):
-    x: Any = nested(ThreadRows)  # (n, E) float32
-    size: int  # E
+    x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
     factor: float
 
@@ -174,7 +169,7 @@ class ScaleRows(Record):
 @kernel(record=ScaleRows)
 def scale_rows(record, state, thread, n_threads):
     """X[t] *= factor."""
-    x, size = own(record.x, thread), record.size
+    x, size = own(record.x, thread), record.x.width
     factor = splat_f32(np.float32(record.factor))
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
@@ -184,9 +179,8 @@ def scale_rows(record, state, thread, n_threads):
 @struct
 class Quantize(Record):
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
-    x: Any = nested(ThreadRows)  # (n, k) float32
-    out: Any = nested(ThreadRows)
-    size: int  # k
+    x: Any = nested(StridedRows)  # (n, k) float32
+    out: Any = nested(StridedRows)
     n_blocks: int  # of a row
     is_private: bool
     is_output: bool  # x has only the rows whose logits are wanted
@@ -203,7 +197,7 @@ def quantize(record, state, thread, n_threads):
     if first < end:
         x = own(record.x, thread)
         out = own(record.out, thread)
-        invoke(record.quantize, (x, out, n, record.size, first, end))
+        invoke(record.quantize, (x, out, n, record.x.width, first, end))
 
 
 @struct
@@ -212,7 +206,7 @@ class Entry:
 
     kernel: int  # address, see `MatmulKernel.matmul`
     weights: int  # address of the packed matrix
-    x: Any = nested(ThreadRows)  # operands, as the matrix wants them
+    x: Any = nested(StridedRows)  # operands, as the matrix wants them
     y: int  # (n, ldy) float32, address of where the matrix's first panel would go
     n_cols: int
     n_panels: int  # of the run

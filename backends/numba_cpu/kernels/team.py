@@ -59,19 +59,12 @@ class Segment:
 
 
 @struct
-class ThreadRows:
-    """Rows that every thread may have for itself."""
-
-    address: int  # of the first thread's
-    stride: int  # bytes from one thread's to the next; 0 where all share them
-
-
-@struct
 class StridedRows:
-    """Rows of floats with room between them."""
+    """Rows of floats, or of operands, which every thread may have for itself."""
 
-    address: int
-    stride: int  # floats from one row to the next
+    address: int  # of the first row
+    width: int  # floats from one row to the next
+    apart: int  # bytes from one thread's rows to the next's; 0 where all share them
 
 
 def record_of(computes: Any, **fields: Any) -> np.ndarray:
@@ -88,13 +81,13 @@ segments_at = pointer_maker(Segment)
 @helper
 def own(rows, thread):
     """The address of the rows that a thread reads or writes."""
-    return rows.address + thread * rows.stride
+    return rows.address + thread * rows.apart
 
 
 @helper
 def row_of(rows, t):
     """The address of a row."""
-    return rows.address + 4 * t * rows.stride
+    return rows.address + 4 * t * rows.width
 
 
 @helper

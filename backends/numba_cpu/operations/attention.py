@@ -24,7 +24,7 @@ from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Place, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Preparation, Rope
 from augury.errors import UnsupportedError
@@ -33,7 +33,7 @@ from augury.lowering import Attend, Choice, Choose, ChooseByHead, PrepareHeads, 
 _NO_WINDOW = 1 << 40
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 _TABLES = "rope tables"
-NOWHERE = Place(0, 0)
+NOWHERE = Rows(0, 0)
 NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)
 _CHOSEN, _RUNS, _ENDS, _SCORES = "chosen cells", "runs of chosen cells", "ends of chosen cells", "scores of positions"
 

@@ -51,7 +51,7 @@ def _operand(given: Any, placed: Placed) -> Operand:
     number = 0.0
     if isinstance(given, Value):
         place = placed.at(given)
-        address, width, stride = place.address, given.width, place.stride
+        address, width, stride = place.address, given.width, place.width
     elif isinstance(given, Vector):
         numbers = np.array(placed.weights.values(given.weight, given.shapes[given.weight]), np.float32)
         address, width = placed.arena.keep(numbers, "weights"), given.size

@@ -11,7 +11,7 @@ from augury import lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations.layout import Layout
 from augury.backends.numba_cpu.slot_memory import State
-from augury.backends.numba_cpu.tape import Place, Rows, Tape
+from augury.backends.numba_cpu.tape import Rows, Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value
@@ -30,7 +30,7 @@ class Placed:
     states: Sequence[State]
     n_aside: int
 
-    def at(self, value: Value) -> Place:
+    def at(self, value: Value) -> Rows:
         """Where a value lies."""
         return self.layout.place(value, self.buffers)
 
@@ -40,7 +40,7 @@ class Placed:
             return tape.kept[value]
         if value in self.layout.begun:
             return tape.space.x
-        return Rows(tape.y if value in self.layout.added else self.at(value).address, 0, value.width)
+        return Rows(tape.y if value in self.layout.added else self.at(value).address, value.width)
 
 
 class OperationEmitter(lowering.OperationEmitter[_Emitted]):

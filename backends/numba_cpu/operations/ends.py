@@ -11,7 +11,7 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Place, Tape, row_bytes, row_stride
+from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes, row_stride
 from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens, Scope
 
 _LINE = 16  # floats of a cache line
@@ -32,7 +32,7 @@ class LookUpEmitter(OperationEmitter[LookUp]):
             weights=matrix.address,
             size=operation.table.n_in,
             x=to,
-            is_private=bool(to.stride),
+            is_private=bool(to.apart),
             scale=operation.scale,
             ids_at=POSITIONS if operation.is_by_position else TOKENS,
         )
@@ -58,7 +58,7 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
     def emit(self, tape: Tape) -> None:
         operation, size = self.operation, self.operation.x.width
         x, y = (self.placed.at(value) for value in operation.read)
-        to = Place(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
+        to = Rows(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
         factors = {"scale": operation.scale, "factor": operation.factor}
         tape.add(Work("inputs of layers"), embed.add_inputs, x=x, y=y, to=to, size=size, **factors)
 

@@ -21,7 +21,7 @@ from augury.blocks import Gating, Matrices, Router
 from augury.lowering import AddWeighed, FeedExperts, Route, Scope
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-_NOTHING = (0, 0, Rows(0, 0, 0))  # added to a sum, see `_added`
+_NOTHING = (0, 0, Rows(0, 0))  # added to a sum, see `_added`
 _GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
@@ -72,7 +72,7 @@ class RouteEmitter(OperationEmitter[Route]):
         routes = self.placed.arena.keep(table([made]), "scratch")
         for kernel in (routing.route, routing.group):
             tape.add(Work("routing"), kernel, routes=routes, is_private=private)
-        tape.kept[self.operation.out] = Rows(routes, 0, router.n_used)
+        tape.kept[self.operation.out] = Rows(routes, router.n_used)
 
 
 class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
@@ -123,7 +123,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         inputs = [part for part in (block.gate, block.up) if part is not None]
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
         stride = up(4 * PRIVATE_TOKENS * block.router.n_used * x.width, 64) if private else 0
-        rows = {"x": x, "rows": Rows(buffers["gathered"], stride, x.width), "weighs": block.weighs_input}
+        rows = {"x": x, "rows": Rows(buffers["gathered"], x.width, stride), "weighs": block.weighs_input}
         for place in {tape.weights.activation(part): i for i, part in enumerate(inputs)}.values():
             matrix = matrices + place * dtype(experts.ExpertMatrix).itemsize
             given = {"routes": routes, "matrix": matrix, "quantize": _quantize(tape, inputs[place])}
@@ -214,7 +214,7 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
             experts.combine,
             routes=self._routes,
             rows=y.address,
-            ld=self.placed.at(operation.y).stride,
+            ld=self.placed.at(operation.y).width,
             is_weighed=True,
             y=to.address,
             size=operation.y.width,

@@ -10,7 +10,7 @@ from augury import lowering as op
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.tape import Place, row_bytes
+from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import Norm
 from augury.lowering import Operation, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd
@@ -225,10 +225,10 @@ class Layout:
                     stride = up(value.width, PANEL_ROWS) if value in products else _width(each, value)
                     self._at[value] = (self._buffer(stride, "early value" if i < n_early else "value"), 0, stride)
 
-    def place(self, value: Value, buffers: Mapping[str, int]) -> Place:
+    def place(self, value: Value, buffers: Mapping[str, int]) -> Rows:
         """Where a value lies, by the addresses of the buffers."""
         name, column, stride = self._at[value.root]
-        return Place(buffers[name] + 4 * (column + value.first), stride)
+        return Rows(buffers[name] + 4 * (column + value.first), stride)
 
     def stride(self, value: Value) -> int:
         """How many floats lie from one row of a value to the next."""
@@ -242,10 +242,10 @@ class Layout:
         """The column of keys times decays by key, in the row that has the decays."""
         return self._decayed[self._at[decays.root][0]]
 
-    def row(self, value: Value, buffers: Mapping[str, int]) -> Place:
+    def row(self, value: Value, buffers: Mapping[str, int]) -> Rows:
         """The row of several values that a value lies in."""
         name, _, stride = self._at[value.root]
-        return Place(buffers[name], stride)
+        return Rows(buffers[name], stride)
 
     def _add_row(self, recur: op.Recur) -> None:
         read = (recur.queries, recur.keys, recur.values, recur.decays, recur.betas)

@@ -14,7 +14,6 @@ from augury.backends.numba_cpu.kernels.extension import (
     N_TOKENS,
     Record,
     StridedRows,
-    ThreadRows,
     add,
     div,
     exponential,
@@ -52,11 +51,11 @@ f32 = np.float32
 
 @struct
 class MixRows(Record):
-    streams: int = pointer_to(ThreadRows)  # (n, E) float32 each
+    streams: int = pointer_to(StridedRows)  # (n, E) float32 each
     n_streams: int
     size: int  # E
     norm: int  # address
-    out: Any = nested(ThreadRows)  # (n, E) float32
+    out: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
 
 
@@ -92,8 +91,8 @@ def mix_rows(record, state, thread, n_threads):
 
 @struct
 class NormStreams(Record):
-    x: Any = nested(ThreadRows)  # (n, n_parts, size) float32
-    out: Any = nested(ThreadRows)
+    x: Any = nested(StridedRows)  # (n, n_parts, size) float32
+    out: Any = nested(StridedRows)
     n_parts: int
     size: int
     norm: int  # address
@@ -127,8 +126,7 @@ def _divide(comb, n, eps, step, stride):
 @struct
 class WeighStreams(Record):
     coefficients: Any = nested(StridedRows)  # float32
-    weights: Any = nested(ThreadRows)  # (n, ldw) float32
-    ldw: int
+    weights: Any = nested(StridedRows)  # (n, ldw) float32
     numbers: int  # (4, ldw) float32, address: factors of coefficients, added to them; factors of gates, added to these
     n_streams: int  # S
     n_gates: int  # weights that are gates
@@ -140,8 +138,8 @@ class WeighStreams(Record):
 @kernel(record=WeighStreams)
 def weigh_streams(record, state, thread, n_threads):
     """Coefficients → weights."""
-    coefficients, ld = record.coefficients.address, record.coefficients.stride
-    weights, ldw, n_rounds = own(record.weights, thread), record.ldw, record.n_rounds
+    coefficients, ld = record.coefficients.address, record.coefficients.width
+    weights, ldw, n_rounds = own(record.weights, thread), record.weights.width, record.n_rounds
     n, n_gates, eps, scales = record.n_streams, record.n_gates, f32(record.eps), record.numbers
     base, factors, offsets = scales + 4 * ldw, scales + 8 * ldw, scales + 12 * ldw
     n_all = n_gates
@@ -180,12 +178,11 @@ def weigh_streams(record, state, thread, n_threads):
 
 @struct
 class ReadStreams(Record):
-    streams: Any = nested(ThreadRows)  # (n, S, E) float32
-    weights: Any = nested(ThreadRows)  # (n, ldw) float32
-    ldw: int
+    streams: Any = nested(StridedRows)  # (n, S, E) float32
+    weights: Any = nested(StridedRows)  # (n, ldw) float32
     n_streams: int  # S
     size: int  # E
-    x: Any = nested(ThreadRows)  # (n, E) float32
+    x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
 
 
@@ -193,7 +190,7 @@ class ReadStreams(Record):
 def read_streams(record, state, thread, n_threads):
     """X = the sum of weighted streams."""
     streams, weights, x = own(record.streams, thread), own(record.weights, thread), own(record.x, thread)
-    ldw, n, size = record.ldw, record.n_streams, record.size
+    ldw, n, size = record.weights.width, record.n_streams, record.size
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -214,7 +211,7 @@ class SiluRows(Record):
 @kernel(record=SiluRows)
 def silu_rows(record, state, thread, n_threads):
     """Y = silu(x)."""
-    x, ldx, y, size = record.x.address, record.x.stride, record.y, record.size
+    x, ldx, y, size = record.x.address, record.x.width, record.y, record.size
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -224,18 +221,18 @@ def silu_rows(record, state, thread, n_threads):
 
 @struct
 class ReadGatedStreams(Record):
-    streams: Any = nested(ThreadRows)  # (n, S, E) float32
+    streams: Any = nested(StridedRows)  # (n, S, E) float32
     gates: Any = nested(StridedRows)  # (n, S * E) float32
     n_streams: int  # S
     size: int  # E
-    x: Any = nested(ThreadRows)  # (n, E) float32
+    x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
 
 
 @kernel(record=ReadGatedStreams)
 def read_gated_streams(record, state, thread, n_threads):
     """X = the mean of streams times the sigmoids of gates."""
-    streams, gates, ld = own(record.streams, thread), record.gates.address, record.gates.stride
+    streams, gates, ld = own(record.streams, thread), record.gates.address, record.gates.width
     n, size, x = record.n_streams, record.size, own(record.x, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     factor = splat_f32(f32(1) / f32(n))
@@ -251,9 +248,8 @@ def read_gated_streams(record, state, thread, n_threads):
 
 @struct
 class WriteStreams(Record):
-    streams: Any = nested(ThreadRows)  # (n, S, E) float32
-    weights: Any = nested(ThreadRows)  # (n, ldw) float32
-    ldw: int
+    streams: Any = nested(StridedRows)  # (n, S, E) float32
+    weights: Any = nested(StridedRows)  # (n, ldw) float32
     post: int  # where these begin in a row of weights
     comb: int  # likewise; -1: none
     n_streams: int  # S
@@ -265,9 +261,9 @@ class WriteStreams(Record):
 @kernel(record=WriteStreams)
 def write_streams(record, state, thread, n_threads):
     """Stream j = post[j] * y + the sum over i of comb[i, j] * stream i, or + stream j where there is no comb."""
-    streams, weights, ldw = own(record.streams, thread), own(record.weights, thread), record.ldw
+    streams, weights, ldw = own(record.streams, thread), own(record.weights, thread), record.weights.width
     post, comb, n, size = record.post, record.comb, record.n_streams, record.size
-    y, ldy, held = record.y.address, record.y.stride, scratch_of(state, thread)
+    y, ldy, held = record.y.address, record.y.width, scratch_of(state, thread)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
         shares = weights + 4 * t * ldw

@@ -74,17 +74,17 @@ def test_a_kernel_reads_and_writes_what_stands_in_a_struct():
 
 def test_a_record_has_its_fields_one_after_the_other():
     rows, to = Rows(1, 2, 3), Rows(4, 5, 3)
-    row = record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=True, stride=7)
-    assert row.tolist() == [jit.address(step.copy_rows), 0, 88, 1, 2, 4, 5, 3, 1, 1, 7]
-    assert record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=False, stride=7)[1] == 1
+    row = record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=True)
+    assert row.tolist() == [jit.address(step.copy_rows), 0, 96, 1, 2, 3, 4, 5, 3, 3, 1, 1]
+    assert record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=False)[1] == 1
     seen = view(row, step.CopyRows)
     seen["y"]["address"] = 6
-    assert seen.tolist() == (row[0], 0, 88, (1, 2), (6, 5), 3, 1, 1, 7)
+    assert seen.tolist() == (row[0], 0, 96, (1, 2, 3), (6, 5, 3), 3, 1, 1)
 
 
 @pytest.mark.parametrize("changed", [{"width": 3}, {"size": None}])
 def test_a_record_needs_all_of_its_fields_and_no_others(changed):
-    fields = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "n_times": 1, "is_private": True, "stride": 3, **changed}
+    fields = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "n_times": 1, "is_private": True, **changed}
     with pytest.raises(TypeError, match=next(iter(changed))):
         record_of(step.copy_rows, **{name: value for name, value in fields.items() if value is not None})
 
@@ -93,7 +93,7 @@ def test_records_of_any_length_follow_one_another_on_a_tape():
     out, team = np.zeros(2, np.int64), Team(1)
     many = {f"field_{i}": i for i in range(39)}
     records = [record_of(write_last, **many, field_39=n, out=out[n:].ctypes.data) for n in range(2)]
-    short = record_of(step.scale_rows, x=Rows(0, 0, 0), size=0, is_private=True, factor=1.0)
+    short = record_of(step.scale_rows, x=Rows(0, 0), is_private=True, factor=1.0)
     team.run(np.concatenate([records[0], short, records[1]]))
     team.close()
     assert out.tolist() == [0, 1]
