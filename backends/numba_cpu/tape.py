@@ -182,7 +182,7 @@ class Tape:
         """Write that rows, or so many values of each, go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
         size, there = rows.width if width is None else width, Rows(0, 0)
-        self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, n_times=1, is_private=False)
+        self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, n_times=1, is_private=False, is_output=False)
         self.waits = not self.space.is_private
 
     def give_output(self, output: Output) -> None:
@@ -258,7 +258,7 @@ class Tape:
             self.norm_x(None)
         self._sum_and_norm(norm, out, x, is_output=norm is not None)
         if norm is None:
-            self._copy(step.gather_rows, x, out)
+            self.copy(x, out, is_output=True)
         return out
 
     def norm_x(self, norm: Norm | None) -> None:
@@ -274,12 +274,10 @@ class Tape:
         self.norm_x(None)
         self.add_by_rows("scaling rows", step.scale_rows, x=self.space.x, factor=factor)
 
-    def copy(self, rows: Rows, to: Rows) -> None:
-        """Write that rows are copied, as often as one has room in a row of the others."""
-        self._copy(step.copy_rows, rows, to)
-
-    def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
-        self.add_by_rows("copying rows", kernel, x=rows, y=to, size=rows.width, n_times=to.width // rows.width)
+    def copy(self, rows: Rows, to: Rows, *, is_output: bool = False) -> None:
+        """Write that rows, or those whose logits are wanted, are copied, as often as one has room in a row of the others."""
+        how = {"size": rows.width, "n_times": to.width // rows.width, "is_output": is_output}
+        self.add_by_rows("copying rows", step.copy_rows, x=rows, y=to, **how)
 
     def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
         private, weights = self.space.is_private, self.weights

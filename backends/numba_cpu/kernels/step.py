@@ -64,6 +64,22 @@ def scale_row(x, size, factor):
         store_part(x + 4 * index, mul(load_part(x + 4 * index, left), factor), left)
 
 
+@helper
+def count_rows(state, is_output):
+    """How many rows are treated: those whose logits are wanted, or one for each token."""
+    if is_output != 0:
+        return get_i64(state + N_ROWS)
+    return get_i64(state + N_TOKENS)
+
+
+@helper
+def token_of(state, i, is_output):
+    """The token whose row is treated as the i-th."""
+    if is_output != 0:
+        return get_i64(get_i64(state + ROWS) + 8 * i)
+    return i
+
+
 @struct
 class AddNorm(Record):
     x: Any = nested(StridedRows)  # (n, E) float32
@@ -81,15 +97,9 @@ def add_norm(record, state, thread, n_threads):
     x, y, ldy = own(record.x, thread), record.y.address, record.y.width
     post, norm, size = record.y_norm, record.norm, record.x.width
     out = own(record.out, thread)
-    is_gathered = record.is_output != 0
-    n = get_i64(state + N_TOKENS)
-    if is_gathered:
-        n = get_i64(state + N_ROWS)
-    first, end = share(n, thread, n_threads, record.is_private)
+    first, end = share(count_rows(state, record.is_output), thread, n_threads, record.is_private)
     for i in range(first, end):
-        t = i
-        if is_gathered:
-            t = get_i64(get_i64(state + ROWS) + 8 * i)
+        t = token_of(state, i, record.is_output)
         row = x + 4 * t * size
         if y != 0 and post == 0:
             for index in range(0, size, 16):
@@ -106,36 +116,25 @@ def add_norm(record, state, thread, n_threads):
 
 @struct
 class CopyRows(Record):
-    """Operands of `copy_rows` and `gather_rows`."""
-
     x: Any = nested(StridedRows)  # (n, E) float32
     y: Any = nested(StridedRows)  # (n, n_times * E) float32
     size: int  # E
     n_times: int
     is_private: bool
+    is_output: bool  # only the rows whose logits are wanted are copied, one after the other
 
 
 @kernel(record=CopyRows)
 def copy_rows(record, state, thread, n_threads):
-    """Copy x[t] to y[t], so many times."""
-    size, n_times, stride = record.size, record.n_times, record.x.width
+    """Copy each row of x to y, so many times."""
+    size, n_times = record.size, record.n_times
     x = own(record.x, thread)
     y = own(record.y, thread)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
-    for t in range(first, end):
-        for i in range(n_times):
-            copy_row(x + 4 * t * stride, y + 4 * (t * n_times + i) * size, size)
-
-
-@kernel(record=CopyRows)
-def gather_rows(record, state, thread, n_threads):
-    """Copy the rows of x whose logits are wanted to y, one after the other."""
-    size, stride, rows = record.size, record.x.width, get_i64(state + ROWS)
-    x = own(record.x, thread)
-    y = own(record.y, thread)
-    first, end = share(get_i64(state + N_ROWS), thread, n_threads, record.is_private)
+    first, end = share(count_rows(state, record.is_output), thread, n_threads, record.is_private)
     for i in range(first, end):
-        copy_row(x + 4 * get_i64(rows + 8 * i) * stride, y + 4 * i * size, size)
+        row = x + 4 * token_of(state, i, record.is_output) * record.x.width
+        for time in range(n_times):
+            copy_row(row, y + 4 * (i * n_times + time) * size, size)
 
 
 @struct
@@ -189,11 +188,8 @@ class Quantize(Record):
 @kernel(record=Quantize)
 def quantize(record, state, thread, n_threads):
     """Activations → operands of the matrix kernels."""
-    n = get_i64(state + N_TOKENS)
-    if record.is_output != 0:
-        n = get_i64(state + N_ROWS)
-    n_items = n * record.n_blocks
-    first, end = share(n_items, thread, n_threads, record.is_private)
+    n = count_rows(state, record.is_output)
+    first, end = share(n * record.n_blocks, thread, n_threads, record.is_private)
     if first < end:
         x = own(record.x, thread)
         out = own(record.out, thread)

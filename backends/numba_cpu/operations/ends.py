@@ -75,11 +75,7 @@ class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
     def __init__(self, operation: GiveLogits, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._is_capped = operation.softcap is not None
-        self.kernels = (
-            logits.multiply_logits,
-            *[logits.cap_logits] * self._is_capped,
-            *[step.gather_rows] * (operation.norm is None),
-        )
+        self.kernels = (logits.multiply_logits, *[logits.cap_logits] * self._is_capped)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {"normed": row_bytes(self.operation.x.width)}

@@ -74,17 +74,18 @@ def test_a_kernel_reads_and_writes_what_stands_in_a_struct():
 
 def test_a_record_has_its_fields_one_after_the_other():
     rows, to = Rows(1, 2, 3), Rows(4, 5, 3)
-    row = record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=True)
-    assert row.tolist() == [jit.address(step.copy_rows), 0, 96, 1, 2, 3, 4, 5, 3, 3, 1, 1]
-    assert record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=False)[1] == 1
+    row = record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=True, is_output=False)
+    assert row.tolist() == [jit.address(step.copy_rows), 0, 104, 1, 2, 3, 4, 5, 3, 3, 1, 1, 0]
+    assert record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=False, is_output=False)[1] == 1
     seen = view(row, step.CopyRows)
     seen["y"]["address"] = 6
-    assert seen.tolist() == (row[0], 0, 96, (1, 2, 3), (6, 5, 3), 3, 1, 1)
+    assert seen.tolist() == (row[0], 0, 104, (1, 2, 3), (6, 5, 3), 3, 1, 1, 0)
 
 
 @pytest.mark.parametrize("changed", [{"width": 3}, {"size": None}])
 def test_a_record_needs_all_of_its_fields_and_no_others(changed):
-    fields = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "n_times": 1, "is_private": True, **changed}
+    rows = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "n_times": 1}
+    fields = {**rows, "is_private": True, "is_output": False, **changed}
     with pytest.raises(TypeError, match=next(iter(changed))):
         record_of(step.copy_rows, **{name: value for name, value in fields.items() if value is not None})
 
