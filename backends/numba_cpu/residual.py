@@ -20,8 +20,7 @@ class AllStreamsEmitter(ConnectionEmitter):
 
     def write(self, tape: Tape) -> None:
         for y in tape.take_added():
-            added = Rows(y.address, row_stride(tape.streams.width))
-            tape.add_by_rows("adding rows", step.add_rows, x=tape.streams, y=added, factor=1.0)
+            tape.add_rows(tape.streams, Rows(y.address, row_stride(tape.streams.width)))
 
 
 class Streams:

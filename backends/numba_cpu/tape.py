@@ -267,7 +267,12 @@ class Tape:
 
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
-        self.add_by_rows("adding rows", step.add_rows, x=self.space.x, y=y, factor=factor)
+        self.add_rows(self.space.x, y, factor)
+
+    def add_rows(self, to: Rows, y: Rows, factor: float = 1.0) -> None:
+        """Write that y, times `factor`, is added to rows."""
+        how = {"size": to.width, "scale": 1.0, "factor": factor}
+        self.add_by_rows("adding rows", step.add_rows, x=to, y=y, to=to, **how)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with pending additions, is multiplied by a number."""

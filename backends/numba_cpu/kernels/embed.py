@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import GETS
 from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, own, row_of
@@ -58,7 +58,6 @@ def float_embed(fmt: Format) -> Any:
 class LookUp(Record):
     embed: int  # address of a kernel, see `quantised_embed`
     weights: int  # address of the packed matrix
-    size: int  # E
     x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
     scale: float
@@ -68,7 +67,7 @@ class LookUp(Record):
 @kernel(record=LookUp)
 def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
     """x[t] = scale * W[id t]."""
-    size, x = record.size, own(record.x, thread)
+    size, x = record.x.width, own(record.x, thread)
     first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     scale = simd.splat_f32(np.float32(record.scale))
     for t in range(first, end):
@@ -76,30 +75,6 @@ def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
         row_id = simd.get_i64(simd.get_i64(state + record.ids_at) + 8 * t)
         invoke(record.embed, (record.weights, row_id, size, row, scratch_of(state, thread)))
         scale_row(row, size, scale)
-
-
-@struct
-class AddInputs(Record):
-    x: Any = nested(StridedRows)  # (n, size) float32
-    y: Any = nested(StridedRows)
-    to: Any = nested(StridedRows)
-    size: int
-    scale: float
-    factor: float
-
-
-@kernel(record=AddInputs)
-def add_inputs(record: Any, state: int, thread: int, n_threads: int) -> None:
-    """to[t] = scale * (x[t] + factor * y[t])."""
-    size = record.size
-    scale, factor = simd.splat_f32(np.float32(record.scale)), simd.splat_f32(np.float32(record.factor))
-    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, 0)
-    for t in range(first, end):
-        x, y, to = row_of(record.x, t), row_of(record.y, t), row_of(record.to, t)
-        for index in range(0, size, 16):
-            left = size - index
-            value = simd.fma(load_part(y + 4 * index, left), factor, load_part(x + 4 * index, left))
-            store_part(to + 4 * index, simd.mul(scale, value), left)
 
 
 @struct

@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import copy_row, scale_row
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, row_of
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, own_row, row_of
 
 f32 = np.float32
 SILU, SIGMOID, SOFTPLUS = range(3)
@@ -86,7 +86,7 @@ def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
     size, norm, n = record.size, record.norm, get_i64(state + N_TOKENS)
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
-        x, y = row_of(record.x, t) + thread * record.x.apart, row_of(record.to, t)
+        x, y = own_row(record.x, thread, t), row_of(record.to, t)
         if norm != 0:
             for head in range(size // record.group):
                 at = 4 * head * record.group

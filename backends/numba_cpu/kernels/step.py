@@ -28,6 +28,7 @@ from augury.backends.numba_cpu.kernels.team import (
     Record,
     StridedRows,
     own,
+    own_row,
 )
 
 PANEL_ROWS = 32
@@ -139,23 +140,26 @@ def copy_rows(record, state, thread, n_threads):
 
 @struct
 class AddRows(Record):
-    x: Any = nested(StridedRows)  # (n, E) float32
+    x: Any = nested(StridedRows)  # (n, size) float32
     y: Any = nested(StridedRows)
-    is_private: bool
+    to: Any = nested(StridedRows)
+    size: int
+    scale: float
     factor: float
+    is_private: bool
 
 
 @kernel(record=AddRows)
 def add_rows(record, state, thread, n_threads):
-    """X[t] += factor * y[t]."""
-    size, ldy, factor = record.x.width, record.y.width, splat_f32(np.float32(record.factor))
-    x = own(record.x, thread)
-    y = own(record.y, thread)
+    """To[t] = scale * (x[t] + factor * y[t])."""
+    size, scale, factor = record.size, splat_f32(np.float32(record.scale)), splat_f32(np.float32(record.factor))
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
     for t in range(first, end):
+        x, y, to = own_row(record.x, thread, t), own_row(record.y, thread, t), own_row(record.to, thread, t)
         for index in range(0, size, 16):
-            left, to = size - index, x + 4 * (t * size + index)
-            store_part(to, fma(load_part(y + 4 * (t * ldy + index), left), factor, load_part(to, left)), left)
+            left = size - index
+            value = fma(load_part(y + 4 * index, left), factor, load_part(x + 4 * index, left))
+            store_part(to + 4 * index, mul(scale, value), left)
 
 
 @struct

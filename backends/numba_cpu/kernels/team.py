@@ -91,6 +91,12 @@ def row_of(rows, t):
 
 
 @helper
+def own_row(rows, thread, t):
+    """The address of a row of those that a thread reads or writes."""
+    return own(rows, thread) + 4 * t * rows.width
+
+
+@helper
 def show_core(state, thread):
     """Let the others see which core a thread is on."""
     place = state + OWN + 64 * thread + CORE

@@ -30,7 +30,6 @@ class LookUpEmitter(OperationEmitter[LookUp]):
             embed.look_up,
             embed=tape.weights.address(matrix.kind, "embed"),
             weights=matrix.address,
-            size=operation.table.n_in,
             x=to,
             is_private=bool(to.apart),
             scale=operation.scale,
@@ -50,7 +49,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
 class GiveInputsEmitter(OperationEmitter[GiveInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
-    kernels = (embed.add_inputs,)
+    kernels = (step.add_rows,)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {INPUTS: row_bytes(self.operation.x.width)}
@@ -59,8 +58,8 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
         operation, size = self.operation, self.operation.x.width
         x, y = (self.placed.at(value) for value in operation.read)
         to = Rows(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
-        factors = {"scale": operation.scale, "factor": operation.factor}
-        tape.add(Work("inputs of layers"), embed.add_inputs, x=x, y=y, to=to, size=size, **factors)
+        how = {"scale": operation.scale, "factor": operation.factor, "is_private": False}
+        tape.add(Work("inputs of layers"), step.add_rows, x=x, y=y, to=to, size=size, **how)
 
 
 def logits_row(n_vocab: int) -> tuple[int, int]:
