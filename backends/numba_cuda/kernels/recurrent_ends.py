@@ -10,6 +10,8 @@ from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs, quantise, unit_of
 
 _WARPS = THREADS // WARP
+TimesArgs = record("TimesArgs", f="times betas dt a", i="times_stride betas_stride size n_betas has_dt has_betas", r="floor")
+"""What decays and betas are made of: each t, (n, times_stride), and b, (n, betas_stride); `dt` and `a` are (size,)."""
 DecayArgs = record("DecayArgs", f="rows", i="stride decay_at beta_at")
 """Rows (n, stride), in which decays and betas have their places."""
 LengthArgs = record("LengthArgs", i="n n_scaled size", r="eps scale")
@@ -45,47 +47,35 @@ def _scale_head(rows, stride, t, heads):
     _scale(rows, start, heads.size, i, gpu.div(np.float32(scale), gpu.root(total)))
 
 
-@kernel("jfffiiii", DecayArgs, LengthArgs)
-def decay(inputs, ends, dt, a, ends_stride, size, has_dt, betas_at, to, heads):
-    """Decays exp(a * s), s = softplus(t + dt), and betas of all tokens: sigmoid(b), or s; a thread for each.
+@kernel("j", TimesArgs, DecayArgs, LengthArgs)
+def decay(inputs, of, to, heads):
+    """Decays exp(a * s), s = softplus(t + dt), or exp(floor * sigmoid(a * t)), and betas sigmoid(b), or s; a thread for each.
 
     Before that, heads of length 1: a warp for each.
 
     Args:
         inputs: The inputs of the pass.
-        ends: (n, ends_stride), each t, and b from `betas_at` on, unless it is 0.
-        dt: (size,) as is `a`.
+        of: See `TimesArgs`.
         to: See `DecayArgs`.
         heads: See `LengthArgs`.
     """
     t, i = cuda.blockIdx.y, (cuda.blockIdx.x - heads.n) * WARP + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or i >= size:
+    if t >= inputs[N_TOKENS] or i >= of.size:
         return
     if cuda.blockIdx.x < heads.n:
         _scale_head(to.rows, to.stride, t, heads)
         return
-    step = ends[t * ends_stride + i]
-    if has_dt:
-        step = gpu.add(step, dt[i])
-    step = softplus(step)
-    to.rows[t * to.stride + to.decay_at + i] = gpu.exp(gpu.mul(step, a[i]))
-    to.rows[t * to.stride + to.beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
-
-
-@kernel("jfffiiiiir", DecayArgs, LengthArgs)
-def decay_keys(inputs, times, betas, a, times_stride, betas_stride, size, key_dim, n_heads, floor, to, heads):
-    """Decays by key exp(a * softplus(t)), or exp(floor * sigmoid(a * t)), and betas sigmoid(b), after heads of length 1."""
-    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - heads.n) * WARP + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or i >= size:
-        return
-    if cuda.blockIdx.x < heads.n:
-        _scale_head(to.rows, to.stride, t, heads)
-        return
-    step, factor = times[t * times_stride + i], a[i // key_dim]
-    step = gpu.mul(factor, softplus(step)) if floor == 0 else gpu.mul(np.float32(floor), sigmoid(gpu.mul(factor, step)))
-    to.rows[t * to.stride + to.decay_at + i] = gpu.exp(step)
-    if i < n_heads:
-        to.rows[t * to.stride + to.beta_at + i] = sigmoid(betas[t * betas_stride + i])
+    step = of.times[t * of.times_stride + i]
+    if of.has_dt:
+        step = gpu.add(step, of.dt[i])
+    if of.floor == 0:
+        step = softplus(step)
+    exponent = gpu.mul(step, of.a[i])
+    if of.floor != 0:
+        exponent = gpu.mul(np.float32(of.floor), sigmoid(exponent))
+    to.rows[t * to.stride + to.decay_at + i] = gpu.exp(exponent)
+    if i < of.n_betas:
+        to.rows[t * to.stride + to.beta_at + i] = sigmoid(of.betas[t * of.betas_stride + i]) if of.has_betas else step
 
 
 @kernel("jffii")

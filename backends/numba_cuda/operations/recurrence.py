@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, ConvolveArgs, StepArgs, convolve as kernel
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
-from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs
+from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs, TimesArgs
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
@@ -89,8 +89,8 @@ def _column(first: Rows, other: Rows) -> int:
     return (other.at.offset - first.at.offset) // 4
 
 
-class DecayEmitter(OperationEmitter[Decay]):
-    """Makes decays and betas of heads."""
+class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
+    """Makes decays of heads, or by key channel, and betas of heads."""
 
     def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
         """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
@@ -98,27 +98,19 @@ class DecayEmitter(OperationEmitter[Decay]):
         if decay.a is None:
             raise UnsupportedError("betas with biases and without decays; use backend reference")
         t, n = layout.rows(decay.t, tape), decay.t.width
-        arguments: Arguments = {"ends": t.at, "ends_stride": t.width, "size": n, "a": weights.vector(decay.a)}
-        if decay.dt is not None:
-            arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
+        arguments: Arguments = {"times": t.at, "times_stride": t.width, "size": n, "n_betas": n}
         if decay.b is not None:
-            arguments["betas_at"] = _column(t, layout.rows(decay.b, tape))
-        arguments |= _begin(tape, layout, decay.out, heads)
-        tape.launch(recurrent_ends.decay, (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), WARP, **arguments)
-
-
-class DecayByKeyEmitter(OperationEmitter[DecayByKey]):
-    """Makes decays by key channel, and betas of heads."""
-
-    def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
-        """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
-        decay, layout = self.operation, self.layout
-        t, b, n = layout.rows(decay.t, tape), layout.rows(decay.b, tape), decay.t.width
-        arguments: Arguments = {"times": t.at, "times_stride": t.width, "betas": b.at, "betas_stride": b.width, "size": n}
-        sizes = {"key_dim": decay.key_dim, "n_heads": decay.b.width, "floor": decay.floor or 0.0}
-        rows = _begin(tape, layout, decay.out, heads) | {"a": tape.weights.vector(decay.a)}
-        grid = (_n_units(heads) + -(-n // WARP), tape.size.n_tokens)
-        tape.launch(recurrent_ends.decay_keys, grid, WARP, **rows, **arguments, **sizes)
+            b = layout.rows(decay.b, tape)
+            arguments |= {"betas": b.at, "betas_stride": b.width, "n_betas": decay.b.width, "has_betas": True}
+        if isinstance(decay, DecayByKey):
+            a = decay.a
+            arguments |= {"a": weights.flat(a.weight, a.shapes[a.weight], decay.key_dim), "floor": decay.floor or 0.0}
+        else:
+            arguments["a"] = weights.vector(decay.a)
+            if decay.dt is not None:
+                arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
+        grid, of = (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), TimesArgs(**arguments)
+        tape.launch(recurrent_ends.decay, grid, WARP, of=of, **_begin(tape, layout, decay.out, heads))
 
 
 class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
@@ -135,8 +127,7 @@ class ScaleAndDecayEmitter(OperationEmitter[ScaleAndDecay]):
     def __init__(self, operation: ScaleAndDecay, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._heads, decay = operation.operations
-        kind = DecayEmitter if isinstance(decay, Decay) else DecayByKeyEmitter
-        self._decay = kind(decay, scope)
+        self._decay = DecayEmitter(decay, scope)
 
     def emit(self, tape: Tape) -> None:
         assert isinstance(self._heads, ScaleToLength)

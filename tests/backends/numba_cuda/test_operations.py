@@ -35,7 +35,7 @@ FUSED = {  # by model and layer
     ("qwen35-dense", 0): f"norm_rows multiply convolve decay {RECURRENT} {FEED}",
     ("mamba2-dense", 0): f"norm_rows multiply convolve {RECURRENT}",
     ("jamba-dense", 1): f"norm_rows multiply convolve multiply norm_parts multiply {RECURRENT} {FEED}",
-    ("kimi-linear-moe", 1): f"norm_rows multiply norm_parts multiply multiply convolve decay_keys {RECURRENT}",
+    ("kimi-linear-moe", 1): f"norm_rows multiply norm_parts multiply multiply convolve decay {RECURRENT}",
     ("minimax-01-moe", 0): f"norm_rows multiply multiply light {RECURRENT}",
     ("glm4moe-moe", 1): f"{ATTEND} norm_rows multiply_and_route multiply multiply",
     ("qwen2moe-moe-2-of-8", 0): f"{ATTEND} norm_rows multiply_and_route multiply multiply multiply multiply",
