@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.mixers import has_function
-from augury.backends.reference.model import ReferenceModel
+from augury.backends.reference.model import ReferenceModel, has_function
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
 from augury.blocks import ModelPlan

@@ -7,20 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, embed, inject, layer_input, layer_inputs, mixture, nextn_streams, output
+from augury.backends.reference import blocks, recurrent
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.lowered import ChosenPositions, LoweredBlock, Run
-from augury.backends.reference.mixers import MIXERS, has_function
 from augury.backends.reference.operations import lowered_block
-from augury.backends.reference.recurrent import LayerStates
 from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree, check_batch
-from augury.blocks import Attention, Block, Embedding, LayerInput, MixtureOfExperts, ModelPlan, NextnInput
+from augury.blocks import (
+    Attention,
+    Block,
+    Embedding,
+    Injection,
+    LatentAttention,
+    LayerInput,
+    MixtureOfExperts,
+    ModelPlan,
+    NextnInput,
+    Output,
+)
 from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, NamedPass, Pass
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
+
+MIXERS: dict[type, Any] = {Attention: blocks.attention, LatentAttention: blocks.latent_attention, **recurrent.MIXERS}
+"""The addition to x of mixers with caches or states, by type."""
+KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *MIXERS})
+"""Blocks that have a function, which computes all that they may have; of others the operations are computed."""
+
+
+def has_function(block: Block) -> bool:
+    """Whether a block has a function, which knows no choice of positions."""
+    return type(block) in KNOWN and not (getattr(block, "indexer", None) or getattr(block, "reuses_choice", 0))
 
 
 class ReferenceModel(Model):
@@ -36,10 +55,10 @@ class ReferenceModel(Model):
         self.features, self.options = plan.features, options
         self._plan, self._layers = plan, plan.every_layer
         self._weights: Weights | None = weights
-        blocks = [(i, block) for i, layer in enumerate(self._layers) for block in layer.blocks]
-        blocks += [(0, block) for block in (plan.embedding, plan.output)]
+        every = [(i, block) for i, layer in enumerate(self._layers) for block in layer.blocks]
+        every += [(0, block) for block in (plan.embedding, plan.output)]
         self._caches: dict[tuple[int, Block], Any] = {
-            (i, block): self._cache_for(block) for i, block in blocks if type(block) in MIXERS or not has_function(block)
+            (i, block): self._cache_for(block) for i, block in every if type(block) in MIXERS or not has_function(block)
         }
         self._chosen: list[ChosenPositions] = []
 
@@ -58,7 +77,7 @@ class ReferenceModel(Model):
         streams = np.repeat(embedded[:, None], n_streams, axis=1)
         if nextn is not None and batch.hidden is not None:
             if type(nextn.input) is NextnInput:
-                begun = nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
+                begun = blocks.nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
                 begun = np.stack(self._end(nextn.input, batch, tree, embedded), axis=1)
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
@@ -67,7 +86,7 @@ class ReferenceModel(Model):
         features = {"embedding": streams.reshape(len(streams), -1).astype(np.float32)}
         injections = () if batch.hidden is None else self._plan.injections
         for injection in injections:
-            inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
+            blocks.inject(injection, weights, self._cache_of(injection.layer), batch, streams[:, -1])
         for i in range(*(batch.layers or (0, self.info.n_layers))) if not injections else ():
             hidden = self._through(i, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
@@ -76,7 +95,7 @@ class ReferenceModel(Model):
         normed, linear = each_normed(x, ends.output.norm, weights), ends.output.given
         features["output"] = (normed if linear is None else weights.product(linear, normed)).astype(np.float32)
         if has_function(ends.output):
-            logits = output(ends.output, weights, normed[batch.rows])
+            logits = blocks.output(ends.output, weights, normed[batch.rows])
         else:
             logits = self._end(ends.output, batch, tree, x)[0].astype(np.float32)
         passed = ArrayPass(logits, {name: features[name] for name in batch.features})
@@ -123,11 +142,11 @@ class ReferenceModel(Model):
                 kept = self._caches[i, block] if source is None else self._cache_of(source)
                 y = MIXERS[type(block)](block, weights, kept, batch, tree, x, *besides)
             elif isinstance(block, LayerInput):
-                y = layer_input(block, weights, x, inputs)
+                y = blocks.layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):
-                y = mixture(block, weights, batch, x, before[:, -1])
+                y = blocks.mixture(block, weights, batch, x, before[:, -1])
             else:
-                y = STATELESS[type(block)](block, weights, x)
+                y = blocks.STATELESS[type(block)](block, weights, x)
             streams = write(block.connection, weights, streams, y)
         x = each_normed(layer.scale * streams[:, -1], layer.norm, weights)
         return np.concatenate([streams[:, :-1], x[:, None]], axis=1)
@@ -135,8 +154,8 @@ class ReferenceModel(Model):
     def _embed(self, block: Embedding, batch: Batch, tree: Tree | None) -> tuple[np.ndarray, np.ndarray]:
         """An embedding of tokens: x (n, E), and inputs of layers (n, layers, P)."""
         if has_function(block):
-            x = embed(block, self._open(), batch)
-            return x, layer_inputs(block, self._open(), batch, x)
+            x = blocks.embed(block, self._open(), batch)
+            return x, blocks.layer_inputs(block, self._open(), batch, x)
         *made, x = self._end(block, batch, tree, np.zeros((len(batch.tokens), block.n_embd)))
         size = 1 if block.layer_inputs is None else block.layer_inputs.norm.size
         return x, np.hstack([np.empty((len(x), 0)), *made]).reshape(len(x), -1, size)
@@ -165,7 +184,7 @@ class ReferenceModel(Model):
         """The caches and states of a block, empty."""
         if not has_function(block):
             return LoweredBlock(block, self.options, self._open(), self._plan.n_seen(block))
-        return LayerStates(block, self.options, self._open()) if block.states() else LayerCache(block, self.options)
+        return recurrent.LayerStates(block, self.options, self._open()) if block.states() else LayerCache(block, self.options)
 
     def _cache_of(self, layer: int) -> LayerCache:
         """The cache of a layer's mixer."""

@@ -9,7 +9,7 @@ from oracles.states import script_rows
 from oracles.strangers import with_strangers
 
 from augury import Registry
-from augury.backends.reference import mixers as reference, model
+from augury.backends.reference import model
 from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
@@ -40,9 +40,9 @@ def test_compressed_attention_computes_what_its_definition_says(name, monkeypatc
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
     lowered = rows_of("reference", file, plan)
-    monkeypatch.setattr(reference, "KNOWN", reference.KNOWN | {CompressedAttention})
-    monkeypatch.setattr(model, "has_function", lambda block: type(block) in reference.KNOWN)
-    monkeypatch.setitem(reference.MIXERS, CompressedAttention, compressed_attention)
+    monkeypatch.setattr(model, "KNOWN", model.KNOWN | {CompressedAttention})
+    monkeypatch.setattr(model, "has_function", lambda block: type(block) in model.KNOWN)
+    monkeypatch.setitem(model.MIXERS, CompressedAttention, compressed_attention)
     assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
 
 
