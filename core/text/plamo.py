@@ -14,7 +14,7 @@ import numpy as np
 from augury.errors import ModelFileError
 from augury.text.bpe import call_library
 from augury.text.special_token import TokenType
-from augury.text.unigram import UNKNOWN_PENALTY, scores_of, unigram_tokenizer, unreachable
+from augury.text.unigram import UNKNOWN_PENALTY, unigram_tokenizer, unreachable
 from augury.text.vocabulary import Codec, Vocabulary
 
 
@@ -33,7 +33,7 @@ class PlamoCodec(Codec):
         if missing := [byte for byte in range(256) if byte not in found]:
             raise ModelFileError(f"the vocabulary has no token <0x{missing[0]:02X}>, expected one for each byte")
         self._bytes = [found[byte] for byte in range(256)]
-        scaled = scores_of(vocabulary) * 1e4
+        scaled = vocabulary.known_scores() * 1e4
         scaled = np.where(np.isfinite(scaled), np.sign(scaled) * np.floor(np.abs(scaled) + 0.5), -np.inf)
         pieces = [
             (text[::-1], score) if score > self._UNKNOWN else (unreachable(token), 0.0)

@@ -54,13 +54,11 @@ def _build(vocabulary: Vocabulary) -> SentencePieceProcessor:
     """Hand the vocabulary to the library, as the protocol buffer that it reads."""
     from sentencepiece import SentencePieceProcessor
 
-    if vocabulary.scores is None:
-        raise ModelFileError("tokenizer.ggml.scores is missing, expected an array of numbers; convert the model again")
     types = [_NORMAL_PIECE] * len(vocabulary.tokens)
     has_all_bytes = len(numbers := vocabulary.of_type(TokenType.BYTE)) == 256
     for token in numbers if has_all_bytes else ():
         types[token] = _BYTE_PIECE
-    scores = vocabulary.scores.astype("<f4").tobytes()
+    scores = vocabulary.known_scores().astype("<f4").tobytes()
     proto = [
         _piece(text.encode("utf-8", "surrogateescape"), scores[4 * token : 4 * token + 4], types[token])
         for token, text in enumerate(vocabulary.tokens)

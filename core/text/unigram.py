@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from augury.errors import ModelFileError
 from augury.text.bpe import SURROGATE, call_library
 from augury.text.character_map import CharacterMap
@@ -40,7 +38,7 @@ class UnigramCodec(Codec):
         self._merges_spaces = vocabulary.remove_extra_whitespaces
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED, is_stated=True)
         self._normaliser = _Normaliser(vocabulary.charsmap, [vocabulary.tokens[token] for token in user_defined])
-        scores = scores_of(vocabulary)
+        scores = vocabulary.known_scores()
         normal = vocabulary.of_type(TokenType.NORMAL, is_stated=True)
         worst = float(scores[normal].min()) if normal else 0.0
         scores[user_defined] = 0.0
@@ -102,17 +100,6 @@ class _Normaliser:
 def _escaped(characters: Iterable[str]) -> str:
     """Characters for a class of a regular expression."""
     return "".join(map(re.escape, sorted(set(characters))))
-
-
-def scores_of(vocabulary: Vocabulary) -> np.ndarray:
-    """The tokens' scores, (V,) float64.
-
-    Raises:
-        ModelFileError: there are none.
-    """
-    if vocabulary.scores is None:
-        raise ModelFileError("tokenizer.ggml.scores is missing, expected an array of numbers; convert the model again")
-    return vocabulary.scores.astype(np.float64)
 
 
 def unreachable(token: int) -> str:

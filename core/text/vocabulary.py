@@ -80,6 +80,16 @@ class Vocabulary:
     strips_left: frozenset[int]  # special tokens to which white space before them belongs
     strips_right: frozenset[int]  # or after them
 
+    def known_scores(self) -> np.ndarray:
+        """The tokens' scores, (V,) float64.
+
+        Raises:
+            ModelFileError: there are none.
+        """
+        if self.scores is None:
+            raise ModelFileError("tokenizer.ggml.scores is missing, expected an array of numbers; convert the model again")
+        return self.scores.astype(np.float64)
+
     def of_type(self, *types: TokenType, is_stated: bool = False) -> list[int]:
         """Ids of the tokens of these types, rising; `is_stated` takes the types as the file has them."""
         ids: list[int] = np.flatnonzero(np.isin(self.stated_types if is_stated else self.types, types)).tolist()
