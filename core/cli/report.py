@@ -194,17 +194,15 @@ def _mib(n_bytes: int) -> str:
 
 def show_in_brief(engine: Engine) -> None:
     """Show on a terminal the essentials of the configuration: above all the drafters."""
-    if sys.stderr.isatty():
-        for line in _brief_lines(engine.info.name, engine.config):
-            say(line)
-
-
-def _brief_lines(model: str, config: Mapping[str, Any]) -> list[str]:
+    if not sys.stderr.isatty():
+        return
+    config = engine.config
     slots = "1 slot" if config["n_slots"] == 1 else f"{config['n_slots']} slots"
     threads = "1 thread" if config["threads"] == 1 else f"{config['threads']} threads"
     cache = "/".join(dict.fromkeys((config["cache_type_k"], config["cache_type_v"])))
     place = f"{config['backend']} ({config['isa']}), {threads}"
-    return [f"{model} on {place}, {slots} of {config['n_ctx']} tokens, KV cache {cache}", f"drafts: {_drafts(config)}"]
+    say(f"{engine.info.name} on {place}, {slots} of {config['n_ctx']} tokens, KV cache {cache}")
+    say(f"drafts: {_drafts(config)}")
 
 
 def _drafts(config: Mapping[str, Any]) -> str:

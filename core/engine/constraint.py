@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +37,7 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
     (by,) = given
     value = asked[by]
     if by != "constraint":
-        return _with_options(keywords[by], keywords[by].options_for(value), by)
+        return keywords[by], build(keywords[by].options_class, keywords[by].options_for(value), by)
     named: list[tuple[Any, Any]] = []
     if isinstance(value, str):
         named = [(spec.name, dict(spec.values)) for spec in parse_specs(value, "constraint")]
@@ -50,11 +50,7 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
         found: type[Constraint] = registry.find("constraint", name)
     except PluginError as error:  # a request names it, not the user who installed the plugins
         raise OptionError(str(error)) from None
-    return _with_options(found, values, f"constraint {found.name}")
-
-
-def _with_options(found: type[Constraint], values: Mapping[str, Any], where: str) -> ChosenConstraint:
-    return found, build(found.options_class, values, where)
+    return found, build(found.options_class, values, f"constraint {found.name}")
 
 
 class ConstraintGuard:
