@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import attrs
+from attrs import define, evolve, field
 
 from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
@@ -179,27 +179,21 @@ class Shared:
         self._made.clear()
 
 
+@define(eq=False, slots=False)
 class Loader:
     """Loads each model once, and remembers which ones to close."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        backend: Backend,
-        progress: Progress,
-        override_kv: Mapping[str, Mapping[str, Scalar | Untyped]] | None = None,
-    ) -> None:
-        """Prepare to load; `override_kv` are metadata values that take the place of a file's own, by reference."""
-        self.shared = Shared()
-        self.contexts: list[EngineContext] = []
-        self.backends: list[Backend] = []  # of each context's model
-        self.registry = registry
-        self._backend = backend
-        self._progress = progress
-        self._override_kv = override_kv or {}
-        self._files: dict[str, ModelFile] = {}
-        self._target: ModelFile | None = None
-        self.no_tokenizer: dict[str, str] = {}  # reference → why its file's is not read
+    registry: Registry
+    _backend: Backend
+    _progress: Progress
+    # by reference, metadata values that take the place of a file's own
+    _override_kv: Mapping[str, Mapping[str, Scalar | Untyped]] = field(factory=dict)
+    shared: Shared = field(factory=Shared, init=False)
+    contexts: list[EngineContext] = field(factory=list, init=False)
+    backends: list[Backend] = field(factory=list, init=False)  # of each context's model
+    no_tokenizer: dict[str, str] = field(factory=dict, init=False)  # by reference, why its file's is not read
+    _files: dict[str, ModelFile] = field(factory=dict, init=False)
+    _target: ModelFile | None = field(default=None, init=False)
 
     @property
     def models(self) -> list[Model]:
@@ -262,7 +256,7 @@ class Loader:
                     f"{file.path}: a model of architecture {whole.architecture!r} drafts for another one; give it as the draft "
                     "model (-md, draft_model) of that one"
                 )
-            wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=whole.n_ctx_train)
+            wanted = options if options.n_ctx else evolve(options, n_ctx=whole.n_ctx_train)
             plan = whole if wants_nextn else whole.without_nextn()
             device = place(self.registry, named, file, plan, wanted)
             if lack := _lack_of_nextn(self.registry, file, whole, device):

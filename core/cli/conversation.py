@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import Factory, define, field
+
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.table import align_rows
 from augury.cli.text_file import read_text
@@ -33,38 +35,20 @@ _COMMANDS = {
 _MAKE_ROOM = "/drop forgets the oldest question and its answer"
 
 
+@define(eq=False)
 class Conversation:
-    """Messages so far, and what to do with the next line that a user types.
+    """Messages so far, and what to do with the next line that a user types."""
 
-    Attributes:
-        messages: As `Engine.submit` takes them.
-        has_failed: Whether a message had no answer.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        params: Mapping[str, Any],
-        *,
-        has_stats: bool = False,
-        is_stoppable: bool = True,
-        session: Path | None = None,
-        messages: Messages | None = None,
-    ) -> None:
-        """Start a conversation, or continue the one of these `messages`; `params` are those of each request.
-
-        With `has_stats`, drafted tokens are coloured, and each answer has figures. Ctrl-C ends an answer alone if
-        `is_stoppable`, or else is the caller's. Every change is written to the file `session`.
-        """
-        self.messages: Messages = list(messages or ())
-        self.has_failed = False
-        self._engine = engine
-        self._params = params
-        self._has_stats = has_stats
-        self._is_stoppable = is_stoppable
-        self._session = session
-        self._saved = list(self.messages)  # the contents of the session's file
-        self._summary: Summary | None = None  # of the last answer
+    _engine: Engine
+    _params: Mapping[str, Any]  # of each request
+    _has_stats: bool = field(default=False, kw_only=True)  # whether drafted tokens are coloured, and answers have figures
+    _is_stoppable: bool = field(default=True, kw_only=True)  # whether Ctrl-C ends an answer alone, or else is the caller's
+    _session: Path | None = field(default=None, kw_only=True)  # the file that every change is written to
+    messages: Messages = field(factory=list, kw_only=True)  # as `Engine.submit` takes them
+    has_failed: bool = field(default=False, init=False)  # whether a message had no answer
+    _saved: Messages = field(default=Factory(lambda self: list(self.messages), takes_self=True), init=False)
+    """The contents of the session's file."""
+    _summary: Summary | None = field(default=None, init=False)  # of the last answer
 
     def respond(self, text: str) -> bool:
         """Answer a message, or run a command; false where the user wants to leave."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeVar
 
-import attrs
 import numpy as np
+from attrs import Factory, define, evolve, field
 
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
@@ -36,39 +36,28 @@ CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few eno
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
 
 
+@define(eq=False, slots=False)
 class Loop:
     """Runs sequences on one model. Not thread-safe: the engine's thread alone calls it."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        drafting: Drafting,
-        on_round: Callable[..., Any] | None = None,
-        on_request: Callable[..., Any] | None = None,
-        *,
-        n_vocab: int | None = None,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        """Take over a model and the drafters of its slots.
-
-        Passes are told to `on_round` as a `Round`, ended requests to `on_request` as a `Summary`. Tokens from `n_vocab` on are
-        padding of the logits, and never chosen; None: there are none. `check` is called before every request; its exception is
-        the request's error.
-        """
-        self._context = context
-        self._drafting = drafting
-        self._on_round = on_round
-        self._on_request = on_request
-        self._check = check
-        self._n_vocab = n_vocab or context.info.n_vocab
-        self._waiting: deque[Sequence] = deque()
-        self.n_held_back = 0  # of those: they wait for a slot of their own that is taken
-        self._running: list[Sequence] = []
-        self._taken: set[int] = set()  # slots, also those of evaluations
-        self._evaluating: set[int] = set()  # slots
-        self._counter = EngineCounter(context.spec.n_slots)
-        self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
-        self._ended: dict[int, SavedSlot] = {}  # by slot: the text of its last request, and how that was sampled
+    _context: EngineContext
+    _drafting: Drafting  # of all slots
+    _on_round: Callable[..., Any] | None = None  # called with a `Round` after every pass
+    _on_request: Callable[..., Any] | None = None  # called with a `Summary` after every request
+    # tokens that may be chosen; the model's further logits are padding
+    _n_vocab: int = field(default=Factory(lambda self: self._context.info.n_vocab, takes_self=True), kw_only=True)
+    # called before every request; its exception is the request's error
+    _check: Callable[[], None] | None = field(default=None, kw_only=True)
+    _waiting: deque[Sequence] = field(factory=deque, init=False)
+    n_held_back: int = field(default=0, init=False)  # of those: they wait for a slot of their own that is taken
+    _running: list[Sequence] = field(factory=list, init=False)
+    _taken: set[int] = field(factory=set, init=False)  # slots, also those of evaluations
+    _evaluating: set[int] = field(factory=set, init=False)  # slots
+    _counter: EngineCounter = field(
+        default=Factory(lambda self: EngineCounter(self._context.spec.n_slots), takes_self=True), init=False
+    )
+    _unfreed: set[int] = field(factory=set, init=False)  # slots whose memory manager failed to free them
+    _ended: dict[int, SavedSlot] = field(factory=dict, init=False)  # by slot, its last request's text and sampling
 
     @property
     def n_sequences(self) -> int:
@@ -167,12 +156,12 @@ class Loop:
         running = [SavedSlot.of(sequence) for sequence in self._running if sequence.slot == slot]
         if not running and slot not in self._ended:
             raise OptionError(f"slot {slot} holds no request's text: none came, it was erased, or an evaluation took its place")
-        return attrs.evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
+        return evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
 
     def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
         """Restore saved contents to a free slot."""
         self._context.restore(slot, saved.held)
-        self._ended[slot] = attrs.evolve(saved, held=b"")
+        self._ended[slot] = evolve(saved, held=b"")
         return self._ended[slot]
 
     def erase_slot(self, slot: int) -> int:

@@ -11,25 +11,24 @@ Source: Basu et al. 2020, "Mirostat" (arXiv 2007.14966), algorithms 1 and 2; as 
 from __future__ import annotations
 
 import numpy as np
+from attrs import define, field
 
 from augury.engine.sampling_step import best_first
 
 _N_FITTED = 100  # of the most probable tokens, which the exponent of Zipf's law is estimated from
 
 
+@define(eq=False)
 class Mirostat:
-    """One request's.
+    """One request's."""
 
-    Attributes:
-        mu: The surprise that is allowed of the last token, in bits.
-    """
-
-    def __init__(self, version: int, tau: float, eta: float, n_vocab: int, mu: float | None = None) -> None:
-        """Begin version 1 or 2, which aims at `tau` bits of surprise; `mu` is that of a text that goes on."""
-        self.mu = 2 * tau if mu is None else mu
-        self._version, self._tau, self._eta, self._n_vocab = version, tau, eta, n_vocab
-        self._index = 0
-        self._drawn_from: tuple[np.ndarray, np.ndarray] | None = None  # of the token that was asked for last
+    _version: int  # 1 or 2
+    _tau: float  # surprise that is aimed at, in bits
+    _eta: float  # how fast it is corrected
+    _n_vocab: int  # V
+    mu: float  # the surprise that is allowed of the last token, in bits
+    _index: int = field(default=0, init=False)
+    _drawn_from: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)  # of the token asked for last
 
     def go_on(self, history: np.ndarray, index: int) -> None:
         """Token `index` of the request is asked for, after `history`."""

@@ -153,8 +153,8 @@ class Sampler:
         self.follows_text = constraint is not None or params.mirostat > 0
         self._mirostat: Mirostat | None = None
         if params.mirostat and not params.is_greedy:
-            tuning = params.mirostat_tau, params.mirostat_eta
-            self._mirostat = Mirostat(params.mirostat, *tuning, n_vocab, params.mirostat_mu)
+            tau, mu = params.mirostat_tau, params.mirostat_mu
+            self._mirostat = Mirostat(params.mirostat, tau, params.mirostat_eta, n_vocab, 2 * tau if mu is None else mu)
 
     def choose(self, logits: Pass, row: int, history: np.ndarray, index: int) -> int:
         """The token that follows `history`, or -1 where `distribution` has none.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from attrs import Factory, define, field
+
 from augury.errors import AuguryError, PluginError
 from augury.interfaces import Drafter, Session
 from augury.loader import Loader
@@ -14,19 +16,17 @@ from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, ModelOptions
 
 
+@define(eq=False, slots=False)
 class EngineSession(Session):
     """The session of one slot."""
 
-    def __init__(
-        self, slot: int, model: ModelInfo, options: ModelOptions, tokenizer: Tokenizer | None, loader: Loader, target: Target
-    ) -> None:
-        self.slot = slot
-        self.n_slots = options.n_slots
-        self.model = model
-        self.options = options
-        self.tokenizer = tokenizer
-        self.target = target
-        self._loader = loader
+    slot: int
+    model: ModelInfo
+    options: ModelOptions
+    tokenizer: Tokenizer | None
+    _loader: Loader
+    target: Target
+    n_slots: int = field(default=Factory(lambda self: self.options.n_slots, takes_self=True), init=False)
 
     def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
         return self._loader.load(reference, options, purpose="draft", backend=backend, plan_name=plan)

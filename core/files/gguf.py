@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
-from attrs import NOTHING, evolve, field, frozen
+from attrs import NOTHING, define, evolve, field, frozen, setters
 
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
@@ -82,6 +82,11 @@ class Tensor:
 _N_SAMPLED, _SAMPLE = 256, 256  # tensors, and bytes in the middle of each: a page of the disk is read for it
 
 
+def _unchanging(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(given))
+
+
+@define(eq=False, slots=False, on_setattr=setters.NO_OP)
 class ModelFile:
     """A GGUF model: metadata and tensors, whether it is one file or several parts.
 
@@ -89,40 +94,20 @@ class ModelFile:
     numbers and truth values, and lists of these for nested arrays. Text that is not valid UTF-8 (single tokens of a
     vocabulary may be such) holds its bytes as surrogate escapes: `text.encode("utf-8", "surrogateescape")` gives them
     back.
-
-    Attributes:
-        path: The file that was asked for.
-        paths: All files of the model, in order.
-        n_bytes: Their size together.
-        metadata: Key → value, as the first part states them, or as overridden.
-        tensors: Name → tensor, of all parts, in the order of the files.
-        identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
-            the same have the same content. Empty if it was not read from files.
-        head: A hash of the files' headers.
-        target: The file that a draft model's borrows tensors of: the names of these begin with `BORROWED`.
-        in_memory: By backend and tensor, the weights that a backend made of a tensor, as long as it holds them.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        paths: tuple[Path, ...],
-        n_bytes: int,
-        metadata: Mapping[str, object],
-        tensors: Mapping[str, Tensor],
-        identity: tuple[tuple[int, ...], ...] = (),
-        head: bytes = b"",
-    ) -> None:
-        """Hold the data that `open` has read."""
-        self.head = head
-        self.target: ModelFile | None = None
-        self.in_memory: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
-        self.path = path
-        self.paths = paths
-        self.n_bytes = n_bytes
-        self.identity = identity
-        self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
-        self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
+    path: Path  # of the file that was asked for
+    paths: tuple[Path, ...]  # of all files of the model, in order
+    n_bytes: int  # of them together
+    metadata: Mapping[str, object] = field(converter=_unchanging)  # as the first part states them, or as overridden
+    tensors: Mapping[str, Tensor] = field(converter=_unchanging)  # by name, of all parts, in the order of the files
+    # device, inode, size and times of last change (ns) of each file when it was opened: files whose identity is the same have
+    # the same content; empty if it was not read from files
+    identity: tuple[tuple[int, ...], ...] = ()
+    head: bytes = b""  # a hash of the files' headers
+    target: ModelFile | None = field(default=None, init=False)  # whose tensors a draft model's borrows, see `BORROWED`
+    # by backend and tensor, the weights that a backend made of a tensor, as long as it holds them
+    in_memory: WeakValueDictionary[tuple[str, str], Any] = field(factory=WeakValueDictionary, init=False)
 
     @classmethod
     def open(cls, path: str | Path, override_kv: Mapping[str, Scalar | Untyped] | None = None) -> ModelFile:
