@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
@@ -47,8 +48,9 @@ def guarded(call: Callable[..., object], *arguments: Any, **keywords: Any) -> bo
 
 
 def warn(logger: str, message: str, error: BaseException, **facts: Any) -> None:
-    """Log a plugin's failure. Where even that fails, as with standard error closed, nobody is told."""
+    """Log a plugin's failure, at level DEBUG its traceback. If that fails, as with standard error closed, nobody is told."""
     attempt(lambda: get_logger(logger).warning(message, **facts, error=describe(error)))
+    attempt(logging.getLogger(logger).debug, "its traceback", exc_info=error)
 
 
 def describe(error: BaseException) -> str:

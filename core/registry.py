@@ -125,7 +125,12 @@ class Registry:
         Raises:
             PluginError: A name is taken already, or a hook's name is misspelt.
         """
-        self.hooks.register(plugin, name=f"{distribution}:{name}")
+        try:
+            self.hooks.register(plugin, name=f"{distribution}:{name}")
+        except pluggy.PluginValidationError as error:  # of the arguments of a hook
+            self.hooks.unregister(name=f"{distribution}:{name}")  # by name: pluggy 1.7 keeps nothing of it, earlier ones do
+            self._give_up(name, distribution, version, " ".join(str(error).split()))
+            return
         try:
             self.hooks.check_pending()
         except pluggy.PluginValidationError as error:
@@ -146,7 +151,10 @@ class Registry:
 
     def _offered(self, plugin: Any, kind: str, distribution: str, version: str) -> Iterable[PluginRecord]:
         hook, _ = _KINDS[kind]
-        for cls in getattr(plugin, hook)() if hasattr(plugin, hook) else ():
+        found = getattr(plugin, hook)() if hasattr(plugin, hook) else ()
+        if not isinstance(found, Iterable):
+            raise PluginError(f"{hook} returned {found!r}, expected a list of classes")
+        for cls in found:
             _check(kind, cls, distribution)
             yield PluginRecord(kind, cls.name, cls, distribution, version)
 

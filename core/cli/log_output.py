@@ -1,4 +1,4 @@
-"""How the command line shows what augury logs: `-v` shows events, `-vv` also every draft as a table."""
+"""How the command line shows what augury logs: `-v` shows events, `-vv` also drafts as tables, and tracebacks of plugins."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Items
+from collections.abc import Callable, Iterator, Sequence as Items
 from itertools import takewhile
 from numbers import Integral, Real
 from typing import Any
@@ -53,6 +53,16 @@ class LossBudget:
 
 # Drafters
 
+_DECLARED: dict[str, tuple[Callable[[Any], bool], str]] = {  # attributes of a drafter, with checks of their values
+    "n_top": (lambda n: isinstance(n, Integral) and int(n) >= 0, "a whole number from 0 on"),
+    "evidence_chances": (
+        lambda chances: all(isinstance(chance, Real) and 0 <= float(chance) <= 1 for chance in chances),
+        "probabilities from 0 to 1",
+    ),
+    "features": (lambda names: not isinstance(names, str), "a tuple of names, such as ('output',)"),
+    "scope": (lambda scope: scope in ("request", "slot", "process"), "'request', 'slot' or 'process'"),
+}
+
 
 @define(eq=False)
 class DrafterProfile:
@@ -79,12 +89,9 @@ class DrafterProfile:
         Raises:
             PluginError: It declares what cannot be.
         """
-        found: Any = drafter.n_top
-        if not isinstance(found, Integral) or found < 0:
-            raise PluginError(f"drafter {drafter.name!r} has n_top {found!r}, expected a whole number from 0 on")
-        found = drafter.evidence_chances
-        if not all(isinstance(chance, Real) and 0 <= float(chance) <= 1 for chance in found):
-            raise PluginError(f"drafter {drafter.name!r} has evidence_chances {found!r}, expected probabilities from 0 to 1")
+        for attribute, (is_right, expected) in _DECLARED.items():
+            if not is_right(found := getattr(drafter, attribute)):
+                raise PluginError(f"drafter {drafter.name!r} has {attribute} {found!r}, expected {expected}")
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)

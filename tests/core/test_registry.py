@@ -74,6 +74,15 @@ def test_two_constraints_of_one_keyword_are_an_error_that_names_both():
         registry.register(plugin(augury_constraints=lambda: keyed[1:]), name="other", distribution="augury-other", version="3")
 
 
+def test_a_hook_with_another_argument_is_a_broken_plugin():
+    module, registry = types.ModuleType("stranger"), Registry()
+    module.augury_drafters = hookimpl(lambda more: [Lucky])
+    registry.register(module, name="stranger", distribution="augury-stranger")
+    assert registry.records == []
+    assert "hook 'augury_drafters' hookimpl definition: <lambda>(more) Argument(s) {'more'}" in registry.broken[0].reason
+    assert module not in registry.hooks.get_plugins()
+
+
 def test_a_misspelt_hook_is_an_error_that_names_the_right_one():
     with pytest.raises(PluginError, match=r"augury-stranger.*'augury_drafter'.*did you mean 'augury_drafters'"):
         registry_with(augury_drafter=list)
@@ -135,7 +144,8 @@ class Misnamed(Unfinished):
         (lambda: [Old], "plugin API 0, this augury has 1"),
         (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.drafter.Drafter"),
         (lambda: ["text"], "expected a subclass"),
-        (lambda: None, "not iterable"),
+        (lambda: None, "augury_drafters returned None, expected a list of classes"),
+        (lambda: Lucky, ".Lucky'>, expected a list of classes"),
     ],
 )
 def test_a_broken_plugin_is_a_warning_and_not_a_crash(hook, reason, caplog):

@@ -74,9 +74,10 @@ def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
 
     monkeypatch.setattr(NgramSimple, "draft", failing)
     words = ["run", *here(), "-c", 64, "--prompt-tokens", "1,2", "-n", 4, "--spec-fixed", "--spec-type", "ngram-simple"]
-    code, _, err = run(capsys, *words, "--stats")
+    code, _, err = run(capsys, *words, "--stats", "-vv")
     assert code == 0
     assert err.count("plugin=ngram-simple method=draft") == 1
+    assert 'raise LookupError("where am I?")' in err
     assert "  left out because it failed in draft: LookupError: where am I?" in err.splitlines()
     _, out, _ = run(capsys, *words, "--json")
     assert json.loads(out)["draft"]["drafters"]["ngram-simple"]["failed"] == "draft: LookupError: where am I?"

@@ -127,6 +127,8 @@ def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
         ("n_top", "8", "n_top '8', expected a whole number from 0 on"),
         ("n_top", -1, "n_top -1, expected a whole number from 0 on"),
         ("evidence_chances", (0.5, 3), r"evidence_chances \(0.5, 3\), expected probabilities from 0 to 1"),
+        ("features", "output", r"features 'output', expected a tuple of names, such as \('output',\)"),
+        ("scope", "requests", "scope 'requests', expected 'request', 'slot' or 'process'"),
     ],
 )
 def test_a_drafter_that_declares_what_cannot_be_is_refused(name, value, told):
