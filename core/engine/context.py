@@ -48,12 +48,7 @@ class EngineContext(Context):
     @property
     def may_branch(self) -> bool:
         """Whether drafts may be trees."""
-        return not (self._has_sequence_state and self.replays_accepted)
-
-    @property
-    def replays_accepted(self) -> bool:
-        """See `MemoryManager.replays_accepted`."""
-        return self.memory.replays_accepted
+        return not (self._has_sequence_state and self.memory.replays_accepted)
 
     def close(self) -> None:
         """Close the model."""
@@ -86,16 +81,12 @@ class EngineContext(Context):
 
     def save(self, slot: int) -> bytes:
         """See `MemoryManager.save`; a pass first repairs a state that has taken in rejected tokens."""
-        if self.replays_accepted:
+        if self.memory.replays_accepted:
             feed = self.feed(slot, _NO_TOKENS)
             if feed.reservation.restore:
                 self._forward_draft([feed], self._batch([feed]))
             self.commit(feed)
         return self.memory.save(slot)
-
-    def restore(self, slot: int, data: bytes) -> int:
-        """See `MemoryManager.restore`; a request that goes on with it opens the slot first."""
-        return self.memory.restore(slot, data)
 
     def feed(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
@@ -126,7 +117,7 @@ class EngineContext(Context):
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`. The effect of a failed pass on accepted tokens or a recurrent state is unknown."""
-        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
+        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.reservation.replay]:
             self._forward_draft(feeds, self._batch(feeds))  # through all layers, because replayed tokens stay
             for feed in feeds:

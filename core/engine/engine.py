@@ -206,7 +206,7 @@ class Engine(Evaluations):
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
-            replays = context.replays_accepted
+            replays = context.memory.replays_accepted
             has_none = spec_fixed or draft_max == 0
             planner = None if has_none else planner_for(target, chains[0], draft_max, replays_accepted=replays)
             loader.close_files()

@@ -160,7 +160,7 @@ class Loop:
 
     def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
         """Restore saved contents to a free slot."""
-        self._context.restore(slot, saved.held)
+        self._context.memory.restore(slot, saved.held)
         self._ended[slot] = evolve(saved, held=b"")
         return self._ended[slot]
 

@@ -126,7 +126,7 @@ class DrivenMemory:
         """Restore the last saved contents to a free slot, and to one that is in use, which is refused."""
         if not self._saved:
             return
-        restore = partial(self._context.restore, data=self._saved[-1])
+        restore = partial(self._memory.restore, data=self._saved[-1])
         for slot in self.texts:
             self._refused(f"restore of slot {slot}, in use", partial(restore, slot))
         for slot in sorted({*range(self._context.spec.n_slots)} - self.texts.keys())[:1]:

@@ -106,7 +106,6 @@ def test_drafts_may_branch_unless_accepted_tokens_are_replayed_into_a_state(has_
     spec = SimpleNamespace(n_bytes_per_sequence=8 * has_state)
     model = SimpleNamespace(info=None, state_spec=spec, is_asynchronous=False, chain_rows=0)
     context = EngineContext(model, SimpleNamespace(replays_accepted=replays))
-    assert context.replays_accepted is replays
     assert context.may_branch is not (has_state and replays)
 
 

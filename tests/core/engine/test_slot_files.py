@@ -168,7 +168,7 @@ def test_a_slot_in_use_is_not_written_over(tmp_path):
         def load_slot():  # on the engine's thread, in the middle of the request
             model.on_forward = lambda: None
             try:
-                engine._worker._loop._context.restore(0, b"")
+                engine._worker._loop._context.memory.restore(0, b"")
             except CapacityError as error:
                 told.append(str(error))
 
