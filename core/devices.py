@@ -66,9 +66,8 @@ class Placement:
 
     devices: tuple[str, ...] | None = field(default=None, converter=_names)  # by name, in order; none: (); None: the backend's
     gpu_layers: str | int | None = field(default=None, converter=_gpu_layers)  # a number, `all`, or `auto`: as many as fit
-    tensor_split: tuple[float, ...] | None = field(
-        default=None, converter=_shares
-    )  # of the devices; None: each as much as fits
+    # of the devices; None: each as much as fits
+    tensor_split: tuple[float, ...] | None = field(default=None, converter=_shares)
 
     @property
     def of_others(self) -> Placement:

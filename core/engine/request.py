@@ -17,7 +17,7 @@ from augury.engine.sampling_step import SamplingStep
 from augury.errors import OptionError, PromptTooLongError, UnsupportedError
 from augury.options import check_count, nearest, similar
 from augury.registry import Registry
-from augury.sampling import SamplingParams, sampling_options
+from augury.sampling import SamplingParams
 from augury.speculation.config import Speculation, speculative_params
 from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
@@ -109,7 +109,7 @@ class Request:
             raise OptionError(f"min_tokens is {self.min_tokens}, expected at most max_tokens, which is {self.max_tokens}")
 
 
-_OF_SAMPLING = (*sampling_options(), "logit_bias", "samplers", "dry_sequence_breakers", "seed_offset", "mirostat_mu")
+_OF_SAMPLING = attrs.fields_dict(SamplingParams)
 _GIVEN = {each.name for each in attrs.fields(Request) if each.converter is not None}
 _KNOWN = {*_OF_SAMPLING, *_GIVEN, "constraint", "prediction", "stop_token_ids", "speculative"}
 _OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs"}  # which the engine takes

@@ -48,9 +48,7 @@ class Sequence(DraftedSequence):
         """
         self.request = request
         self.id, self.speculation = request.id, request.speculation
-        self.prompt_owner: Sequence | None = (
-            None  # the first answer to the same prompt: this one waits until the prompt is processed
-        )
+        self.prompt_owner: Sequence | None = None  # the first answer to the same prompt, which this one waits for
         self.channel = channel
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits

@@ -130,9 +130,7 @@ class Tokenizer:
                 ids.append(part)
             else:
                 pieces = part.split(separator) if separator is not None else [part]
-                for literal in (
-                    pieces if self.kind in _ALL_SPELLED else ["".join(pieces)]
-                ):  # those find control tokens in any text
+                for literal in pieces if self.kind in _ALL_SPELLED else ["".join(pieces)]:  # those find control tokens anywhere
                     ids += self._codec.encode(self._prefix + literal if is_after_special else literal) if literal else ()
             is_after_special = isinstance(part, int)
         if add_special and self.add_eos and self._last is not None:
