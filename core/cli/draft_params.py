@@ -48,7 +48,7 @@ class DraftParams(FlagsAction):
             words = shlex.split(values)
         except ValueError as error:  # a quotation that does not end
             raise OptionError(f"{flag}: {values!r}: {error}") from None
-        for name, value in self._pairs(words, str(flag), parser):
+        for name, value in self._given(words, str(flag), parser).items():
             converted = self._options[name].convert(value, str(flag))
             if name == "model":
                 namespace.model_draft = converted
@@ -56,24 +56,19 @@ class DraftParams(FlagsAction):
                 kept = (((self._drafter, name),), converted)
                 setattr(namespace, self._keep_as, (*getattr(namespace, self._keep_as), kept))
 
-    def _pairs(self, words: Sequence[str], where: str, outer: Parser) -> list[tuple[str, str]]:
-        """Names of options and their values, in order."""
+    def _given(self, words: Sequence[str], where: str, outer: Parser) -> dict[str, str]:
+        """The values of options by name."""
         parser = Parser(prog=where, add_help=False)
         follows = [flag for flag, action in outer.flags.items() if action.dest in _AS_TARGET]
         for name in self._options:
             flags = dict.fromkeys((*_TWINS.get(name, ()), f"--{name.replace('_', '-')}"))
-            parser.add_argument(*flags, dest="pairs", action=_Pair, default=[], const=name)
+            parser.add_argument(*flags, dest=name, default=argparse.SUPPRESS)
         parser.foreign = {**outer.foreign}
         for n_values in (0, 1):
             names = [flag for flag in follows if outer.flags[flag].nargs == (None if n_values else 0)]
             parser.foreign |= ignored(names, "a draft model follows the target", n_values)
         try:
-            pairs: list[tuple[str, str]] = parser.parse_args(words, argparse.Namespace(pairs=[])).pairs
+            given = vars(parser.parse_args(words))
         except OptionError as error:
             raise OptionError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
-        return pairs
-
-
-class _Pair(argparse.Action):
-    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
-        namespace.pairs = [*namespace.pairs, (self.const, values)]
+        return {name: given[name] for name in self._options if name in given}
