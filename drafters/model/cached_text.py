@@ -1,9 +1,9 @@
-"""The text of a draft model's slot."""
+"""The text of a draft model's slot, and hidden states of its target."""
 
 from __future__ import annotations
 
 import numpy as np
-from attrs import define
+from attrs import Factory, define
 
 
 @define(eq=False)
@@ -43,6 +43,43 @@ class CachedText:
         n_agreed = self.n_agreed(self.text(history))
         self.n_before = min(n_agreed, self.n_before) if self.n_left_out else n_agreed
         self.n_left_out = len(history) - n_kept - self.n_before
+
+
+@define(eq=False)
+class FedRows:
+    """Hidden states of a text's last tokens that were fed.
+
+    Attributes:
+        n: How many of the text's first tokens were fed.
+        first: The first of them whose hidden state is kept.
+        rows: (c, F) float32, theirs from `first` on.
+    """
+
+    n: int = 0
+    first: int = 0
+    rows: np.ndarray = Factory(lambda: np.empty((0, 0), np.float32))
+
+    def add(self, start: int, rows: np.ndarray) -> None:
+        """Take the rows (m, F) of tokens from `start` on, in place of those of an earlier text there."""
+        if not self.first <= start <= self.n:
+            self.first = start
+        kept = start - self.first
+        if kept + len(rows) > len(self.rows):
+            grown = np.empty((2 * (kept + len(rows)), rows.shape[1]), np.float32)
+            if kept:
+                grown[:kept] = self.rows[:kept]
+            self.rows = grown
+        self.rows[kept : kept + len(rows)] = rows
+        self.n = start + len(rows)
+
+    def of(self, start: int, end: int) -> np.ndarray:
+        """The hidden states (end - start, F) of tokens that are kept."""
+        return self.rows[start - self.first : end - self.first]
+
+    def forget(self, n_before: int) -> None:
+        """Keep hidden states from the token `n_before` on, where no more are left than go: each is copied rarely."""
+        if n_before - self.first > self.n - n_before:
+            self.rows, self.first = self.of(n_before, self.n).copy(), n_before
 
 
 def n_common(tokens: np.ndarray, text: np.ndarray) -> int:

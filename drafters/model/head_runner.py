@@ -60,7 +60,7 @@ class HeadRunner(HiddenRunner):
         """See `DraftRunner.teacher_forced`; -1 where the tokens before were not fed, or too long ago."""
         text = self._text(slot)
         end = len(history) - 2  # the last but one token is given last
-        start = max(end - n, text.n_fed - text.n_kept)
+        start = max(end - n, text.fed.first)
         if text.is_parked or text.n_fed < end or start >= end:
             return np.full(n, -1, np.int32)
         while text.n < start:

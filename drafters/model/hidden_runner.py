@@ -13,7 +13,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.cached_text import CachedText, n_common
+from augury.drafters.model.cached_text import CachedText, FedRows, n_common
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner
 from augury.passes import Context
 from augury.types import Draft
@@ -31,42 +31,23 @@ class FedText(CachedText):
 
     Attributes:
         history: (n_ctx + 1,) int32, of which `tokens` are all but the first, or all.
-        n_fed: How many of the text's first tokens were fed.
-        features: Of the last of these, (m, F) float32 in parts.
+        fed: The features (m, F).
         made_at: Which token of the last pass made the hidden state for the token after the last one that was fed.
     """
 
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
-    n_fed: int = 0
-    features: list[np.ndarray] = Factory(list)
+    fed: FedRows = Factory(FedRows)
     made_at: int = 0
 
     @property
-    def n_kept(self) -> int:
-        """How many rows of features are kept."""
-        return sum(map(len, self.features))
+    def n_fed(self) -> int:
+        """How many of the text's first tokens were fed."""
+        return self.fed.n
 
     @property
     def has_next(self) -> bool:
         """Whether the token whose hidden state comes next was fed."""
         return self.n < self.n_fed
-
-    def rows(self, n: int) -> np.ndarray:
-        """The features of the n tokens from `self.n` on."""
-        kept = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
-        start = self.n - (self.n_fed - len(kept))
-        return kept[start : start + n]
-
-    def take_back(self, n: int) -> None:
-        """Go back to the features of the first n tokens."""
-        if n < self.n_fed:
-            n_kept = max(self.n_kept - (self.n_fed - n), 0)
-            self.features, self.n_fed = ([np.concatenate(self.features)[:n_kept]] if n_kept else []), n
-
-    def forget(self, n_kept: int) -> None:
-        """Keep the features of the last `n_kept` tokens."""
-        while self.features and self.n_kept - len(self.features[0]) >= n_kept:
-            self.features.pop(0)
 
 
 class HiddenRunner(DraftRunner):
@@ -104,14 +85,12 @@ class HiddenRunner(DraftRunner):
             self._open(slot, tokens, may_reuse=False)
         text = self._text(slot)
         self._cut(text, start)
-        text.take_back(start)
-        if start != text.n_fed or text.n < text.n_fed - text.n_kept:  # tokens between are missing
+        if start > text.n_fed or text.n < min(text.fed.first, start):  # tokens between are missing
             text.is_parked = True
         if text.is_parked:
             return
         text.history[start : start + len(tokens)] = tokens
-        text.n_fed += len(tokens)
-        text.features.append(self.encoder.joined(features))
+        text.fed.add(start, self.encoder.joined(features))
         while text.n_fed - text.n > _CHUNK:
             self._go_on(text)
 
@@ -125,7 +104,7 @@ class HiddenRunner(DraftRunner):
     def is_fed(self, request: DraftRequest) -> bool:
         """Whether all tokens before the last one of a text were fed."""
         text = self._text(request.slot)
-        return not text.is_parked and text.n_fed == len(request.history) - 1 and text.n_kept > 0
+        return not text.is_parked and text.n_fed == len(request.history) - 1 > text.fed.first
 
     def _text(self, slot: int) -> FedText:
         """A slot's text; an unknown one if it has none, or if a pass of it failed."""
@@ -143,7 +122,7 @@ class HiddenRunner(DraftRunner):
         whole = np.empty(self._n_ctx + 1, np.int32)
         text = FedText(slot, whole[self.lag :], history=whole)
         self._texts[slot] = text
-        text.n = text.n_fed = self._context.truncate(slot, max(opened.n_reused - self.lag, 0))
+        text.n = text.fed.n = text.fed.first = self._context.truncate(slot, max(opened.n_reused - self.lag, 0))
         whole[: text.n + self.lag] = history[: text.n + self.lag]
         return text
 
@@ -156,14 +135,15 @@ class HiddenRunner(DraftRunner):
     @staticmethod
     def _forget(text: FedText) -> None:
         """Keep no more features than may be needed."""
-        text.forget(max(_KEPT, text.n_fed - text.n))
+        text.fed.forget(min(text.n_fed - _KEPT, text.n))
 
     def _feeds(
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
     ) -> list[SlotInput]:
         """See `DraftRunner._feeds`: with hidden states."""
         texts = [text for text, _, _ in shares if isinstance(text, FedText)]
-        fed = [text.rows(len(tokens)) for text, (_, tokens, _) in zip(texts, shares, strict=True) if text.has_next]
+        pairs = zip(texts, shares, strict=True)
+        fed = [text.fed.of(text.n, text.n + len(tokens)) for text, (_, tokens, _) in pairs if text.has_next]
         ends = np.cumsum([len(rows) for rows in fed])[:-1]
         made = iter(np.split(self.encoder.rows(np.concatenate(fed)), ends) if fed else ())
         hidden = [next(made) if text.has_next else self._own_hidden(text) for text in texts]

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from augury.batch import NextnSlotInput
-from augury.drafters.model.cached_text import n_common
+from augury.drafters.model.cached_text import FedRows, n_common
 from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, add_best, n_chained
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
 
@@ -36,45 +36,21 @@ _KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wan
 
 
 @define(eq=False)
-class HiddenText:
+class HiddenText(FedRows):
     """A slot's text as far as it was fed, and the hidden states of its last tokens.
 
     Attributes:
         tokens: (n_ctx,) int32, of which the first `n` were fed.
-        first: The first token whose hidden state is kept.
         n_computed: By layer, how many of the first tokens it has computed; None: the target knows.
     """
 
-    tokens: np.ndarray
-    rows: np.ndarray  # (c, F) float32, from `first` on
-    n: int = 0
-    first: int = 0
+    tokens: np.ndarray = field(kw_only=True)
     n_computed: list[int] | None = None
-
-    def add(self, start: int, tokens: np.ndarray, rows: np.ndarray) -> None:
-        """Take tokens (m,) from `start` on, in place of those of an earlier text there."""
-        if not self.first <= start <= self.n:
-            self.first = start
-        end, kept = start + len(tokens), start - self.first
-        if kept + len(rows) > len(self.rows):
-            grown = np.empty((2 * (kept + len(rows)), rows.shape[1]), np.float32)
-            if kept:
-                grown[:kept] = self.rows[:kept]
-            self.rows = grown
-        self.rows[kept : kept + len(rows)] = rows
-        self.tokens[start:end], self.n = tokens, end
-
-    def forget(self, n_before: int) -> None:
-        """Keep hidden states from the token `n_before` on, where that makes much room."""
-        drop = n_before - self.first
-        if 2 * drop > len(self.rows):
-            self.rows[: self.n - n_before] = self.rows[drop : self.n - self.first].copy()
-            self.first = n_before
 
     def before(self, start: int, end: int) -> np.ndarray:
         """The hidden states (end - start, F) of the tokens before each from `start` to before `end`; zeros before the first."""
         if start:
-            return self.rows[start - 1 - self.first : end - 1 - self.first]
+            return self.of(start - 1, end - 1)
         return np.concatenate([np.zeros_like(self.rows[:1]), self.rows[: end - 1]])
 
     def has_before(self, start: int) -> bool:
@@ -124,7 +100,8 @@ class NextnRunner:
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
         text, hidden = self._text(slot), features[self._target.nextn_features[0]]
-        text.add(start, tokens, hidden)
+        text.add(start, hidden)
+        text.tokens[start : text.n] = tokens
         if not start:  # of a new text; the end of the one before is not fed where it had not begun
             text.n_computed = None
         if text.n - min(self._n_computed(slot, text)) >= _MOST_PENDING:
@@ -200,11 +177,12 @@ class NextnRunner:
         """Copy the hidden state of token n - 1 of a new text from a slot that holds the same n tokens, if there is one."""
         others = (each for each in self._texts.values() if each.has_before(n) and each.n_agreed(history[:n]) == n)
         if (other := next(others, None)) is not None:
-            text.add(n - 1, history[n - 1 : n], other.before(n, n + 1))
+            text.add(n - 1, other.before(n, n + 1))
+            text.tokens[n - 1] = history[n - 1]
 
     def _text(self, slot: int) -> HiddenText:
         if slot not in self._texts:
-            self._texts[slot] = HiddenText(np.empty(self._n_ctx, np.int32), np.empty((0, 0), np.float32))
+            self._texts[slot] = HiddenText(tokens=np.empty(self._n_ctx, np.int32))
         return self._texts[slot]
 
     def _n_computed(self, slot: int, text: HiddenText) -> list[int]:
