@@ -40,15 +40,11 @@ class Cohere2(Transformer):
 
     name = "cohere2"
     reading = {"norm": NormKind.LAYER}
-    rotary = {"is_interleaved": True, "n_rot": local_size}
+    rotary = None
+    local_rotary = {"is_interleaved": True, "n_rot": local_size}
     windows = {"period": _PERIOD, "is_required": True}
     feeding = {"norm": "attn_norm", "is_parallel": True}
     ending = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)[layer]
-        return super().layer(decoder, layer, rope if is_local else None)
 
 
 class Cohere2Moe(Transformer):

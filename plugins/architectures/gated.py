@@ -23,7 +23,8 @@ class MuseGlimmer(Transformer):
     """Gates by value, normed heads, norms before and after; three layers of four see a window, and they alone have rope."""
 
     name = "muse-glimmer"
-    rotary = {"base": local_base, "is_scaled": False, "is_interleaved": True}
+    rotary = None
+    local_rotary = {"base": local_base, "is_scaled": False, "is_interleaved": True}
     windows = {"period": 4, "is_required": True}
     mixing = {"has_head_norms": True}
     feeding = {
@@ -35,11 +36,6 @@ class MuseGlimmer(Transformer):
         "scale": lambda decoder: decoder.keys.positive("logit_scale"),
         "softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 30.0) or None,
     }
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        is_local = decoder.flags("attention.sliding_window_pattern", 4)[layer]
-        return super().layer(decoder, layer, rope if is_local else None)
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
