@@ -174,18 +174,17 @@ class CountRequest(EngineFields):
         if self.system:
             messages.insert(0, {"role": "system", "content": text_of(self.system, "\n")})
         kwargs: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
-        if self.output_config.effort is not None:
-            kwargs["reasoning_effort"] = self.output_config.effort
         form = self.output_config.format
         return await plan_chat(
+            self,
             server,
             messages,
             tools=[tool.for_template() for tool in self.tools or ()] or None,
             tool_choice=self.tool_choice.as_openai(),
             is_parallel=not self.tool_choice.disable_parallel_tool_use,
             json_schema=None if form is None else form.schema_,
-            has_form=self.has_form,
             budget=None if self.thinking is None or self.thinking.type != "enabled" else self.thinking.budget_tokens,
+            effort=self.output_config.effort,
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anyio import to_thread
 
 from augury.errors import UnsupportedError
+from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.server import Server
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Token
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 async def plan_chat(
+    body: EngineFields,
     server: Server,
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -25,31 +27,33 @@ async def plan_chat(
     tool_choice: str | Mapping[str, Any],
     is_parallel: bool,
     json_schema: Mapping[str, Any] | None,
-    has_form: bool,
     reasoning: Literal["none", "deepseek", "auto"] | None = None,
     budget: int | None = None,
+    effort: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
 
     Args:
+        body: The request; the flag of `budget` does not apply to one with a form for the whole output.
         server: Whose model is to answer.
         messages: The conversation, as OpenAI's clients send it.
         tools: See `ChatFormat.plan`.
         tool_choice: Likewise.
         is_parallel: Likewise.
         json_schema: Likewise.
-        has_form: Whether the request has a form for the whole output, so that the flag of `budget` does not apply.
         reasoning: See `ChatFormat.plan`; None for the server's flag.
         budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
-        kwargs: Variables of the chat template, beside those of the server's flags.
+        effort: How hard to think, a variable of chat templates that know it.
+        kwargs: Other variables of the chat template, beside those of the server's flags.
 
     Returns:
         How the answer is to be read, and the arguments of `Engine.submit`.
     """
-    names = {**server.options.chat_template_kwargs, **(kwargs or {})}
+    of_effort = {} if effort is None else {"reasoning_effort": effort}
+    names = {**server.options.chat_template_kwargs, **of_effort, **(kwargs or {})}
     if budget is None or budget < 0:
-        budget = -1 if has_form else server.options.reasoning_budget
+        budget = -1 if body.has_form else server.options.reasoning_budget
     plan = await to_thread.run_sync(
         partial(
             server.chat_format.plan,

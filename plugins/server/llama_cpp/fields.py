@@ -19,7 +19,6 @@ class CompletionFields(EngineFields):
     """The fields of a completion beside its prompt."""
 
     temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy, as in llama.cpp")
-    model: str | None = Field(None, description="any: the server has one model")
     stream: bool = False
     n_predict: int | None = Field(
         None, ge=-2, validation_alias=AliasChoices("n_predict", "max_tokens", "max_completion_tokens")

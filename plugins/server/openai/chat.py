@@ -138,8 +138,8 @@ class ChatRequest(OpenAIFields):
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and a conversation's arguments of `Engine.submit`."""
-        kwargs = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         plan, params = await plan_chat(
+            self,
             server,
             [message.for_template() for message in self.messages],
             tools=self.tools,
@@ -147,9 +147,9 @@ class ChatRequest(OpenAIFields):
             is_parallel=self.parallel_tool_calls,
             reasoning=self.reasoning_format,
             budget=self.reasoning_budget_tokens,
-            has_form=self.has_form,
             json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
-            kwargs=kwargs | (self.chat_template_kwargs or {}),
+            effort=self.reasoning_effort,
+            kwargs=self.chat_template_kwargs,
         )
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if limit is not None:

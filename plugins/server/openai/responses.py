@@ -121,16 +121,15 @@ class ResponsesRequest(EngineFields):
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and the conversation's arguments of `Engine.submit`."""
-        effort = None if self.reasoning is None else self.reasoning.effort
         return await plan_chat(
+            self,
             server,
             self.messages(),
             tools=[_tool_of_chat(tool) for tool in self.functions()],
             tool_choice=_choice_of_chat(self.tool_choice),
             is_parallel=self.parallel_tool_calls,
-            has_form=self.has_form,
             json_schema=self.schema_of_answer(),
-            kwargs={} if effort is None else {"reasoning_effort": effort},
+            effort=None if self.reasoning is None else self.reasoning.effort,
         )
 
     def functions(self) -> list[dict[str, Any]]:

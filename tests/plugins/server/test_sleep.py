@@ -12,6 +12,7 @@ from servers import serving
 from augury.errors import AuguryError
 from augury.plugins.server.conversation import plan_chat
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.server import Server, ServerOptions
 from augury.plugins.server.sleep import Sleep
 from augury.plugins.server.tools import ChatPlan
@@ -111,8 +112,8 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
     server = Server(options, lambda _: None)
     server._engine, server._chat_format = SimpleNamespace(chat_template=None), Format()
     for asked, expected in ((None, "none"), ("deepseek", "deepseek")):
-        asking = {"tools": None, "tool_choice": "auto", "is_parallel": True, "json_schema": None, "has_form": False}
-        plan, _ = asyncio.run(plan_chat(server, [], **asking, reasoning=asked))
+        asking = {"tools": None, "tool_choice": "auto", "is_parallel": True, "json_schema": None}
+        plan, _ = asyncio.run(plan_chat(EngineFields(), server, [], **asking, reasoning=asked))
         assert plan._tags == expected
 
 
