@@ -219,7 +219,7 @@ class Verdict:
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Which of the proposed tokens were accepted, rising; of a chain the first `n_accepted`.
         top_after: (m,) int32, the history's last token, then all verified tokens, right or wrong, of all drafters. None unless
-            the drafter has an `n_top`, like the next three.
+            the drafter has an `n_top` and was asked in the round, like the next three.
         top_parents: (m,) int32, which of `top_after` each of them follows; -1 of the first.
         top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
     """

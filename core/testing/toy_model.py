@@ -56,7 +56,9 @@ class ToyModel(Model):
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
         self.options = ModelOptions(n_slots=n_slots, n_ctx=n_ctx)
-        self.features = dict.fromkeys(["output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd)
+        self.features = dict.fromkeys(
+            ["embedding", "output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd
+        )
         self.cells, self.nextn_cells = np.full((2, n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None

@@ -143,7 +143,8 @@ def test_hidden_states_predict_better_than_chance(backend, registry):
 
 def test_a_target_without_the_features_is_refused():
     with pytest.raises(
-        UnsupportedError, match=r"drafter nearest wants 'layer\.9' of every token; features of this target: output, layer\.0"
+        UnsupportedError,
+        match=r"drafter nearest wants 'layer\.9' of every token; features of this target: embedding, output, layer\.0",
     ):
         toy_engine(drafter=lambda _: Deep(None, None))
 
