@@ -154,6 +154,7 @@ class Agreement:
         ratios = [ratio for step in zip(*_RATIOS, strict=True) for ratio in step]
         self._expected = [_AGREEMENT_WEIGHT] * len(ratios)
         self._n_right = [_AGREEMENT_WEIGHT * ratio for ratio in ratios]
+        self._ratios = ratios
 
     @staticmethod
     def ground(kind: int, chance: float) -> Ground:
@@ -164,19 +165,18 @@ class Agreement:
 
     def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
         """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""
-        found = list(chances)
-        for i, chance in enumerate(chances):
-            if 0 < chance < 1:
-                place = 3 * bisect(_STEPS, chance) + kinds[i]
-                better = chance * self._n_right[place] / self._expected[place]
-                found[i] = min(_CERTAIN, better)
-        return found
+        ratios = self._ratios
+        return [
+            min(_CERTAIN, chance * ratios[3 * bisect(_STEPS, chance) + kind]) if 0 < chance < 1 else chance
+            for kind, chance in zip(kinds, chances, strict=True)
+        ]
 
     def see(self, kind: int, chance: float, *, is_right: bool) -> None:
         """Such a token was right or wrong."""
         place = 3 * bisect(_STEPS, chance) + kind
         self._expected[place] = self._expected[place] * _KEEP_ALL + chance
         self._n_right[place] = self._n_right[place] * _KEEP_ALL + is_right
+        self._ratios[place] = self._n_right[place] / self._expected[place]
 
 
 def survival(chance: float, k: int) -> list[float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Items
+from collections.abc import Callable, Iterator, Mapping, Sequence as Items
 from itertools import takewhile
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -138,23 +139,21 @@ class RequestDrafter:
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        at = -1
+        right = -1
         for token in emitted:
-            right = tree.nodes.get((at, token))
-            first, is_right = None, False
-            for node, ground in zip(proposal.nodes, proposal.grounds, strict=True):
-                if tree.parents[node] == at and tree.chances[node]:
-                    first = node if first is None else first
-                    is_right = is_right or node == right
-                    if ground != TYPICAL:
+            siblings = tree.after.get(right, {})
+            right = siblings.get(token, -1)
+            if own := [node for node in siblings.values() if node in proposal.grounds and tree.chances[node]]:
+                for node in own:
+                    if (ground := proposal.grounds[node]) != TYPICAL:
                         self.chances.see(ground, is_right=node == right)
-            if first is not None:
+                first = own[0] if len(own) == 1 else min(own, key=proposal.nodes.index)  # in the draft
                 self.chances.see(TYPICAL, is_right=first == right)
+                is_right = right in own
                 self.run = self.run + 1 if is_right else 0
                 self.n_right += is_right
-            if right is None:
+            if right < 0:
                 break
-            at = right
 
 
 @define(eq=False)
@@ -210,7 +209,7 @@ class Proposal:
 
     draft: Draft  # after the history
     nodes: Items[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
-    grounds: Items[int] = ()  # (k,) see `Chances`; none where nobody plans
+    grounds: Mapping[int, int] = MappingProxyType({})  # by node, see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
     def verified(self, nodes: Items[int], accepted: Items[int]) -> tuple[int, list[int]]:
@@ -260,14 +259,15 @@ class SlotProposals:
             return
         grounds = drafter.chances.grounds(draft, drafter.run)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds))
-        self.of[drafter] = Proposal(draft, nodes, grounds, is_ahead)
+        self.of[drafter] = Proposal(draft, nodes, dict(zip(nodes, grounds, strict=True)), is_ahead)
         self._reach = None
 
     def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
         """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
         before, grounds = self.of[drafter], drafter.chances.grounds(draft, 0)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds), node)
-        self.of[drafter] = evolve(before, nodes=[*before.nodes, *nodes], grounds=[*before.grounds, *grounds])
+        more = {**before.grounds, **dict(zip(nodes, grounds, strict=True))}
+        self.of[drafter] = evolve(before, nodes=[*before.nodes, *nodes], grounds=more)
         self._reach = None
 
     def forbid(self, nodes: Items[int]) -> None:

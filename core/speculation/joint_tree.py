@@ -35,7 +35,7 @@ class JointTree(Generic[Proposer]):
         chances: By node: that it is right where its parent is; 0 of one that is forbidden. Of a tree made `alone` the draft's
             confidence, or empty.
         proposers: By node.
-        nodes: By parent and token; none of a tree made `alone`.
+        after: By parent, -1: the history: the nodes after it, by token; none of a tree made `alone`.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
             one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
             ones.
@@ -58,12 +58,9 @@ class JointTree(Generic[Proposer]):
         self.parents: list[int] = []
         self.chances: list[float] = []
         self.proposers: list[list[Proposer]] = []
+        self.after: dict[int, dict[int, int]] = {}
         self.drawn: dict[int, np.ndarray] = {}
-        self.nodes: dict[tuple[int, int], int] = {}
-        self._has_drawn: set[int] = set()  # nodes one of whose children was drawn
-        self._after: dict[Proposer, set[int]] = {}  # the nodes after which each proposes something
-        self._agreed: set[int] = set()  # nodes that several propose
-        self._contested: set[int] = set()  # nodes after which several propose something
+        self._rivals: dict[int, Proposer | None] = {}  # by parent: who alone proposes something after it; None: several do
 
     @classmethod
     def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
@@ -93,13 +90,16 @@ class JointTree(Generic[Proposer]):
         probabilities, at = draft.probabilities, after
         parents = None if draft.parents is None else draft.parents.tolist()
         nodes: list[int] = []
-        mine: set[int] = set()
         for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
-            mine.add(at)
-            if (node := self.nodes.get((at, token))) is None:
-                node = self.nodes[at, token] = len(self.tokens)
+            if (siblings := self.after.get(at)) is None:
+                siblings = self.after[at] = {}
+                self._rivals[at] = proposer
+            elif self._rivals[at] is not proposer:
+                self._rivals[at] = None
+            if (node := siblings.get(token)) is None:
+                node = siblings[token] = len(self.tokens)
                 self.tokens.append(token)
                 self.parents.append(at)
                 self.chances.append(chance)
@@ -108,16 +108,10 @@ class JointTree(Generic[Proposer]):
                 self.chances[node] = max(self.chances[node], chance)
                 if proposer not in self.proposers[node]:
                     self.proposers[node].append(proposer)
-                    self._agreed.add(node)
-            if probabilities is not None and probabilities[i, token] > 0 and at not in self._has_drawn:
+            if probabilities is not None and probabilities[i, token] > 0 and self.drawn.keys().isdisjoint(siblings.values()):
                 self.drawn[node] = probabilities[i]
-                self._has_drawn.add(at)
             nodes.append(node)
             at = node
-        for other, theirs in self._after.items():
-            if other is not proposer:
-                self._contested |= theirs & mine
-        self._after[proposer] = mine | self._after.get(proposer, set())
         return nodes
 
     def forbid(self, nodes: Items[int]) -> None:
@@ -131,52 +125,50 @@ class JointTree(Generic[Proposer]):
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
-        chances = self.chances if agreement is None else agreement.of(self.kinds(), self.chances)
-        sums = [0.0] * (len(chances) + 1)  # of the children of each node, and last of the history
-        best: dict[int, int] = {}  # the likeliest of them
-        for node, (parent, chance) in enumerate(zip(self.parents, chances, strict=True)):
-            sums[parent] += chance
-            if parent not in best or chance > chances[best[parent]]:
-                best[parent] = node
-        reach = [*chances, 1.0]  # last of the history
-        for node, parent in enumerate(self.parents):
-            if sums[parent] > 1 and node != best[parent]:
-                most = chances[best[parent]]
-                reach[node] *= (1 - most) / (sums[parent] - most)  # its share of the rest
-            reach[node] *= reach[parent]
-        return reach[:-1]
+        reach = self.chances.copy() if agreement is None else agreement.of(self.kinds(range(len(self))), self.chances)
+        for parent, siblings in self.after.items():  # parents come before their children
+            before = reach[parent] if parent >= 0 else 1.0
+            if len(siblings) == 1:
+                for node in siblings.values():
+                    reach[node] *= before
+                continue
+            chances = [reach[node] for node in siblings.values()]
+            total, most = sum(chances), max(chances)
+            rest = (1 - most) / (total - most) if total > 1 else 1.0  # the share of the others
+            best = chances.index(most)
+            for i, node in enumerate(siblings.values()):
+                reach[node] = chances[i] * (1.0 if i == best else rest) * before
+        return reach
 
-    def kinds(self) -> list[int]:
-        """By node: whether other drafters propose the same, or something else after its parent."""
-        kinds = [Agreement.CONTESTED if parent in self._contested else Agreement.ALONE for parent in self.parents]
-        for node in self._agreed:
-            kinds[node] = Agreement.AGREED
-        return kinds
+    def kinds(self, nodes: Iterable[int]) -> list[int]:
+        """Of each of these nodes: whether other drafters propose the same, or something else after its parent."""
+        alone, agreed, contested, rivals = Agreement.ALONE, Agreement.AGREED, Agreement.CONTESTED, self._rivals
+        return [
+            agreed if len(self.proposers[node]) > 1 else contested if rivals[self.parents[node]] is None else alone
+            for node in nodes
+        ]
 
     def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
         """Let it learn from the emitted tokens."""
-        kinds, chances, node = self.kinds(), self.chances, -1
+        chances, right = self.chances, -1
         for token in emitted:
-            right = self.nodes.get((node, token))
-            for i in [i for i, parent in enumerate(self.parents) if parent == node and 0 < chances[i] < 1]:
-                agreement.see(kinds[i], chances[i], is_right=i == right)
-            if right is None or not 0 < chances[right] < 1:
+            siblings = self.after.get(right, {})
+            right = siblings.get(token, -1)
+            for node, kind in zip(siblings.values(), self.kinds(siblings.values()), strict=True):
+                if 0 < chances[node] < 1:
+                    agreement.see(kind, chances[node], is_right=node == right)
+            if right < 0 or not 0 < chances[right] < 1:
                 break
-            node = right
 
     def best_path(self, reach: Items[float]) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
-        best = [-1] * (len(reach) + 1)  # after each node, and last after the history
-        for node, parent in enumerate(self.parents):
-            other = best[parent]
-            is_better = reach[node] > (reach[other] if other >= 0 else 0.0)
-            if node in self.drawn or (is_better and other not in self.drawn):
-                best[parent] = node
         path: list[int] = []
-        node = best[-1]
-        while node >= 0:
-            path.append(node)
-            node = best[node]
+        while siblings := self.after.get(path[-1] if path else -1):
+            drawn = [node for node in siblings.values() if node in self.drawn] if self.drawn else ()
+            best = drawn[-1] if drawn else max(siblings.values(), key=reach.__getitem__)
+            if not drawn and reach[best] <= 0:
+                break
+            path.append(best)
         return path
 
     def part(self, nodes: Items[int]) -> Draft:

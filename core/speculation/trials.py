@@ -30,16 +30,15 @@ class Trials:
 
     def __iter__(self) -> Iterator[Trial]:
         tree, reach = self.proposals.tree, self.proposals.reach()
-        kinds = tree.kinds() if len(self.proposals.of) > 1 else ()
-        grounds = {
-            drafter: dict(zip(proposal.nodes, proposal.grounds, strict=True)) for drafter, proposal in self.proposals.of.items()
-        }
+        of = self.proposals.of
+        kinds = tree.kinds(range(len(tree))) if len(of) > 1 else ()
         node, reached = -1, 1.0
         for token in self.emitted:
             tried = [i for i in range(node + 1, len(tree)) if tree.parents[i] == node and reach[i] > 0]
             for i in tried:
                 on = {
-                    drafter.profile.name: drafter.profile.chances.ground(grounds[drafter][i]) for drafter in tree.proposers[i]
+                    drafter.profile.name: drafter.profile.chances.ground(of[drafter].grounds[i])
+                    for drafter in tree.proposers[i]
                 }
                 own = tree.chances[i]
                 agreement = Agreement.ground(kinds[i], own) if kinds and own < 1 else None

@@ -15,7 +15,7 @@ COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
 
 
 class Telling:
-    is_costly = is_certain = is_paced = drafts_at_once = False
+    scope, is_costly, is_certain, is_paced, drafts_at_once = "slot", False, False, False, False
     n_top, features = 0, ()
 
     def __init__(self, name, *evidence_chances):
@@ -28,7 +28,7 @@ def slot():
     planner = DraftPlanner(PassCosts(COSTS, 17), map(DrafterProfile.of, [Telling("a", 0.5, 0.8), Telling("b", 0.4, 0.2)]))
     drafts = {0: Draft([1, 2], evidence=[0, 1]), 1: Draft([1, 3, 4], [-1, -1, 0], evidence=[0, 1, 1])}
     agreement = Agreement()
-    agreement._n_right = list(agreement._expected)  # as if no drafter said anything of another's tokens
+    agreement._ratios = [1.0] * len(agreement._ratios)  # as if no drafter said anything of another's tokens
     return slot_of(request_of(planner), drafts, agreement=agreement)
 
 
