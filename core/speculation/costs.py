@@ -15,6 +15,7 @@ _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machin
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
 _MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as that
 _ALIKE = 0.5  # the share of that for all other passes of several tokens
+_STALE = 32  # passes with drafts, or without, after which the others' figures follow theirs: none of these were seen
 _DOUBT = 0.2  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
 _OUTLIER = 2.0  # a longer time by this factor is an interruption, and counts as this factor
 _LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
@@ -60,7 +61,8 @@ class PassCosts:
         # lists: a round uses them once, after a pass that has emptied the caches, and NumPy's calls then take far longer
         self._flat: list[float] = flat.tolist()
         self._per_position: list[float] = (_extended(slopes, sizes) if slopes else np.zeros(len(sizes))).tolist()
-        self._common = 1.0  # factor of all figures
+        self._common = [1.0, 1.0]  # factors of all figures of passes without drafts, and with them
+        self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
         self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
@@ -103,9 +105,12 @@ class PassCosts:
             near = np.maximum(1.0 - abs(self._logs - self._logs[n]), 0.0)
             self._nearness[n] = list(zip(near.tolist(), np.maximum(near, _ALIKE).tolist(), strict=True))
         ratio = min(max(seconds / max(self._figures(n + 1, depth)), 1 / _OUTLIER), _OUTLIER)
-        self._common *= ratio**_LEARN_ALL
+        own, other = (0, 1) if n == 1 else (1, 0)  # drafting or not is the greatest difference
+        self._n_unseen[own], self._n_unseen[other] = 0, self._n_unseen[other] + 1
+        self._common[own] *= ratio**_LEARN_ALL
+        self._common[other] *= ratio ** (_LEARN_ALL + _LEARN_NEAR * min(self._n_unseen[other] / _STALE, 1.0))
         nearness, factors, n_seen = self._nearness[n], self._factors, self._n_seen
-        for i in (0, 1) if n == 1 else range(2, len(factors)):  # drafting or not is the greatest difference
+        for i in (0, 1) if n == 1 else range(2, len(factors)):
             near, weight = nearness[i]
             factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else _LEARN_NEAR))
             n_seen[i] += near
@@ -113,8 +118,10 @@ class PassCosts:
 
     def _figures(self, n: int, depth: float) -> list[float]:
         """The times of passes of 0 to n - 1 tokens, without a call for each."""
-        known, common = zip(self._factors[:n], self._flat, self._per_position, strict=False), self._common
-        return [common * factor * (flat + slope * depth) for factor, flat, slope in known]
+        known, (plain, several) = zip(self._factors[:n], self._flat, self._per_position, strict=False), self._common
+        figures = [several * factor * (flat + slope * depth) for factor, flat, slope in known]
+        figures[:2] = [figure * plain / several for figure in figures[:2]]
+        return figures
 
 
 @define

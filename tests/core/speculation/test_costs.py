@@ -111,11 +111,23 @@ def test_passes_of_sizes_that_have_figures_of_their_own_are_learnt_from(n, is_le
     assert (costs.curve(99, 0) != before) == is_learnt
 
 
+@pytest.mark.parametrize(("n", "other"), [(1, 8), (8, 1)])
+@pytest.mark.parametrize("change", [0.5, 1.6])
+def test_figures_of_passes_that_are_no_longer_made_follow_the_machine_s_speed(n, other, change):
+    costs = PassCosts(FLAT, n_largest=8)
+    seconds, unseen = costs.seconds(n, 0), costs.seconds(other, 0)
+    for _ in range(40):
+        costs.observe(n, 0, seconds)
+    for _ in range(60):
+        costs.observe(n, 0, change * seconds)
+    assert costs.seconds(other, 0) == pytest.approx(change * unseen, rel=0.02)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_a_pass_says_more_of_those_with_drafts_or_of_those_without(n):
     costs = PassCosts(FLAT, n_largest=8)
     costs.observe(n, 0, 2 * costs.seconds(n, 0))
-    grown = costs._common * np.array(costs._factors[1:])
+    grown = np.repeat(costs._common, [1, 7]) * np.array(costs._factors[1:])
     alike, others = (grown[:1], grown[1:]) if n == 1 else (grown[1:], grown[:1])
     assert others == pytest.approx(others[0])  # by what all passes have in common
     assert (alike > others[0] * 1.01).all()

@@ -427,3 +427,14 @@ def test_one_that_is_not_paced_or_was_never_timed_is_asked_for_so_many_tokens_al
     assert [ask.k > 1 and ask.pace is not None for ask in planner.asks([slot_of(request, limit=8)])] == [True]
     profile.is_paced = False
     assert [ask.pace for ask in planner.asks([slot_of(request, limit=8)])] == [None]
+
+
+def test_where_all_rounds_draft_a_faster_machine_does_not_make_drafts_look_free():
+    planner = linear(False)
+    request = request_of(planner)
+    for second in (1.0, 0.5):
+        for _ in range(60):
+            slot = slot_of(request, {0: Draft([5, 6])})
+            planner.observe_round([(choice_of(slot, [0, 1]), Outcome([0, 1], 3))], DEPTH, 0, 3.0 * second)
+    assert planner.costs.seconds(3, DEPTH) == pytest.approx(1.5, rel=0.01)
+    assert 0.8 < planner.costs.seconds(1, DEPTH) < 1.0, "no plain pass was seen, it took 2.0 at first"
