@@ -81,7 +81,7 @@ class Drafting:
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
-        self._drafters_s = 0.0  # of the drafters' calls in the round that is proposed
+        self._own_s = 0.0  # of a round's proposals and verdicts, without the drafters' calls
         self._drafters: dict[int, RequestDrafters] = {}  # by slot, of its request; empty of one without drafts
 
     @property
@@ -153,6 +153,7 @@ class Drafting:
             limits: The sequences that decode and have drafters, and how many tokens of a draft each can take.
             n_others: Other tokens in the same pass.
         """
+        start, self._own_s = perf_counter(), 0.0
         agreement = None if self._planner is None else self._planner.agreement
         slots = []
         for sequence, limit in limits:
@@ -163,6 +164,7 @@ class Drafting:
             choices = self._first(asking)
         else:
             choices = self._planned(self._planner, asking, n_others + len(slots) - len(asking)) if asking else {}
+        self._own_s += perf_counter() - start
         return [choices.get(slot) or Choice(slot) for slot in slots]
 
     def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
@@ -196,19 +198,18 @@ class Drafting:
 
     def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> dict[SlotProposals, Choice]:
         """Ask the cheap drafters, then the costly ones that promise to pay, and take the best of all proposals."""
-        begun_s, self._drafters_s = perf_counter(), 0.0
+        cheap: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
         for slot in slots:
             if slot.drafters.ahead is not None:
                 self._take_ahead(planner, slot, slot.drafters.ahead)
-        cheap = [
-            (slot, drafter, drafter.guard.ask(slot.limit, Pace(slot.limit) if drafter.profile.is_paced else None))
-            for slot in slots
-            for drafter in slot.drafters.members
-            if planner.is_asked(drafter)
-        ]
-        for slot, drafter, draft in self._ask(cheap):
-            slot.add(drafter, draft)
-        self._forbid(slots)
+            for drafter in slot.drafters.members:
+                if planner.is_asked(drafter):
+                    pace = Pace(slot.limit) if drafter.profile.is_paced else None
+                    cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
+        if cheap:
+            for slot, drafter, draft in self._ask(cheap):
+                slot.add(drafter, draft)
+            self._forbid(slots)
         probed: dict[SlotProposals, RequestDrafter] = {}
         if asks := planner.asks(slots, n_others):
             probed = {ask.slot: ask.drafter for ask in asks if ask.is_probe}
@@ -223,11 +224,9 @@ class Drafting:
             return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
-        choices = {
+        return {
             slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
         }
-        planner.observe_overhead((perf_counter() - begun_s - self._drafters_s) / sum([bool(slot.of) for slot in slots]))
-        return choices
 
     @staticmethod
     def _costly_ask(ask: CostlyAsk) -> Ask:
@@ -262,6 +261,7 @@ class Drafting:
         is_right, seconds = None, 0.0
         if not sequence.speculation.synthetic:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
+            self._own_s -= seconds
             if guard.is_left_out:
                 return
             if tokens is not None:
@@ -282,11 +282,11 @@ class Drafting:
             drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in mine])
             for (slot, drafter, _), draft in zip(mine, drafts, strict=True):
                 seconds, n = drafter.guard.seconds, len(draft.tokens)
-                self._drafters_s += seconds
+                self._own_s -= seconds
                 slot.sequence.counter.drafted(name, n, seconds)
                 if not drafter.guard.is_left_out:
                     if self._planner is not None:
-                        self._planner.observe_draft(drafter, n if draft.parents is None else draft.depth, seconds)
+                        self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, seconds)
                     found.append((slot, drafter, draft))
         return found
 
@@ -315,7 +315,7 @@ class Drafting:
 
     def settle(self, choice: Choice, outcome: Outcome) -> None:
         """Tell a sequence's drafters the round's verdict."""
-        proposals = choice.proposals
+        start, proposals = perf_counter(), choice.proposals
         sequence, n_emitted = proposals.sequence, outcome.n_emitted
         emitted = sequence.history[-n_emitted:].tolist()
         if proposals.agreement is not None and proposals.of and not sequence.speculation.synthetic:
@@ -347,9 +347,13 @@ class Drafting:
                 after, parents, ids, logits = outcome.top
                 top = (after, parents, ids[:, :n_top], logits[:, :n_top])
             guard.accept(Verdict(n_offered, n_accepted, n_emitted, n_offered > 0, n_proposed, path, *top))
+            self._own_s -= guard.seconds
+        self._own_s += perf_counter() - start
 
     def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_others: int, pass_s: float) -> None:
         """A pass over these slots and `n_others` other tokens took so long."""
         if self._planner is not None:
             depth = sum([choice.proposals.n_context for choice, _ in rounds]) / len(rounds)
             self._planner.observe_round(rounds, depth, n_others, pass_s)
+            if n_asked := sum([bool(choice.proposals.of) for choice, _ in rounds]):
+                self._planner.observe_overhead(self._own_s / n_asked)

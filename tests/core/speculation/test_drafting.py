@@ -12,7 +12,7 @@ from augury.engine.sequence import Sequence
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import CostlyAsk
+from augury.speculation.drafts import CostlyAsk, RequestDrafter
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -352,6 +352,33 @@ def test_a_draft_takes_the_time_of_drafters_that_are_asked_only_if_they_are_used
     ) as engine:
         engine.generate([1], max_tokens=9, **GREEDY)
     assert set(seen) == {draft_s}
+
+
+def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_from_them(monkeypatch):
+    now, seen = [0.0], []
+
+    def taking(seconds, method):
+        def timed(*arguments, **options):
+            now[0] += seconds
+            return method(*arguments, **options)
+
+        return timed
+
+    class Watched(DraftPlanner):
+        choose = taking(0.5, DraftPlanner.choose)
+
+        def observe_overhead(self, seconds):
+            seen.append(seconds)
+
+    class Slow(ScriptedDrafter):
+        draft, accept = taking(8.0, ScriptedDrafter.draft), taking(4.0, ScriptedDrafter.accept)
+
+    for name in ("drafting", "drafter_guard"):
+        monkeypatch.setattr(f"augury.speculation.{name}.perf_counter", lambda: now[0])
+    monkeypatch.setattr(RequestDrafter, "score", taking(0.25, RequestDrafter.score))
+    with toy_engine(drafter=lambda model: Slow(model, [(2, 0)]), planner=constant(1, kind=Watched), slots=2) as engine:
+        engine.generate([[1], [2]], max_tokens=9, **GREEDY)
+    assert seen[0] == 0.5 / 2 + 0.25, "one choice for two slots, and what each learns"
 
 
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
