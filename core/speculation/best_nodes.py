@@ -54,6 +54,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
             if chance > _UNLIKELY or node in drawn[i]
         ]
     )
+    most = len(slots) + sum([chance for chances in reach for chance in chances])  # tokens, if all nodes were verified
     draft_s = sum([drafter.spent_s for slot in slots for drafter in slot.of])
     counts, sums, lost = [0] * len(slots), [0.0] * len(slots), [0.0] * len(slots)
     taken: list[tuple[int, int, float]] = []
@@ -64,6 +65,8 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         slot, count, chance = slots[i], counts[i], reach[i][node]
         if count == slot.limit:
             continue
+        if is_chosen and most <= best_rate * (curve.hoped[n + 1] + draft_s):
+            break  # no further node can pay
         if (i, slot.tree.parents[node]) in left_out or (is_chosen and not _is_covered(slot, node, count, curve, n)):
             left_out.add((i, node))
             continue
