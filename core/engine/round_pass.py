@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Items
 from math import isfinite
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
-from attrs import frozen
 
 from augury.batch import SlotInput
 from augury.engine.context import EngineContext
@@ -19,8 +19,7 @@ from augury.speculation.drafts import Choice
 from augury.types import read_only
 
 
-@frozen(eq=False)
-class ScheduledInput:
+class ScheduledInput(NamedTuple):
     """A sequence's share of a pass."""
 
     sequence: Sequence
@@ -31,8 +30,7 @@ class ScheduledInput:
     n_prompt: int = 0  # tokens of its prompt; 0 of a sequence that decodes
 
 
-@frozen(eq=False)
-class RoundPass:
+class RoundPass(NamedTuple):
     """A pass that is over."""
 
     passed: Pass

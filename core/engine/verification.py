@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from attrs import frozen
 
 Distribution = tuple[np.ndarray, np.ndarray]
 """Tokens (m,) and their probabilities (m,), which sum to 1; other tokens have none."""
 
 
-@frozen
-class Accepted:
+class Accepted(NamedTuple):
     """The tokens that a round emits: the accepted draft tokens and one of the target's own after them.
 
     `path` says where in the draft the accepted ones stand; for a chain, at its beginning.

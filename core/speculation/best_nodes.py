@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from attrs import frozen
+from typing import NamedTuple
 
 from augury.speculation.drafts import SlotProposals
 
@@ -14,8 +13,7 @@ _GAIN = 0.02  # tokens of a pass: costs are not known more exactly, and plain pa
 _UNLIKELY = 0.003  # chance of a node that no pass was ever cheap enough for
 
 
-@frozen(eq=False)
-class PassCurve:
+class PassCurve(NamedTuple):
     """Passes of a round: with n tokens drafted they take `known[n]` seconds, or as little as `hoped[n]`."""
 
     known: Sequence[float]
@@ -26,8 +24,7 @@ class PassCurve:
         return self.known[before + n] - self.known[before]
 
 
-@frozen(eq=False)
-class Best:
+class Best(NamedTuple):
     """The nodes chosen from the trees."""
 
     nodes: list[list[int]]  # by slot, rising

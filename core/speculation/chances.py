@@ -135,10 +135,11 @@ class Chances:
 
     def see(self, ground: int, *, is_right: bool) -> None:
         """A token on this ground was right or wrong."""
+        weight = self._weight
         for n, n_right, values, prior, keep in self._levels:
-            n[ground] = n[ground] * keep + 1.0
-            n_right[ground] = n_right[ground] * keep + is_right
-            values[ground] = (n_right[ground] + self._weight * prior[ground]) / (n[ground] + self._weight)
+            n[ground] = seen = n[ground] * keep + 1.0
+            n_right[ground] = right = n_right[ground] * keep + is_right
+            values[ground] = (right + weight * prior[ground]) / (seen + weight)
 
 
 class Agreement:
@@ -174,9 +175,9 @@ class Agreement:
     def see(self, kind: int, chance: float, *, is_right: bool) -> None:
         """Such a token was right or wrong."""
         place = 3 * bisect(_STEPS, chance) + kind
-        self._expected[place] = self._expected[place] * _KEEP_ALL + chance
-        self._n_right[place] = self._n_right[place] * _KEEP_ALL + is_right
-        self._ratios[place] = self._n_right[place] / self._expected[place]
+        self._expected[place] = expected = self._expected[place] * _KEEP_ALL + chance
+        self._n_right[place] = n_right = self._n_right[place] * _KEEP_ALL + is_right
+        self._ratios[place] = n_right / expected
 
 
 def survival(chance: float, k: int) -> list[float]:

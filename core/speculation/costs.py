@@ -65,6 +65,7 @@ class PassCosts:
         self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
+        self._hopes = [_hope(i, 1.0) for i in range(len(sizes))]  # factors of the figures as far as they may turn out to be
         self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
         self._nearness: dict[
             int, list[tuple[float, float]]
@@ -83,9 +84,7 @@ class PassCosts:
             self._depth = depth
             figures = self._figures(len(self._flat), depth)
             self._curve = list(accumulate(figures, max))
-            # plain decoding is the unit of all
-            hopes = [1.0 if i < 2 else 1 - _DOUBT / (1 + n_seen) for i, n_seen in enumerate(self._n_seen)]
-            self._hopeful = list(accumulate(map(mul, figures, hopes), max))
+            self._hopeful = list(accumulate(map(mul, figures, self._hopes), max))
         n_more = range(len(self._curve), n + 1)
         return self._curve + [self._curve[-1] * i / (len(self._flat) - 1) for i in n_more] if n_more else self._curve
 
@@ -113,7 +112,9 @@ class PassCosts:
         for i in (0, 1) if n == 1 else range(2, len(factors)):
             near, weight = nearness[i]
             factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else _LEARN_NEAR))
-            n_seen[i] += near
+            if near:
+                n_seen[i] += near
+                self._hopes[i] = _hope(i, n_seen[i])
         self._depth = None
 
     def _figures(self, n: int, depth: float) -> list[float]:
@@ -183,6 +184,11 @@ class DraftCost:
             self.per_missed = per_token
         elif per_token > self.per_missed / 2:
             self.per_missed += _LEARN_DRAFT * (per_token - self.per_missed)
+
+
+def _hope(n: int, n_seen: float) -> float:
+    """The factor of a figure of n tokens that rests on so many passes; plain decoding is the unit of all."""
+    return 1.0 if n <= 1 else 1 - _DOUBT / (1 + n_seen)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

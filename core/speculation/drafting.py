@@ -206,10 +206,9 @@ class Drafting:
                 if planner.is_asked(drafter):
                     pace = Pace(slot.limit) if drafter.profile.is_paced else None
                     cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
-        if cheap:
-            for slot, drafter, draft in self._ask(cheap):
-                slot.add(drafter, draft)
-            self._forbid(slots)
+        for slot, drafter, draft in self._ask(cheap):
+            slot.add(drafter, draft)
+        self._forbid(slots)
         probed: dict[SlotProposals, RequestDrafter] = {}
         if asks := planner.asks(slots, n_others):
             probed = {ask.slot: ask.drafter for ask in asks if ask.is_probe}
@@ -220,7 +219,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(slots)
-        if not [slot for slot in slots if slot.tree.tokens]:
+        if not sum([len(slot.tree) for slot in slots]):
             return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
@@ -252,7 +251,7 @@ class Drafting:
     def _forbid(self, slots: Items[SlotProposals]) -> None:
         """Leave out tokens that constraints forbid."""
         for slot in slots:
-            if (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
+            if slot.tree.tokens and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
                 slot.forbid(possible)
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:

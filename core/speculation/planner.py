@@ -229,7 +229,7 @@ class DraftPlanner:
             path = slot.tree.best_path(slot.reach()) if len(slot.of) > 1 else ()
             if 0 < len(path) < slot.limit:
                 own = slot.tree.proposers[path[-1]]
-                able += [(slot, each, path) for each in slot.of if each.can_extend and each not in own]
+                able += [(slot, each, path) for each in slot.of if each not in own and each.can_extend]
         if not able:
             return []
         curve = self._curve(slots, n_others)
