@@ -201,6 +201,7 @@ class NumbaCpuModel(Model):
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
         self._logits = np.zeros((n_rows, self._lowering.logits_row[1]), np.float32)
         self._logits_address = self._logits.ctypes.data
+        self._goal: tuple[Program, int] | None = None  # of the last pass: the program, and where its logits went
 
     def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
         """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
@@ -237,7 +238,7 @@ class NumbaCpuModel(Model):
         inputs[5, : len(rows)] = rows
         if parents is None and (n == 1 or slots[0] == slots[-1]):
             n_runs = 1
-            self._runs[0] = (0, n, slots[0], 0)
+            self._runs[0] = (0, n, int(slots[0]), 0)
         else:
             runs = runs_of(slots, parents)
             n_runs = len(runs)
@@ -251,7 +252,10 @@ class NumbaCpuModel(Model):
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
-        program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
+        goal = program, self._logits_address + 4 * first_row * self._lowering.logits_row[1]
+        if goal != self._goal:
+            self._goal = goal
+            program.write_to(goal[1])
         self._team.run(program.records)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:

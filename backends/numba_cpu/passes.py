@@ -75,10 +75,7 @@ class KernelPass(ArrayPass):
         self._width = width
 
     def argmax(self) -> np.ndarray:
-        n_rows, n = self._array.shape
-        ids, values = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
-        kernels.best(*self._place(), 0, n_rows, n, 1, ids.ctypes.data, values.ctypes.data)
-        return ids
+        return self._best(0, len(self._array), 1)[0][:, 0]
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         n_rows, n = self._array.shape
@@ -88,9 +85,14 @@ class KernelPass(ArrayPass):
         of, wanted = rows.tolist(), rows.astype(np.int64)
         if of and not 0 <= min(of) <= max(of) < n_rows:
             raise IndexError(f"rows {of} of a pass that has {n_rows}")
-        ids, values = np.empty((len(of), k), np.int32), np.empty((len(of), k), np.float32)
-        kernels.best(*self._place(), wanted.ctypes.data, len(of), n, k, ids.ctypes.data, values.ctypes.data)
-        return ids, values
+        return self._best(wanted.ctypes.data, len(of), k)
+
+    def _best(self, rows: int, n_rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `kernels.best`, of rows at an address."""
+        logits, found = self._array.ctypes.data, np.empty((2, n_rows, k), np.int32)
+        maxima, stride, ids = logits + _FLOAT * self._width, self._array.strides[0] // _FLOAT, found.ctypes.data
+        kernels.best(logits, maxima, stride, rows, n_rows, self._array.shape[1], k, ids, ids + found.nbytes // 2)
+        return found[0], found[1].view(np.float32)
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`; the sum has one order."""
@@ -104,8 +106,3 @@ class KernelPass(ArrayPass):
 
     def first(self, n: int) -> KernelPass:
         return KernelPass(self._array[:, :n], self._width, self._features)
-
-    def _place(self) -> tuple[int, int, int]:
-        """The address of the logits and of the largest of blocks, and floats from one row to the next."""
-        logits = self._array.ctypes.data
-        return logits, logits + _FLOAT * self._width, self._array.strides[0] // _FLOAT
