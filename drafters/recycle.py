@@ -102,9 +102,10 @@ class Recycle(Drafter):
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
         if verdict.top_after is not None and verdict.top_ids is not None:
-            for token, ids in zip(verdict.top_after.tolist(), verdict.top_ids, strict=True):
-                if ids[0] >= 0:  # -1: its row is not finite
-                    self._successors.learn(token, ids)
+            best = verdict.top_ids[:, 0].tolist()
+            for i, token in enumerate(verdict.top_after.tolist()):
+                if best[i] >= 0:  # -1: its row is not finite
+                    self._successors.learn(token, verdict.top_ids[i])
 
 
 @cache

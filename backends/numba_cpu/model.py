@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
-from augury.backends.numba_cpu.passes import KernelPass, passes, runs_of
+from augury.backends.numba_cpu.passes import BestTokens, KernelPass, passes, runs_of
 from augury.backends.numba_cpu.sequences import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
@@ -92,6 +93,10 @@ class NumbaCpuModel(Model):
             self._states = lowering.states()
         for offset, value in fields.items():
             self._team.state[offset // 8] = value
+        arrays = self._inputs, self._runs, self._team.state
+        self._input_view, self._run_view, self._state_view = (each.data.cast("B").cast("q") for each in arrays)
+        self._parents_address = self._inputs[4].ctypes.data
+        self._best = BestTokens()
 
     def forward(self, batch: Batch) -> Pass:
         self._require_open()
@@ -142,14 +147,14 @@ class NumbaCpuModel(Model):
             n_written += len(here)
         logits = self._logits[:n_rows]
         if not is_sorted:
-            logits = logits[np.argsort(np.concatenate(written))]
+            logits[:] = logits[np.argsort(np.concatenate(written))]
             features = {name: values[places[:-1]] for name, values in features.items()}
         return self._result(logits, narrow, features)
 
     def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
         tokens = self._tokens if narrow is None else narrow.tokens
         n, (width, _) = self.info.n_vocab if tokens is None else len(tokens), self._lowering.logits_row
-        passed = KernelPass(logits[:, :n], width, features)
+        passed = KernelPass(logits[:, :n], width, features, self._logits_address, self._best)
         return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
@@ -201,7 +206,6 @@ class NumbaCpuModel(Model):
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
         self._logits = np.zeros((n_rows, self._lowering.logits_row[1]), np.float32)
         self._logits_address = self._logits.ctypes.data
-        self._goal: tuple[Program, int] | None = None  # of the last pass: the program, and where its logits went
 
     def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
         """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
@@ -231,32 +235,26 @@ class NumbaCpuModel(Model):
 
         They are those of the batch from `start` on.
         """
-        slots, inputs, state = columns[2], self._inputs, self._team.state
-        n = len(slots)
-        for to, column in zip(inputs, columns, strict=False):
-            to[:n] = column
-        inputs[5, : len(rows)] = rows
-        if parents is None and (n == 1 or slots[0] == slots[-1]):
-            n_runs = 1
-            self._runs[0] = (0, n, int(slots[0]), 0)
-        else:
-            runs = runs_of(slots, parents)
-            n_runs = len(runs)
-            self._runs[:n_runs] = runs
-            if parents is not None:
-                starts, sizes = runs[:, 0], runs[:, 1]
-                inputs[4, :n] = np.maximum(parents - np.repeat(starts, sizes), -1)
-                self._runs[:n_runs, 3] *= inputs[4].ctypes.data + 8 * starts
+        # a pass empties the caches, and NumPy's casts and comparisons then take 10 to 30 us each: so lists, and views of memory
+        inputs, state, slots = self._input_view, self._state_view, columns[2].tolist()
+        n, above = len(slots), None if parents is None else parents.tolist()
+        for row, column in enumerate(columns):
+            inputs[row * MAX_TOKENS : row * MAX_TOKENS + n] = array("q", column.tolist())
+        inputs[5 * MAX_TOKENS : 5 * MAX_TOKENS + len(rows)] = array("q", rows.tolist())
+        runs: list[int] = []
+        for first, size, slot, is_tree in runs_of(slots, above):
+            runs += (first, size, slot, self._parents_address + 8 * first if is_tree else 0)
+            if above is not None and is_tree:
+                own = array("q", [max(parent - first, -1) for parent in above[first : first + size]])
+                inputs[4 * MAX_TOKENS + first : 4 * MAX_TOKENS + first + size] = own
+        self._run_view[: len(runs)] = array("q", runs)
         if self._sequences is not None:
-            self._sequences.write(self._runs[:n_runs], start, columns[3])
+            self._sequences.write(self._runs[: len(runs) // 4], start, columns[3])
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
-        state[offsets.N_SEGMENTS // 8] = n_runs
-        goal = program, self._logits_address + 4 * first_row * self._lowering.logits_row[1]
-        if goal != self._goal:
-            self._goal = goal
-            program.write_to(goal[1])
-        self._team.run(program.records)
+        state[offsets.N_SEGMENTS // 8] = len(runs) // 4
+        program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
+        self._team.run(program.records, program.address)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Bring states up to date before a batch, whose tokens are taken in this order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,24 +17,22 @@ KERNELS = (kernels.best, kernels.sum_exponentials)
 _FLOAT = 4
 
 
-def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
+def runs_of(slots: Sequence[int], parents: Sequence[int] | None) -> list[tuple[int, int, int, bool]]:
     """The runs of one slot's tokens.
 
     Args:
-        slots: (n,) int32, n > 0, in rising order.
-        parents: (n,) int, see `Batch.parents`; None: all runs are chains.
+        slots: Of each token, in rising order.
+        parents: Of each token, see `Batch.parents`; None: all runs are chains.
 
     Returns:
-        (m, 4) int64: first token, tokens, slot, whether it is a tree that is no chain.
+        Of each run: first token, tokens, slot, whether it is a tree that is no chain.
     """
-    of, above = slots.tolist(), None if parents is None else parents.tolist()  # NumPy's calls take longer for a round's tokens
-    starts = [i for i, slot in enumerate(of) if not i or slot != of[i - 1]]
-    runs = [
+    starts = [i for i, slot in enumerate(slots) if not i or slot != slots[i - 1]]
+    return [
         # the first of a run follows the slot's text, or an earlier pass of the same chain
-        (i, end - i, of[i], above is not None and above[i + 1 : end] != [*range(i, end - 1)])
-        for i, end in zip(starts, [*starts[1:], len(of)], strict=True)
+        (i, end - i, slots[i], parents is not None and parents[i + 1 : end] != [*range(i, end - 1)])
+        for i, end in zip(starts, [*starts[1:], len(slots)], strict=True)
     ]
-    return np.array(runs, np.int64)
 
 
 def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = False) -> Iterator[slice]:
@@ -47,9 +46,10 @@ def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = 
     Raises:
         UnsupportedError: A tree or block is larger than a pass.
     """
-    whole = (
-        [] if parents is None and not has_blocks else [run for run in runs_of(slots, parents).tolist() if run[3] or has_blocks]
-    )
+    whole: list[tuple[int, int, int, bool]] = []
+    if parents is not None or has_blocks:
+        runs = runs_of(slots.tolist(), None if parents is None else parents.tolist())
+        whole = [run for run in runs if run[3] or has_blocks]
     for _, size, slot, is_tree in whole:
         if size > MAX_TOKENS:
             raise UnsupportedError(
@@ -66,33 +66,77 @@ def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = 
         start = end
 
 
+class BestTokens:
+    """Finds the best tokens of rows of logits.
+
+    It works in memory whose addresses are asked for once: NumPy takes 40 us to tell one after a pass that emptied the caches.
+    """
+
+    def __init__(self) -> None:
+        # by k: ids (m, k), logits (m, k), rows (m,), and their addresses
+        self._rooms: dict[int, tuple[np.ndarray, np.ndarray, memoryview, int, int, int]] = {}
+
+    def find(
+        self, place: tuple[int, int, int], rows: Sequence[int] | None, n_rows: int, n: int, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ids and logits (n_rows, k) of the best tokens.
+
+        Args:
+            place: The first three arguments of `kernels.best`.
+            rows: Which ones; None: all, and from a row whose best logit is infinite -1 is chosen.
+            n_rows: How many rows.
+            n: Logits of a row.
+            k: How many tokens.
+        """
+        if k not in self._rooms or len(self._rooms[k][0]) < n_rows:
+            m = max(n_rows, 1)
+            made = np.empty((m, k), np.int32), np.empty((m, k), np.float32), np.empty(m, np.int64)
+            ids, values, wanted = (each.ctypes.data for each in made)
+            self._rooms[k] = made[0], made[1], made[2].data.cast("B").cast("q"), ids, values, wanted
+        best, logits, chosen, ids, values, wanted = self._rooms[k]
+        if rows is not None:
+            chosen[:n_rows] = array("q", rows)
+        kernels.best(*place, 0 if rows is None else wanted, n_rows, n, k, ids, values)
+        return best[:n_rows].copy(), logits[:n_rows].copy()
+
+
 class KernelPass(ArrayPass):
     """Rows of logits whose best tokens and sums kernels find, with the results of `ArrayPass`."""
 
-    def __init__(self, array: np.ndarray, width: int, features: Mapping[str, np.ndarray] | None = None) -> None:
-        """Take rows (r, V) float32; `width` floats after the beginning of each lie the largest of each block."""
+    def __init__(
+        self,
+        array: np.ndarray,
+        width: int,
+        features: Mapping[str, np.ndarray] | None = None,
+        address: int = 0,
+        best: BestTokens | None = None,
+    ) -> None:
+        """Take rows of logits.
+
+        Args:
+            array: (r, V) float32; `width` floats after the beginning of each row lie the largest of each block.
+            width: See `array`.
+            features: See `Pass.features`.
+            address: Of the array, where it is known.
+            best: The memory to find best tokens in, where there is some.
+        """
         super().__init__(array, features)
-        self._width = width
+        self._width, self._best = width, BestTokens() if best is None else best
+        self._address = address or array.ctypes.data
 
     def argmax(self) -> np.ndarray:
-        return self._best(0, len(self._array), 1)[0][:, 0]
+        n_rows, n = self._array.shape
+        return self._best.find(self._place(), None, n_rows, n, 1)[0][:, 0]
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         n_rows, n = self._array.shape
         k = min(k, n)
         if not 1 <= k <= kernels.MAX_BEST:
             return super().top_k(rows, k)
-        of, wanted = rows.tolist(), rows.astype(np.int64)
+        of = rows.tolist()
         if of and not 0 <= min(of) <= max(of) < n_rows:
             raise IndexError(f"rows {of} of a pass that has {n_rows}")
-        return self._best(wanted.ctypes.data, len(of), k)
-
-    def _best(self, rows: int, n_rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `kernels.best`, of rows at an address."""
-        logits, found = self._array.ctypes.data, np.empty((2, n_rows, k), np.int32)
-        maxima, stride, ids = logits + _FLOAT * self._width, self._array.strides[0] // _FLOAT, found.ctypes.data
-        kernels.best(logits, maxima, stride, rows, n_rows, self._array.shape[1], k, ids, ids + found.nbytes // 2)
-        return found[0], found[1].view(np.float32)
+        return self._best.find(self._place(), of, len(of), n, k)
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`; the sum has one order."""
@@ -105,4 +149,8 @@ class KernelPass(ArrayPass):
         return float(largest[0]) + math.log(sums[-1])
 
     def first(self, n: int) -> KernelPass:
-        return KernelPass(self._array[:, :n], self._width, self._features)
+        return KernelPass(self._array[:, :n], self._width, self._features, self._address, self._best)
+
+    def _place(self) -> tuple[int, int, int]:
+        """The address of the logits and of the largest of blocks, and floats from one row to the next."""
+        return self._address, self._address + _FLOAT * self._width, self._array.strides[0] // _FLOAT

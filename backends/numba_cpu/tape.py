@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, define, field, frozen
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
@@ -97,7 +97,7 @@ class Workspace:
         return self._named[name, width]
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Program:
     """A tape to run: its records, and the entries that are written before every pass.
 
@@ -109,6 +109,7 @@ class Program:
         places: (m,) int64, the offset of each entry from that address, in bytes; or 0.
         features: Where the record begins that copies a feature.
         hidden: Where the one begins that copies the hidden states that x is to begin with, if any does.
+        address: Of the records.
     """
 
     records: np.ndarray = field(repr=False)
@@ -118,10 +119,14 @@ class Program:
     features: Mapping[str, int]
     hidden: int
     places: np.ndarray | int = 0
+    address: int = field(default=Factory(lambda self: int(self.records.ctypes.data), takes_self=True), init=False)
+    _written_to: int = field(default=0, init=False)
 
     def write_to(self, address: int) -> None:
         """Say where the logits go."""
-        self.logits["y"] = address + self.places
+        if address != self._written_to:
+            self.logits["y"] = address + self.places
+            self._written_to = address
 
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
         """Itself, with the places of hidden states and of features, (n, E) float32 each: the rows from `start` on."""

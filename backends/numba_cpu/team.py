@@ -53,15 +53,16 @@ class Team:
             thread.start()  # which fails where there is no memory for its stack; those before it end with the team
             threads.append(thread)
 
-    def run(self, tape: np.ndarray) -> None:
-        """Run a tape (n,) int64 to its end."""
+    def run(self, tape: np.ndarray, address: int = 0) -> None:
+        """Run a tape (n,) int64 to its end. Its address need not be asked for where it is known."""
         if self._cores and self._leader != threading.get_ident():
             self._leader = threading.get_ident()
             os.sched_setaffinity(0, {self._cores[0]})
         if tape is not self._tape:
             self._tape = tape
-            self.state[kernels.TAPE // 8] = tape.ctypes.data
-            self.state[kernels.TAPE_END // 8] = tape.ctypes.data + tape.nbytes
+            address = address or tape.ctypes.data
+            self.state[kernels.TAPE // 8] = address
+            self.state[kernels.TAPE_END // 8] = address + tape.nbytes
         kernels.lead(self.address)  # from here to its end no signal is handled
 
     def close(self) -> None:
