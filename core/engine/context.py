@@ -109,10 +109,10 @@ class EngineContext(Context):
         reservation, tokens, draft, places = feed.reservation, feed.tokens, feed.draft, None
         if len(path) or reservation.replay:
             drafted = draft.tokens.tolist()
-            tokens = np.array([*reservation.replay, *tokens.tolist(), *[drafted[node] for node in path]], np.int32)
+            tokens = tokens_array([*reservation.replay, *tokens.tolist(), *[drafted[node] for node in path]])
         if draft.parents is not None:
             n = len(tokens) - len(path)
-            places = np.array([*range(n), *[n + node for node in path]], np.int32)
+            places = tokens_array([*range(n), *[n + node for node in path]])
         self.memory.commit(feed.slot, reservation, tokens, places)
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -214,11 +214,11 @@ class EngineContext(Context):
             if reservation.accepted:
                 accepted += [(feed.slot, *pair) for pair in reservation.accepted]
         columns = (
-            np.array(tokens, np.int32),
-            np.array(slots, np.int32),
-            np.array(positions, np.int32),
-            np.array(rows, np.int32),
-            None if is_chain else np.array(parents, np.int32),
+            tokens_array(tokens),
+            tokens_array(slots),
+            tokens_array(positions),
+            tokens_array(rows),
+            None if is_chain else tokens_array(parents),
             np.array(accepted, np.int32) if accepted else None,
             layers,
         )

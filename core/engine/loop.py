@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
+_FIRST = tokens_array([-1])  # the parents of one token
 
 
 @define(eq=False, slots=False)
@@ -289,7 +290,7 @@ class Loop:
     def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome:
         """Verify a share's draft, emit the accepted tokens, and keep their states."""
         sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
-        draft, names = feed.draft, () if choice is None else choice.names
+        draft, names = feed.draft, choice.names if choice is not None and choice.nodes else ()
         path: tuple[int, ...] = ()
         n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
         if share.n_prompt and not sequence.n_emitted:
@@ -308,8 +309,10 @@ class Loop:
         if not share.n_prompt:
             sequence.counter.round(names, draft.depth if names else 0, n_accepted, n_emitted)
             if done.top is not None and share.n_top:
-                after = tokens_array([*feed.tokens.tolist(), *draft.tokens.tolist()])
-                parents = tokens_array([-1, *[parent + 1 for parent in draft.above.tolist()]])
+                after, parents = tokens_array(feed.tokens), _FIRST
+                if names:
+                    after = tokens_array([*feed.tokens.tolist(), *draft.tokens.tolist()])
+                    parents = tokens_array([-1, *[parent + 1 for parent in draft.above.tolist()]])
                 ids, logits = done.top
                 top = after, parents, ids[row : row + share.n_rows], logits[row : row + share.n_rows]
         elif n_emitted:

@@ -16,7 +16,7 @@ from augury.passes import Pass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Choice
-from augury.types import read_only
+from augury.types import read_only, tokens_array
 
 
 class ScheduledInput(NamedTuple):
@@ -74,7 +74,7 @@ class RoundPass(NamedTuple):
             n_top = max(n_top, share.n_top)
             wants_argmax = wants_argmax or (share.n_rows > 0 and share.sequence.is_plain_argmax)
         if n_top:
-            ids, logits = passed.top_k(np.arange(n_rows, dtype=np.int32), n_top)
+            ids, logits = passed.top_k(tokens_array(range(n_rows)), n_top)
             top = read_only(ids), read_only(logits)
         if wants_argmax:  # where drafters want more of each row, it is not read twice
             if top is None:

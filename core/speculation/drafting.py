@@ -219,7 +219,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(slots)
-        if not sum([len(slot.tree) for slot in slots]):
+        if not [slot for slot in slots if slot.tree.tokens]:
             return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
@@ -352,7 +352,10 @@ class Drafting:
     def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_others: int, pass_s: float) -> None:
         """A pass over these slots and `n_others` other tokens took so long."""
         if self._planner is not None:
-            depth = sum([choice.proposals.n_context for choice, _ in rounds]) / len(rounds)
-            self._planner.observe_round(rounds, depth, n_others, pass_s)
-            if n_asked := sum([bool(choice.proposals.of) for choice, _ in rounds]):
+            n_context = n_asked = 0
+            for choice, _ in rounds:
+                n_context += choice.proposals.n_context
+                n_asked += bool(choice.proposals.of)
+            self._planner.observe_round(rounds, n_context / len(rounds), n_others, pass_s)
+            if n_asked:
                 self._planner.observe_overhead(self._own_s / n_asked)

@@ -90,24 +90,26 @@ class JointTree(Generic[Proposer]):
         probabilities, at = draft.probabilities, after
         parents = None if draft.parents is None else draft.parents.tolist()
         nodes: list[int] = []
+        rivals, proposers = self._rivals, self.proposers
         for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
             if (siblings := self.after.get(at)) is None:
                 siblings = self.after[at] = {}
-                self._rivals[at] = proposer
-            elif self._rivals[at] is not proposer:
-                self._rivals[at] = None
+                rivals[at] = proposer
+            elif rivals[at] is not proposer:
+                rivals[at] = None
             if (node := siblings.get(token)) is None:
-                node = siblings[token] = len(self.tokens)
+                node = siblings[token] = len(proposers)
+                proposers.append([proposer])
                 self.tokens.append(token)
                 self.parents.append(at)
                 self.chances.append(chance)
-                self.proposers.append([proposer])
+            elif proposer not in proposers[node]:
+                proposers[node].append(proposer)
+                self.chances[node] = max(self.chances[node], chance)
             else:
                 self.chances[node] = max(self.chances[node], chance)
-                if proposer not in self.proposers[node]:
-                    self.proposers[node].append(proposer)
             if probabilities is not None and probabilities[i, token] > 0 and self.drawn.keys().isdisjoint(siblings.values()):
                 self.drawn[node] = probabilities[i]
             nodes.append(node)
