@@ -14,6 +14,8 @@ from augury.registry import Registry
 
 _OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")  # a repository, as other programs write it
 
+_sweep_once = functools.cache(sweep)  # parts of files that a killed start left need no second look in a process
+
 
 def cache_folder() -> Path:
     """Where downloaded models are kept, in the user's cache."""
@@ -29,16 +31,10 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         ModelFileError: No source knows it, or it could not be fetched.
     """
     text = str(reference)
-    _swept(cache_folder().parent)
+    _sweep_once(cache_folder().parent)
     for source in registry.sources.values():
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)
     names = [name for source in registry.sources.values() for name in source.names()]
     meant = f"; did you mean 'hf:{text}'?" if _OF_HUB.fullmatch(text) else nearest(text, names)
     raise ModelFileError(f"{text!r} is neither a file, nor hf:OWNER/REPOSITORY, nor a known model{meant}")
-
-
-@functools.cache
-def _swept(folder: Path) -> None:
-    """Remove, once in a process, the parts of models, packed weights or compiled kernels that a killed start left there."""
-    sweep(folder)
