@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from augury.speculation.drafts import SlotProposals
 
-__all__ = ["Best", "PassCurve", "best_nodes"]
-
 _GAIN = 0.02  # tokens of a pass: costs are not known more exactly, and plain passes want to be seen, too
 _UNLIKELY = 0.003  # chance of a node that no pass was ever cheap enough for
 
@@ -22,6 +20,19 @@ class PassCurve(NamedTuple):
     def extra_s(self, n: int, before: int = 0) -> float:
         """Seconds that n drafted tokens add to a pass with so many before them."""
         return self.known[before + n] - self.known[before]
+
+
+class OthersPass(NamedTuple):
+    """A pass as one slot finds it: the tokens of the others."""
+
+    curve: PassCurve
+    n: int  # drafted tokens
+    expected: float  # tokens
+    draft_s: float
+
+    def rate(self, expected: float, n: int, draft_s: float) -> float:
+        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
+        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
 
 
 class Best(NamedTuple):

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from augury.interfaces import Pace
-from augury.speculation.best_nodes import PassCurve, best_nodes
+from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import TYPICAL, Agreement, survival
 from augury.speculation.costs import PassCosts
 from augury.speculation.drafts import Choice, CostlyAsk, DrafterProfile, LossBudget, Outcome, RequestDrafter, SlotProposals
@@ -60,20 +60,6 @@ _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: old gains are not gambled away
-
-
-@frozen(eq=False)
-class _Rest:
-    """A pass as one slot finds it: the tokens of the others."""
-
-    curve: PassCurve
-    n: int  # drafted tokens
-    expected: float  # tokens
-    draft_s: float
-
-    def rate(self, expected: float, n: int, draft_s: float) -> float:
-        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
-        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
 
 
 class DraftPlanner:
@@ -141,7 +127,7 @@ class DraftPlanner:
                     continue
                 asked.pop(i, None)
                 n[i], expected[i], draft_s[i] = 0, 0.0, 0.0
-                rest = _Rest(curve, sum(n), sum(expected), sum(draft_s))
+                rest = OthersPass(curve, sum(n), sum(expected), sum(draft_s))
                 n[i], expected[i] = len(best.nodes[i]), best.expected[i]
                 least = rest.rate(max(expected[i], _LEAST), n[i], 0.0)
                 for drafter in costly[i]:
@@ -159,7 +145,7 @@ class DraftPlanner:
         return list(asked.values())
 
     def _lengths(
-        self, slot: SlotProposals, drafter: RequestDrafter, rest: _Rest, n_nodes: int, n_expected: float
+        self, slot: SlotProposals, drafter: RequestDrafter, rest: OthersPass, n_nodes: int, n_expected: float
     ) -> list[tuple[int, float, float, float]]:
         """The promises of a costly drafter by a draft's length: that, the tokens expected, seconds of drafting, and rate.
 
@@ -188,7 +174,7 @@ class DraftPlanner:
         slot: SlotProposals,
         costly: Sequence[RequestDrafter],
         asked: CostlyAsk | None,
-        rest: _Rest,
+        rest: OthersPass,
         rate: float,
         *,
         is_waited_for: bool,
@@ -256,7 +242,7 @@ class DraftPlanner:
         self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
-    def _paced(self, ask: CostlyAsk, rest: _Rest, rate: float) -> CostlyAsk:
+    def _paced(self, ask: CostlyAsk, rest: OthersPass, rate: float) -> CostlyAsk:
         """The same of a drafter that ends its drafts itself.
 
         A further token pays while it promises more tokens for its time than the whole pass does. So the draft ends where it has
