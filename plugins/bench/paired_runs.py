@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from augury import Engine
 from augury.cli import Prompt
@@ -55,23 +55,19 @@ class Pair:
         return speeds[0] > _STALL * self.max_speedup * speeds[1] > 0
 
 
+@define(eq=False, slots=False)
 class PairedRuns:
     """Runs one prompt with and without a drafter. `prepare` it, let both run, and `close` it."""
 
-    def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], prompt: Prompt) -> None:
-        """Nothing is loaded yet.
+    _load: Callable[[], Engine]  # with the drafter
+    _params: dict[str, Any]  # of the requests; those of the prompt come first
+    _prompt: Prompt
+    config: Mapping[str, Any] = field(factory=dict, init=False)  # of the engine loaded last, with the model's own name
+    _engine: Engine | None = field(default=None, init=False)
+    _trials: list[Iterable[Trial]] = field(factory=list, init=False)  # of the drafted run that was last
 
-        Args:
-            load: Loads an engine with the drafter.
-            params: Of the requests; those of the prompt come first.
-            prompt: The prompt.
-        """
-        self.config: Mapping[str, Any] = {}  # of the engine loaded last, with the model's own name
-        self._prompt = prompt
-        self._load = load
-        self._params = {**params, **prompt.arguments()}
-        self._engine: Engine | None = None
-        self._trials: list[Iterable[Trial]] = []  # of the drafted run that was last
+    def __attrs_post_init__(self) -> None:
+        self._params = {**self._params, **self._prompt.arguments()}
 
     def prepare(self, *, is_warm: bool) -> None:
         """Load a fresh engine and process the prompt; if warm, only once, and let the drafter see the answer, too."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from augury.cli import Prompt
 from augury.plugins.bench.pair_stats import PairStats
@@ -51,19 +51,13 @@ def trials_of(prompts: Iterable[Prompt], turns: int) -> list[PromptTurn]:
     return [PromptTurn(prompt, place + turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
 
 
+@define(eq=False)
 class Tuning:
     """Measures candidates. Results are in `pairs`, which grow while it runs."""
 
-    def __init__(self, measure: Callable[[Candidate, PromptTurn], Pair], trials: Sequence[PromptTurn]) -> None:
-        """Nothing runs yet.
-
-        Args:
-            measure: Runs a candidate and plain decoding, cold.
-            trials: The trials of the whole workload, in the order in which they are run.
-        """
-        self.pairs: dict[Candidate, list[Pair]] = {}
-        self._measure = measure
-        self._trials = trials
+    _measure: Callable[[Candidate, PromptTurn], Pair]  # runs a candidate and plain decoding, cold
+    _trials: Sequence[PromptTurn]  # of the whole workload, in the order in which they are run
+    pairs: dict[Candidate, list[Pair]] = field(factory=dict, init=False)
 
     def settle(self, chains: Sequence[Candidate], lengths: Sequence[int]) -> Candidate | None:
         """The candidate to use; None where nothing pays.
