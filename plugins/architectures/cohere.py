@@ -9,7 +9,7 @@ from augury.blocks import Gating, Layer, NormKind, Rope
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_size
-from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.architectures.transformer import Transformer, own_norms
 
 _PERIOD = 4  # one layer in four sees everything, where files do not say otherwise
 _N_LAYERS_NORMED = 64  # from so many on, heads are normed; files do not say so
@@ -26,13 +26,7 @@ class CommandR(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        if decoder.n_layers < _N_LAYERS_NORMED:
-            return {}
-        heads = {"q": decoder.n_heads[layer], "k": decoder.n_kv_heads[layer]}
-        return {
-            f"{part}_norm": decoder.norm(f"blk.{layer}.attn_{part}_norm", decoder.head_dim, shape=(n, decoder.head_dim))
-            for part, n in heads.items()
-        }
+        return own_norms(decoder, layer) if decoder.n_layers >= _N_LAYERS_NORMED else {}
 
 
 class Cohere2(Transformer):

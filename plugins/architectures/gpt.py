@@ -8,7 +8,7 @@ from typing import Any
 from augury.blocks import Activation, Layer, Linear, NormKind, Rope
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.transformer import Transformer, slopes
+from augury.plugins.architectures.transformer import Transformer, own_norms, slopes
 
 _UNGATED: dict[str, Any] = {"activation": Activation.GELU_HALF, "gate": None, "has_scales": False}
 
@@ -158,12 +158,5 @@ class StableLM(Transformer):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         is_parallel = f"blk.{layer}.ffn_norm.weight" not in decoder.file.tensors
         norm = "attn_norm" if is_parallel else "ffn_norm"
-        heads = {"q": decoder.n_heads[layer], "k": decoder.n_kv_heads[layer]}
-        names = {part: f"blk.{layer}.attn_{part}_norm" for part in heads}
-        norms: dict[str, Any] = {
-            f"{part}_norm": decoder.norm(names[part], decoder.head_dim, shape=(n, decoder.head_dim))
-            for part, n in heads.items()
-            if f"{names[part]}.weight" in decoder.file.tensors
-        }
         feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False, is_parallel=is_parallel)
-        return Layer(decoder.attention(layer, rope, **norms), feed_forward)
+        return Layer(decoder.attention(layer, rope, **own_norms(decoder, layer, are_optional=True)), feed_forward)

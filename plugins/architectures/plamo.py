@@ -10,7 +10,7 @@ from augury.blocks import Layer, LinearRecurrence, Mamba, Norm, Rope, Rows
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import own_local_base
 from augury.plugins.architectures.state_space import convolution
-from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.architectures.transformer import Transformer, own_norms
 
 _LEAST_RANK = 64  # of the low-rank steps in PLaMo 2
 
@@ -46,9 +46,7 @@ class Plamo2(Transformer):
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        size, n_heads = decoder.head_dim, {"q_norm": decoder.n_heads[layer], "k_norm": decoder.n_kv_heads[layer]}
-        norms = {name: decoder.norm(f"blk.{layer}.attn_{name}", size, shape=(n, size)) for name, n in n_heads.items()}
-        return {**norms, "post_norm": _after_mixer(decoder, layer)}
+        return {**own_norms(decoder, layer), "post_norm": _after_mixer(decoder, layer)}
 
 
 def _mamba(decoder: Decoder, layer: int) -> Mamba:

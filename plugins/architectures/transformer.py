@@ -107,6 +107,14 @@ def _of_file(arguments: Mapping[str, Any], *given: Any) -> dict[str, Any]:
     return {name: each(*given) if isinstance(each, FunctionType) else each for name, each in arguments.items()}
 
 
+def own_norms(decoder: Decoder, layer: int, *, are_optional: bool = False) -> dict[str, Any]:
+    """Arguments of `Decoder.attention`: norms of queries and keys whose heads have weights of their own."""
+    size, heads = decoder.head_dim, {"q_norm": decoder.n_heads[layer], "k_norm": decoder.n_kv_heads[layer]}
+    names = {part: f"blk.{layer}.attn_{part}" for part in heads}
+    found = [part for part in heads if not are_optional or f"{names[part]}.weight" in decoder.file.tensors]
+    return {part: decoder.norm(names[part], size, shape=(heads[part], size)) for part in found}
+
+
 def slopes(n_heads: int, largest: float) -> tuple[float, ...] | None:
     """By head how fast a score falls with distance; None where `largest` is 0.
 
