@@ -24,7 +24,7 @@ prompts, which a conversation repeats again and again; and of equal counts the l
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +43,9 @@ _SIZE = 4  # bytes of a token
 _NO_WEIGHTS: Mapping[int, int] = {}
 
 
-@frozen
-class _Thresholds:
-    """How often an n-gram must have been seen, and the percentage that its leader must have, by its length less one."""
-
-    n_seen: tuple[int, ...]
-    percent: tuple[int, ...]
-
-
-_LAX = _Thresholds((2, 2, 1, 1), (66, 50, 50, 50))
-_STRICT = _Thresholds((4, 3, 2, 2), (75, 66, 66, 66))
+# How often an n-gram must have been seen, and the percentage that its leader must have, by its length less one
+_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))
+_STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))
 
 
 @frozen
@@ -131,20 +124,20 @@ class NgramCache(Drafter):
         if token is None:
             token = self._clear_leader(self._past.counts, recent, weights, _STRICT)
         if token is None and found is not None:
-            is_clear = found.n_seen >= _LAX.n_seen[1] and 100 * found.counts[found.leader] >= _LAX.percent[1] * found.n_seen
+            least, percent = _LAX[1]
+            is_clear = found.n_seen >= least and 100 * found.counts[found.leader] >= percent * found.n_seen
             token = found.leader if is_clear else None
         return token
 
     def _clear_leader(
-        self, counts: NgramCounts, recent: bytes, weights: Mapping[int, int], thresholds: _Thresholds
+        self, counts: NgramCounts, recent: bytes, weights: Mapping[int, int], thresholds: Sequence[tuple[int, int]]
     ) -> int | None:
         for n in range(min(self.options.n, len(recent) // _SIZE), 0, -1):
-            found = counts.get(recent[-n * _SIZE :])
-            if found is None or found.n_seen < thresholds.n_seen[n - 1]:
-                continue
-            token = found.best(weights, _CORPUS_FACTOR)
-            if 100 * found.counts[token] >= thresholds.percent[n - 1] * found.n_seen:
-                return token
+            found, (least, percent) = counts.get(recent[-n * _SIZE :]), thresholds[n - 1]
+            if found is not None and found.n_seen >= least:
+                token = found.best(weights, _CORPUS_FACTOR)
+                if 100 * found.counts[token] >= percent * found.n_seen:
+                    return token
         return None
 
 
