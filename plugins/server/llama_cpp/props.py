@@ -14,10 +14,6 @@ from augury.plugins.server.server import Serving
 router = api_router()
 
 
-class NoProps(Fields):
-    """Nothing can be changed yet; that a client may ask is all that --props says."""
-
-
 @router.get("/props")
 def props(server: Serving) -> dict[str, Any]:
     """Describe the model and the settings."""
@@ -45,8 +41,8 @@ def props(server: Serving) -> dict[str, Any]:
 
 
 @router.post("/props")
-def change_props(_body: NoProps, server: Serving) -> dict[str, bool]:
-    """Change properties, of which there are none yet."""
+def change_props(_body: Fields, server: Serving) -> dict[str, bool]:
+    """Change properties, of which there are none yet: that a client may ask is all that --props says."""
     if not server.options.takes_props:
         raise RequestError(501, "this server's properties cannot be changed; start it with --props")
     return {"success": True}
