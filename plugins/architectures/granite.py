@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from augury.blocks import Gating, Layer, Rope
+from augury.blocks import Gating, Layer, Mamba2, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.state_space import mamba2
 from augury.plugins.architectures.transformer import Transformer
@@ -16,6 +16,10 @@ def _factor(decoder: Decoder, _layer: int) -> float:
     """The factor of layers' outputs; the first files of MiniCPM do not state it."""
     is_minicpm = decoder.file.architecture == MiniCPM.name
     return decoder.keys.number("residual_scale", 1.4 / math.sqrt(decoder.n_layers) if is_minicpm else 0.0) or 1.0
+
+
+def _mamba(decoder: Decoder, layer: int) -> Mamba2:
+    return mamba2(decoder, layer, factor=_factor(decoder, layer))
 
 
 class GraniteMoe(Transformer):
@@ -28,12 +32,6 @@ class GraniteMoe(Transformer):
     experts = {**feeding, "gating": Gating.SOFTMAX, "is_normalised": True}
     beginning = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
     ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        if decoder.n_kv_heads[layer]:
-            return super().layer(decoder, layer, rope)
-        return Layer(mamba2(decoder, layer, factor=_factor(decoder, layer)), cls.feed_forward(decoder, layer))
 
 
 class Granite(GraniteMoe):
@@ -51,6 +49,7 @@ class GraniteHybrid(Granite):
 
     name = "granitehybrid"
     reading = {"least": 0}
+    without_heads = _mamba
     ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.blocks import Convolution, Layer, Rope, ShortConvolution
+from augury.blocks import Convolution, ShortConvolution
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_size
 from augury.plugins.architectures.transformer import Transformer
@@ -11,32 +11,6 @@ from augury.plugins.architectures.transformer import Transformer
 def _window(decoder: Decoder) -> int | None:
     """How many positions attention sees."""
     return decoder.keys.count("attention.sliding_window", 0, least=0) or None
-
-
-class Lfm2(Transformer):
-    """Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models."""
-
-    name = "lfm2"
-    reading = {"least": 0, "may_have_experts": True}
-    rotary = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
-    mixing = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
-    feeding = {"has_scales": False, "has_biases": False}
-    ending = {"norm": "token_embd_norm"}  # as converters have misnamed it
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        if decoder.n_kv_heads[layer]:
-            return super().layer(decoder, layer, rope)
-        return Layer(_short_convolution(decoder, layer), cls.feed_forward(decoder, layer))
-
-
-class Lfm2Moe(Lfm2):
-    """The mixtures of experts, whose first layers are dense, without a window."""
-
-    name = "lfm2moe"
-    rotary = {}
-    mixing = {"has_head_norms": True}
-    experts = {"is_normalised": True, "has_scales": False}
 
 
 def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
@@ -48,3 +22,24 @@ def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
         conv=decoder.check(Convolution(f"{at}.shortconv.conv.weight", n_embd, n_taps)),
         o=decoder.linear(f"{at}.shortconv.out_proj", n_embd, n_embd, has_scale=False),
     )
+
+
+class Lfm2(Transformer):
+    """Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models."""
+
+    name = "lfm2"
+    reading = {"least": 0, "may_have_experts": True}
+    rotary = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
+    mixing = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
+    without_heads = _short_convolution
+    feeding = {"has_scales": False, "has_biases": False}
+    ending = {"norm": "token_embd_norm"}  # as converters have misnamed it
+
+
+class Lfm2Moe(Lfm2):
+    """The mixtures of experts, whose first layers are dense, without a window."""
+
+    name = "lfm2moe"
+    rotary = {}
+    mixing = {"has_head_norms": True}
+    experts = {"is_normalised": True, "has_scales": False}

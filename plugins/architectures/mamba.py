@@ -60,14 +60,9 @@ class Jamba(Transformer):
     reading = {"least": 0}
     rotary = None
     mixing = {"has_output_bias": False}
+    without_heads = mamba
     feeding = {"has_scales": False, "has_biases": False}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        if decoder.n_kv_heads[layer]:
-            return super().layer(decoder, layer, rope)
-        return Layer(mamba(decoder, layer), cls.feed_forward(decoder, layer))
 
 
 class NemotronH(Architecture):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Layer, LinearRecurrence, Mamba, Norm, Rope, Rows
+from augury.blocks import LinearRecurrence, Mamba, Norm, Rows
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import own_local_base
 from augury.plugins.architectures.state_space import convolution
@@ -21,32 +21,6 @@ def _after_mixer(decoder: Decoder, layer: int) -> Norm:
 
 def _after_feed_forward(decoder: Decoder, layer: int) -> Norm:
     return decoder.norm(f"blk.{layer}.post_ffw_norm", suffix="")
-
-
-class Plamo(Transformer):
-    """Attention and feed-forward see one norm of the same input."""
-
-    name = "plamo"
-    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
-
-
-class Plamo2(Transformer):
-    """Mamba with decays by head, and attention with normed heads in layers that have key heads; norms before and after."""
-
-    name = "plamo2"
-    reading = {"least": 0}
-    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim), "has_scales": False, "has_output_bias": False}
-    feeding = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        if decoder.n_kv_heads[layer]:
-            return super().layer(decoder, layer, rope)
-        return Layer(_mamba(decoder, layer), cls.feed_forward(decoder, layer))
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {**own_norms(decoder, layer), "post_norm": _after_mixer(decoder, layer)}
 
 
 def _mamba(decoder: Decoder, layer: int) -> Mamba:
@@ -82,6 +56,27 @@ def _mamba(decoder: Decoder, layer: int) -> Mamba:
         query_norm=decoder.norm(f"{at}.ssm_c_norm", n_state, suffix=""),
         post_norm=_after_mixer(decoder, layer),
     )
+
+
+class Plamo(Transformer):
+    """Attention and feed-forward see one norm of the same input."""
+
+    name = "plamo"
+    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+
+
+class Plamo2(Transformer):
+    """Mamba with decays by head, and attention with normed heads in layers that have key heads; norms before and after."""
+
+    name = "plamo2"
+    reading = {"least": 0}
+    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim), "has_scales": False, "has_output_bias": False}
+    without_heads = _mamba
+    feeding = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        return {**own_norms(decoder, layer), "post_norm": _after_mixer(decoder, layer)}
 
 
 class Plamo3(Transformer):

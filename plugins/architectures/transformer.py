@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, ClassVar, Literal
 
-from augury.blocks import FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
+from augury.blocks import Block, FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -24,6 +24,7 @@ class Transformer(Architecture):
         local_rotary: The same for layers with a window; None: these have the rope of the others.
         windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
         mixing: Arguments of `Decoder.attention`.
+        without_heads: Makes the mixer of a layer that has no key heads, given its number; None: all have attention.
         feeding: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
         beginning: Fields of the embedding beside its weight.
@@ -36,6 +37,7 @@ class Transformer(Architecture):
     local_rotary: ClassVar[Mapping[str, Any] | None] = None
     windows: ClassVar[Mapping[str, Any] | None] = None
     mixing: ClassVar[Mapping[str, Any]] = {}
+    without_heads: ClassVar[Callable[[Decoder, int], Block] | None] = None
     feeding: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
     beginning: ClassVar[Mapping[str, Any]] = {}
@@ -69,6 +71,8 @@ class Transformer(Architecture):
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
+        if cls.without_heads is not None and not decoder.n_kv_heads[layer]:
+            return Layer(cls.without_heads(decoder, layer), cls.feed_forward(decoder, layer))
         window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
         turned = rope if window is None else cls.local_rope(decoder, rope)
         mixing = {"window": window, **_of_file(cls.mixing, decoder, layer), **cls.mixing_of(decoder, layer)}
