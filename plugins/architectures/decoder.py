@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from typing import Any, Literal
 
 import attrs
@@ -49,9 +48,7 @@ class Decoder(Tensors):
         n_ff: F, values between the matrices of a feed-forward, by layer.
         n_heads: H, query heads by layer.
         n_kv_heads: G, key and value heads by layer; each serves H / G query heads.
-        head_dim: D, values of a query or key.
         value_dim: D_v, values of a value.
-        n_rot: Values of a query or key that rope turns, from the first on.
     """
 
     def __init__(
@@ -108,14 +105,6 @@ class Decoder(Tensors):
         self.eps = (keys.number(key, 0.0) or least_eps) if least_eps else keys.positive(key)
         self.embedding = embedding
         self.n_vocab = self._n_vocab()
-
-    @cached_property
-    def n_rot(self) -> int:
-        """See the class; families without rope need not say."""
-        n_rot = self.keys.count("rope.dimension_count", self.head_dim, least=2, most=self.head_dim)
-        if n_rot % 2:
-            self.keys.fail("rope.dimension_count", n_rot, "an even number")
-        return n_rot
 
     def rope(self, **arguments: Any) -> Rope:
         """Rotary positions, with the scaling that the file states; see `rope.of_file`."""

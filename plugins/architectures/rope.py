@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import frozen
@@ -17,33 +17,15 @@ from augury.blocks import Rope
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
-    from augury.plugins.architectures.keys import Keys
+    from augury.plugins.architectures.tensors import Tensors
 
 MAX_POSITIONS = (1 << 31) - 1  # the limit of int32 positions
 _LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
 _LEAST_BASE = 1.001
 
 
-class Positioned(Protocol):
-    """The inputs of rotary positions: the part of a `Decoder` that is read here."""
-
-    file: ModelFile
-    keys: Keys
-    prefix: str
-    n_ctx_train: int
-    head_dim: int
-
-    @property
-    def n_rot(self) -> int:
-        """Values of a head that are turned."""
-
-    def values(self, name: str, n: int) -> np.ndarray:
-        """The numbers (n,) of a small tensor."""
-
-
 def of_file(
-    decoder: Positioned,
+    decoder: Tensors,
     *,
     base: float | None = None,
     n_rot: int | None = None,
@@ -111,22 +93,22 @@ def of_file(
     return Rope(scaled(short), magnitude, is_interleaved, scaled(long), n_ctx_original)
 
 
-def base_of(decoder: Positioned, key: str = "rope.freq_base", default: float = 10000.0) -> float:
+def base_of(decoder: Tensors, key: str = "rope.freq_base", default: float = 10000.0) -> float:
     """The base of frequencies."""
     return decoder.keys.number(key, default, least=_LEAST_BASE)
 
 
-def local_base(decoder: Positioned) -> float:
+def local_base(decoder: Tensors) -> float:
     """The base of frequencies of layers with a window: the other layers' if the file does not state it."""
     return base_of(decoder, "rope.freq_base_swa", base_of(decoder))
 
 
-def own_local_base(decoder: Positioned) -> float:
+def own_local_base(decoder: Tensors) -> float:
     """The same of families where the other layers' base says nothing of them."""
     return base_of(decoder, "rope.freq_base_swa")
 
 
-def local_size(decoder: Positioned) -> int:
+def local_size(decoder: Tensors) -> int:
     """How many values of a head layers with a window turn: as many as others where the file says nothing of them."""
     key = "rope.dimension_count_swa"
     n_rot = decoder.keys.count(key, decoder.n_rot, least=2, most=decoder.head_dim)
@@ -135,13 +117,13 @@ def local_size(decoder: Positioned) -> int:
     return n_rot
 
 
-def axes(decoder: Positioned) -> Literal["blocks"] | None:
+def axes(decoder: Tensors) -> Literal["blocks"] | None:
     """The `sections` of families whose files state axes of an image where they have them; see `of_file`."""
     sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
     return "blocks" if sections[0] and sections[1] else None
 
 
-def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _factors(decoder: Tensors) -> tuple[np.ndarray | None, np.ndarray | None]:
     """The divisors of frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
     divisors: dict[str, np.ndarray | None] = {}
     for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
@@ -154,7 +136,7 @@ def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]
     return (short, long) if always is None else (always, always)
 
 
-def _is_of_last_axis(decoder: Positioned, n_pairs: int, sections: str) -> np.ndarray:
+def _is_of_last_axis(decoder: Tensors, n_pairs: int, sections: str) -> np.ndarray:
     """Which pairs turn by the last of four axes, (n_pairs,) bool, as ggml's rope deals them out."""
     sizes = decoder.keys.counts("rope.dimension_sections", 4, least=0)
     if sum(sizes) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, TypeVar
 
 import attrs
@@ -25,17 +26,29 @@ class Tensors:
         n_embd: E, values of a token's residual stream.
         norm_kind: The kind of its norms.
         eps: The epsilon of its norms.
+        head_dim: D, values of a query or key.
+        n_ctx_train: The positions that the model was trained for.
     """
 
     n_embd: int
     norm_kind: NormKind
     eps: float
+    head_dim: int
+    n_ctx_train: int
 
     def __init__(self, file: ModelFile, architecture: str | None = None) -> None:
         """Make parts of a file's model, or of another one in it, whose keys and tensors begin with its architecture's name."""
         self.file = file
         self.keys = Keys(file, architecture)
         self.prefix = "" if architecture is None else f"{architecture}/"
+
+    @cached_property
+    def n_rot(self) -> int:
+        """Values of a query or key that rope turns, from the first on; families without rope need not say."""
+        n_rot = self.keys.count("rope.dimension_count", self.head_dim, least=2, most=self.head_dim)
+        if n_rot % 2:
+            self.keys.fail("rope.dimension_count", n_rot, "an even number")
+        return n_rot
 
     def plain_norm(self, eps: float | None = None) -> Norm:
         """A norm over E values that has no weights."""
