@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks import Block, Convolution, GateKind, Layer, LinearRecurrence
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.blocks import Linear, ModelPlan, Norm, SequenceState
-    from augury.files.gguf import ModelFile
+    from augury.blocks import Linear, Norm, Rope, SequenceState
     from augury.lowering import Builder
 
 _EPS = 1e-6  # is added to squares of lengths
@@ -57,16 +54,15 @@ class DeltaNetMixer(Block):
         build.add_product(build.normalize(y, self.out_norm), self.o, "recurrence's output")
 
 
-class DeltaNet(Architecture):
+class DeltaNet(Transformer):
     """The delta rule in every layer, as in the models of flash-linear-attention: without gates, queries of length one."""
 
     name = "deltanet"
+    rotary = None
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file)
-        layers = [Layer(_mixer(decoder, layer), decoder.feed_forward(layer)) for layer in range(decoder.n_layers)]
-        return {"main": decoder.plan(layers)}
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it has none
+        return Layer(_mixer(decoder, layer), cls.feed_forward(decoder, layer))
 
 
 def _mixer(decoder: Decoder, layer: int) -> DeltaNetMixer:
