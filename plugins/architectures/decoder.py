@@ -276,6 +276,7 @@ class Decoder(Tensors):
         has_biases: bool = True,
         factor: float = 1.0,
         n_ff: int | None = None,
+        suffix: str = "",
         **others: Any,
     ) -> FeedForward:
         """The feed-forward of a layer.
@@ -290,22 +291,23 @@ class Decoder(Tensors):
             has_biases: Whether it takes note of biases.
             factor: The factor of the block's output.
             n_ff: F, if it is not the file's key.
+            suffix: The end of its tensors' names.
             **others: Other fields of `FeedForward`.
         """
         at, n_ff = f"blk.{layer}", self.n_ff[layer] if n_ff is None else n_ff
         marks: dict[str, Any] = {"has_scale": has_scales, "scales_bias": True, "has_bias": has_biases}
         gate_linear = None
         if gate == "fused":
-            gate_linear, up = self.fused(at, (), "ffn_up", (n_ff, n_ff), **marks)
+            gate_linear, up = self.fused(at, (), f"ffn_up{suffix}", (n_ff, n_ff), **marks)
         else:
-            up = self.linear(f"{at}.ffn_up", self.n_embd, n_ff, **marks)
+            up = self.linear(f"{at}.ffn_up{suffix}", self.n_embd, n_ff, **marks)
             if gate is not None:
-                gate_linear = self.linear(f"{at}.ffn_gate", self.n_embd, n_ff, **marks)
+                gate_linear = self.linear(f"{at}.ffn_gate{suffix}", self.n_embd, n_ff, **marks)
         feed_forward = FeedForward(
             norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
             gate=gate_linear,
             up=up,
-            down=self.linear(f"{at}.ffn_down", n_ff, self.n_embd, factor=factor, **marks),
+            down=self.linear(f"{at}.ffn_down{suffix}", n_ff, self.n_embd, factor=factor, **marks),
             activation=activation,
             post_norm=self.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Linear, Matrices, MixtureOfExperts, Norm, Router
+from augury.blocks import Activation, FeedForward, Gating, Matrices, MixtureOfExperts, Norm, Router
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -129,7 +129,19 @@ def mixture(
         n_groups=n_groups,
         n_groups_used=n_groups_used,
     )
-    shared = _shared(decoder, at, activation, has_gate=has_gate, has_scale=has_scales, factor=factor)
+    shared, down = None, f"{at}.ffn_down_shexp.weight"
+    if down in decoder.file.tensors:
+        gate: Literal["own", "fused"] = "own" if f"{at}.ffn_gate_shexp.weight" in decoder.file.tensors else "fused"
+        shared = decoder.feed_forward(
+            layer,
+            activation,
+            gate=gate if has_gate else None,
+            norm=None,
+            has_scales=has_scales,
+            factor=factor,
+            n_ff=_n_ff(decoder, down, (n_embd,)),
+            suffix="_shexp",
+        )
     block = MixtureOfExperts(
         norm=decoder.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
         router=router,
@@ -198,20 +210,3 @@ def _n_ff(decoder: Decoder, name: str, shape: tuple[int, ...]) -> int:
     if found[:-1] != shape:
         raise ModelFileError(f"{decoder.file.path}: tensor {name!r} has shape {found}, expected {(*shape, 'any')}")
     return found[-1]
-
-
-def _shared(
-    decoder: Decoder, at: str, activation: Activation, *, has_gate: bool, has_scale: bool, factor: float
-) -> FeedForward | None:
-    if f"{at}.ffn_down_shexp.weight" not in decoder.file.tensors:
-        return None
-    n_embd, n_ff = decoder.n_embd, _n_ff(decoder, f"{at}.ffn_down_shexp.weight", (decoder.n_embd,))
-    marks: dict[str, Any] = {"has_scale": has_scale, "scales_bias": True}
-    gate: Linear | None
-    if has_gate and f"{at}.ffn_gate_shexp.weight" not in decoder.file.tensors:
-        gate, up = decoder.fused(at, (), "ffn_up_shexp", (n_ff, n_ff), **marks)
-    else:
-        gate = decoder.linear(f"{at}.ffn_gate_shexp", n_embd, n_ff, **marks) if has_gate else None
-        up = decoder.linear(f"{at}.ffn_up_shexp", n_embd, n_ff, **marks)
-    down = decoder.linear(f"{at}.ffn_down_shexp", n_ff, n_embd, factor=factor, **marks)
-    return FeedForward(norm=None, gate=gate, up=up, down=down, activation=activation)
