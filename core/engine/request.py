@@ -207,7 +207,8 @@ def _ids(value: Any, name: str, n_vocab: int) -> np.ndarray:
     except ValueError:  # lists of different lengths
         tokens = np.empty((0, 0))
     if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a text or a list of token ids")
+        meant = "; give a conversation as messages" if isinstance(value, Mapping) else ""
+        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a text or a list of token ids{meant}")
     outside = (tokens < 0) | (tokens >= n_vocab)
     if outside.any():
         raise OptionError(f"{name} holds token {tokens[outside.argmax()]}, the vocabulary has tokens 0 to {n_vocab - 1}")

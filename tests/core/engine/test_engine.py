@@ -241,6 +241,7 @@ def test_an_idle_engine_uses_no_processor_time(engine):
         ([-1], {}, OptionError, "token -1"),
         ([2**40], {}, OptionError, "token 1099511627776"),
         ([1.5], {}, OptionError, "expected a text or a list of token ids"),
+        ({"role": "user", "content": "Hi"}, {}, OptionError, "list of token ids; give a conversation as messages"),
         ([1] * 601, {}, CapacityError, "601 tokens"),
         (None, {}, OptionError, "neither a prompt nor messages are given"),
         ([1], {"messages": [{"role": "user", "content": "Hi"}]}, OptionError, "a prompt and messages are both given"),
