@@ -37,7 +37,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def run_line(summaries: Sequence[Summary]) -> str:
-    """Prompt and generation speed and acceptance of one or more requests, and of one the speed expected without drafts."""
+    """Prompt and generation speed and acceptance of one or more requests."""
     timings = [summary.timings for summary in summaries]
     n_emitted = sum(summary.n_emitted for summary in summaries)
     parts = [
@@ -53,8 +53,6 @@ def run_line(summaries: Sequence[Summary]) -> str:
         parts.append(f"{n_recomputed} prompt tokens computed again, though a slot had them")
     if len(summaries) > 1:
         parts[1] += " per sequence"
-    elif summaries[0].drafters and (plain := timings[0].plain_per_second) is not None:
-        parts[1] += f" (plain decoding: some {plain:.1f})"
     return " | ".join(parts)
 
 
@@ -115,9 +113,6 @@ def spec_type_of(engine: Engine) -> str:
     return ";".join(specs)
 
 
-_TIMINGS = ("prompt_s", "predict_s", "prompt_per_second", "predicted_per_second", "plain_per_second")
-
-
 def as_json(engine: Engine, result: Result) -> dict[str, Any]:
     """The object that `run --json` prints for one prompt."""
     summary, timings = result.stats, result.stats.timings
@@ -132,7 +127,7 @@ def as_json(engine: Engine, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "timings": {
             "load_s": engine.load_s,
-            **{name: getattr(timings, name) for name in _TIMINGS},
+            **{name: getattr(timings, name) for name in ("prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")},
         },
         "memory": {name: getattr(summary, f"n_{name}") for name in ("reused", "recomputed", "restores", "replayed")},
         "draft": {

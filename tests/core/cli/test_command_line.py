@@ -33,7 +33,7 @@ def test_json_has_exactly_the_documented_keys(capsys):
     by_position = dict.fromkeys(("offered_by_position", "accepted_by_position"), "list")
     seconds = dict.fromkeys(("begin_s", "draft_s", "accept_s", "hidden_s"), "float")
     drafter = counts | by_position | seconds | {"failed": "NoneType"}
-    timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second", "plain_per_second")
+    timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
     bounds = {"type": "str", "n_max": "int", "n_min": "int", "is_fixed": "bool", "verify": "str", "timeout_s": "float"}
     assert shape(told) == {
         "id": "str",

@@ -3,14 +3,11 @@
 import json
 import re
 
-import attrs
 import pytest
 from commands import here, run
 from oracles.models import tiny_model
 
-from augury.cli.report import run_line
 from augury.drafters.ngram_simple import NgramSimple
-from augury.types import DrafterStats, Summary, Timings
 
 DRAFTER = f"draft-model:model={tiny_model('llama-dense-q4_0')}"
 
@@ -58,14 +55,6 @@ def test_what_is_not_a_terminal_gets_the_last_line_alone(capsys):
     *others, last = err.splitlines()
     assert not [line for line in others if line.startswith(("llama-dense", "drafts:"))]
     assert "generated 1 tokens" in last
-
-
-def test_the_last_line_tells_the_speed_without_drafts_of_one_request():
-    timings = Timings(predict_s=2.0, n_predicted=128, plain_s=0.04)
-    one = Summary(n_emitted=129, timings=timings, drafters={"suffix": DrafterStats()})
-    assert "generated 129 tokens, 64.0 tok/s (plain decoding: some 25.0) | " in run_line([one])
-    assert "plain" not in run_line([one, one])  # a pass of several takes another time
-    assert "plain" not in run_line([attrs.evolve(one, drafters={})])
 
 
 def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
