@@ -21,6 +21,7 @@ from augury.speculation.joint_tree import JointTree
 from augury.types import NO_DRAFT, Draft
 
 _LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 32  # with each ask, of a request and of all
+_PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries of a costly drafter, doubled with every failure
 
 
 @define
@@ -80,7 +81,7 @@ class DrafterProfile:
     budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # of a costly one, in all requests together
     can_be_teacher_forced: bool = True  # as far as is known
     n_waited: int = 0  # rounds since it was asked, where it is costly
-    interval: int = 0  # rounds between tries
+    interval: int = _PROBE_FIRST  # rounds between tries
     gain: float = 0.25  # tokens that it alone gave by ask, in all requests
 
     @classmethod
@@ -98,6 +99,10 @@ class DrafterProfile:
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)
         cost = DraftCost(is_fixed=bool(drafter.drafts_at_once))
         return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances, cost)
+
+    def schedule(self, *, is_right: bool) -> None:
+        """When to try it again, where it is costly: at once if it was right (catching up takes longest), else later."""
+        self.interval = 1 if is_right else min(max(2 * self.interval, _PROBE_FIRST), _PROBE_LAST)
 
     def counted_s(self, seconds: float, expected_s: float) -> float:
         """The seconds of a call that are held against a costly drafter: its first calls also compile and fill caches."""
@@ -309,6 +314,13 @@ class Choice(NamedTuple):
     def names(self) -> list[str]:
         """(k,) the first drafter of each token."""
         return [self.proposals.tree.proposers[node][0].profile.name for node in self.nodes]
+
+    def counts(self, drafters: Items[RequestDrafter], accepted: Items[int], *, is_first: bool = False) -> tuple[int, int]:
+        """How many of its tokens some drafters proposed, perhaps as the first ones, and how many of these were accepted."""
+        proposers = self.proposals.tree.proposers
+        theirs, n = set(drafters), 1 if is_first else None
+        own = [i for i, node in enumerate(self.nodes) if not theirs.isdisjoint(proposers[node][:n])]
+        return len(own), sum([i in accepted for i in own])
 
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""

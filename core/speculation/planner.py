@@ -46,7 +46,6 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
-_PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
 _MOSTLY = 0.75  # of the tokens guessed by teacher forcing, so that a try follows at once
 _HOPELESS_SHARE = 0.0025  # of the time since then, for asking one that seems too slow: it may have been interrupted
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
@@ -90,7 +89,6 @@ class DraftPlanner:
         self.overhead_s = 0.0
         for profile in self.profiles:
             profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)
-            profile.interval = _PROBE_FIRST
 
     def new_budget(self) -> LossBudget:
         """The loss budget of the drafters that cost nothing, in a request that begins."""
@@ -308,7 +306,7 @@ class DraftPlanner:
         drafter.n_missed = 0
         is_mostly_right = sum(is_right) >= max(_MOSTLY * len(is_right), 1)
         profile.n_waited = profile.n_waited if is_mostly_right else 0  # one that was right goes on to wait for a try
-        self._schedule(profile, is_right=is_mostly_right)
+        profile.schedule(is_right=is_mostly_right)
 
     def observe_draft(self, drafter: RequestDrafter, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
@@ -357,16 +355,15 @@ class DraftPlanner:
         path, of, drafters = outcome.path, choice.proposals.of, choice.proposals.drafters
         k, n_accepted = len(choice.nodes), len(path)
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
-        proposers = [choice.proposals.tree.proposers[node] for node in choice.nodes]
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
-            own = [i in path for i, each in enumerate(proposers) if each[0] is drafter]
-            drafter.observe_gain(sum(own) - len(own) * each_s / plain_s)
+            n, n_right = choice.counts([drafter], path, is_first=True)
+            drafter.observe_gain(n_right - n * each_s / plain_s)
         if k:
-            n, n_accepted = _counts(proposers, path, lookups)
+            n, n_accepted = choice.counts(lookups, path)
             drafters.budget.book(n_accepted * plain_s - n * each_s)
         if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
             drafters.budget.credit(unused * plain_s)
@@ -377,21 +374,8 @@ class DraftPlanner:
             profile.budget.pass_time(round_s)
             if drafter not in of:
                 continue
-            n, n_accepted = _counts(proposers, path, [drafter])
+            n, n_accepted = choice.counts([drafter], path)
             profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
             is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
             if is_right or choice.probed is drafter:
-                self._schedule(profile, is_right=is_right)
-
-    def _schedule(self, profile: DrafterProfile, *, is_right: bool) -> None:
-        """When to try a drafter again: at once if it was right (catching up takes longest), else later than last time."""
-        profile.interval = 1 if is_right else min(max(2 * profile.interval, _PROBE_FIRST), _PROBE_LAST)
-
-
-def _counts(
-    proposers: Sequence[Sequence[RequestDrafter]], path: Sequence[int], drafters: Sequence[RequestDrafter]
-) -> tuple[int, int]:
-    """How many tokens of a draft some drafters proposed, and how many of these were accepted."""
-    theirs = set(drafters)
-    own = [i in path for i, each in enumerate(proposers) if not theirs.isdisjoint(each)]
-    return len(own), sum(own)
+                profile.schedule(is_right=is_right)

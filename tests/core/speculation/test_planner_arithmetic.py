@@ -192,7 +192,7 @@ def test_tries_become_rarer_from_eight_to_a_hundred_and_sixty_rounds():
     (profile,) = planner.profiles
     profile.interval = 1
     for _ in range(7):
-        planner._schedule(profile, is_right=False)
+        profile.schedule(is_right=False)
         found.append(profile.interval)
     assert found == [8, 16, 32, 64, 128, 160, 160]
 
