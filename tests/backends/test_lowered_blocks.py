@@ -52,6 +52,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.sample(7)  # kernels that few other models have take seconds to compile
 @pytest.mark.parametrize("name", [*RECURRENT, *OTHERS])
 def test_a_block_that_the_backend_does_not_know_is_computed_to_the_bit(name):
     file = tiny_file(name)

@@ -166,7 +166,7 @@ def test_float16_is_multiplied_with_powers_of_two_and_made_bfloat16(name):
         assert np.array_equal(out[is_number], ((magnitude + 4 >> 3) | scaled.view(np.uint16) & 0x8000)[is_number])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)  # a kernel of tiles takes two seconds to compile
 @every_tile_isa
 @every_kind
 def test_products_by_tiles_are_nearer_than_those_of_rounded_bytes(name, kind, monkeypatch):
@@ -177,6 +177,7 @@ def test_products_by_tiles_are_nearer_than_those_of_rounded_bytes(name, kind, mo
     assert np.linalg.norm(multiply(matrix, x) - expected) / np.linalg.norm(expected) < 0.0033
 
 
+@pytest.mark.sample(1)
 @every_tile_isa
 @pytest.mark.parametrize("kind", [TensorType.F16, TensorType.BF16], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("n_cols", [768, 77])
