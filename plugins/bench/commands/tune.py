@@ -178,7 +178,7 @@ class _PairRunner:
         args = argparse.Namespace(**{**vars(self._args), "draft_max": candidate.draft_max})
         is_first = self._n_done == 0
         load = engine_loader(args, candidate.spec_type, candidate.draft_model, self._display, is_shown=is_first)
-        with closing(PairedRuns(load, self._params, trial.prompt)) as runs:
+        with closing(PairedRuns(load, dict(self._params), trial.prompt)) as runs:
             pair = runs.pair(trial.number)
         self.config = runs.config
         self._n_done += 1
