@@ -50,9 +50,9 @@ class Tensors:
             self.keys.fail("rope.dimension_count", n_rot, "an even number")
         return n_rot
 
-    def plain_norm(self, eps: float | None = None) -> Norm:
+    def plain_norm(self) -> Norm:
         """A norm over E values that has no weights."""
-        return Norm(None, self.n_embd, self.eps if eps is None else eps, kind=self.norm_kind)
+        return Norm(None, self.n_embd, self.eps, kind=self.norm_kind)
 
     def norm(
         self, name: str, size: int | None = None, *, shape: tuple[int, int] | None = None, suffix: str = ".weight"

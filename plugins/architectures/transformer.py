@@ -49,14 +49,9 @@ class Transformer(Architecture):
         decoder = cls.decoder(file)
         rope = cls.rope(decoder)
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        plan = decoder.plan(
-            layers,
-            output=cls.output(decoder),
-            nextn=None if cls.nextn_hidden is None else lambda layer: cls.layer(decoder, layer, rope),
-            nextn_hidden=cls.nextn_hidden or "output",
-            **cls.embedding(decoder),
-        )
-        return {"main": plan}
+        nextn = None if cls.nextn_hidden is None else lambda layer: cls.layer(decoder, layer, rope)
+        others = {"output": cls.output(decoder), **cls.embedding(decoder)}
+        return {"main": decoder.plan(layers, nextn=nextn, nextn_hidden=cls.nextn_hidden or "output", **others)}
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
