@@ -21,12 +21,14 @@ def runs_of(slots: Sequence[int], parents: Sequence[int] | None) -> list[tuple[i
     """The runs of one slot's tokens.
 
     Args:
-        slots: Of each token, in rising order.
+        slots: Of each token, in rising order; some.
         parents: Of each token, see `Batch.parents`; None: all runs are chains.
 
     Returns:
         Of each run: first token, tokens, slot, whether it is a tree that is no chain.
     """
+    if parents is None and slots[0] == slots[-1]:
+        return [(0, len(slots), slots[0], False)]
     starts = [i for i, slot in enumerate(slots) if not i or slot != slots[i - 1]]
     return [
         # the first of a run follows the slot's text, or an earlier pass of the same chain
