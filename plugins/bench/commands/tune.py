@@ -164,7 +164,7 @@ def option_words(candidate: Candidate | None, args: argparse.Namespace) -> list[
 class _PairRunner:
     """Runs pairs, each from cold, and shows how many there were."""
 
-    def __init__(self, args: argparse.Namespace, params: Mapping[str, Any], display: Progress) -> None:
+    def __init__(self, args: argparse.Namespace, params: dict[str, Any], display: Progress) -> None:
         self.config: Mapping[str, Any] = {}  # of the engine loaded last
         self.n_pairs = 0  # at most
         self._args = args
