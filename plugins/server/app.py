@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -282,7 +283,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
 
 def _meant(name: str, form: type[Fields]) -> str | None:
     """The field that an unknown name was probably meant to be, quoted."""
-    close = similar(name, form.field_names())
+    close = similar(name, chain.from_iterable(form.names()))
     return FOREIGN_NAMES.get(name, None if close is None else repr(close))
 
 

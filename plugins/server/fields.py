@@ -65,13 +65,8 @@ class Fields(BaseModel):
         return _relaxed(handler(source))
 
     @classmethod
-    def field_names(cls) -> list[str]:
-        """The names that an object may have, those of llama.cpp for OpenAI's fields among them."""
-        return [name for names in cls._names() for name in names]
-
-    @classmethod
-    def _names(cls) -> list[list[str]]:
-        """The names of each field."""
+    def names(cls) -> list[list[str]]:
+        """The names of each field, those of llama.cpp for OpenAI's fields among them."""
         fields = cls.model_fields.items()
         return [getattr(each.validation_alias, "choices", [each.validation_alias or name]) for name, each in fields]
 
@@ -103,7 +98,7 @@ class RequestFields(Fields):
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in data.items() if key not in IGNORED and value is not None}
-        for names in cls._names():  # such as max_tokens and n_predict, of which some clients send both
+        for names in cls.names():  # such as max_tokens and n_predict, of which some clients send both
             first, *others = [name for name in names if name in kept] or names
             for other in others:
                 if other in kept and kept.pop(other) != kept[first]:
