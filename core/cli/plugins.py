@@ -11,6 +11,7 @@ from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import align_rows, fold
 from augury.devices import CPU, DeviceInfo
+from augury.errors import PluginError
 from augury.interfaces import Backend, Plugin
 from augury.options import Option, options_of
 from augury.registry import PluginRecord, Registry
@@ -23,6 +24,9 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         help="list plugins and their options",
         description="List plugins, by the names that --spec-type, --backend and --memory take, and their options.",
     )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a kind, such as drafter, a plugin or a package; all by default"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_run, registry=registry)
 
@@ -30,11 +34,17 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 def _run(args: argparse.Namespace) -> int:
     registry: Registry = args.registry
     records = sorted(registry.records, key=lambda record: (record.kind, record.name))
+    broken = registry.broken
+    if names := set(args.names):
+        records = [each for each in records if names & {each.kind, each.name, each.distribution, *each.plugin.aliases}]
+        broken = [each for each in broken if names & {each.name, each.distribution}]
+        if not records and not broken:
+            raise PluginError(f"no plugin, kind or package is called {' or '.join(args.names)}; augury plugins lists all")
     if args.json:
-        print_json({"plugins": [_as_json(record) for record in records], "broken": list(map(asdict, registry.broken))})
+        print_json({"plugins": [_as_json(record) for record in records], "broken": list(map(asdict, broken))})
         return 0
     print_lines(_lines(records))
-    print_lines(f"broken: {each.name} of {each.distribution} {each.version}: {each.reason}" for each in registry.broken)
+    print_lines(f"broken: {each.name} of {each.distribution} {each.version}: {each.reason}" for each in broken)
     return 0
 
 
@@ -43,9 +53,9 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     rows += [
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
-    heads = align_rows(rows)
-    lines = heads[: -len(records)]
-    for record, head in zip(records, heads[-len(records) :], strict=True):
+    first, *heads = align_rows(rows)
+    lines = [first]
+    for record, head in zip(records, heads, strict=True):
         lines.append(head)
         reason, note, devices = _backend_facts(record.plugin)
         if reason is not None:

@@ -317,6 +317,16 @@ def test_plugins_are_listed_with_options(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "found"), [(["lookup"], {"ngram-cache"}), (["memory", "none"], {"checkpoints", "contiguous", "none"})]
+)
+def test_plugins_are_found_by_kind_and_by_any_of_their_names(capsys, names, found):
+    assert {each["name"] for each in json.loads(run(capsys, "plugins", *names, "--json")[1])["plugins"]} == found
+    lines = run(capsys, "plugins", *names)[1].splitlines()
+    assert {line.split()[1] for line in lines[1:] if not line.startswith(" ")} == found
+    assert run(capsys, "plugins", "nobody")[2].startswith("augury: no plugin, kind or package is called nobody; ")
+
+
 def test_plugins_show_other_names_and_defaults_where_there_are_any(capsys):
     lines = run(capsys, "plugins")[1].splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("drafter       ngram-cache ")] == ["lookup"]
