@@ -24,10 +24,10 @@ demo: install
 	$(BIN)/augury pull smollm2
 	@echo "--- written plainly"
 	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type none
-	@echo "--- written with ngram-simple: drafted tokens are in colour"
-	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type ngram-simple:n=3,m=12 --stats
+	@echo "--- written with drafts, as by default: drafted tokens are in colour"
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --stats
 	@echo "--- both in turns, timed"
-	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type ngram-simple:n=3,m=12
+	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 128
 
 # Doctests run from the installed package: its folders have other names in the source tree. What kernels for GPUs are written in
 # is chosen when they are imported, which tests do in a simulator.
