@@ -50,10 +50,10 @@ _LONGEST = _LENGTHS[-1]
 _STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length
 _MOST = 0.5  # of the occurrences
 _CHANCES = (  # docs/benchmarks.md has how they were measured
-    *(0.15, 0.24, 0.38, 0.38, 0.42, 0.62, 0.25, 0.54, 0.72, 0.3, 0.63, 0.82),
-    *(0.4, 0.7, 0.9, 0.5, 0.93, 0.97, 0.5, 0.8, 0.98),
+    *(0.14, 0.24, 0.4, 0.31, 0.33, 0.62, 0.25, 0.52, 0.74, 0.3, 0.62, 0.82),
+    *(0.4, 0.7, 0.89, 0.5, 0.93, 0.97, 0.5, 0.8, 0.98),
 )  # by length, then where less than most, most and all occurrences agree
-_BRANCH_CHANCES = (0.071, 0.27, 0.28, 0.18, 0.2, 0.2, 0.2)  # by length
+_BRANCH_CHANCES = (0.068, 0.27, 0.31, 0.25, 0.2, 0.2, 0.2)  # by length
 
 
 @frozen

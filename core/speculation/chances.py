@@ -31,9 +31,9 @@ _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the 
 _KINDS = ("alone", "agreed", "contested")
 _STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
 _RATIOS = (  # by kind and step, of right tokens to expected ones before any was seen; docs/benchmarks.md says how measured
-    (1.5, 0.57, 1.3, 1.1, 0.87, 1.0, 1.0, 1.0),
-    (1.25, 2.2, 0.88, 0.9, 0.97, 1.0, 1.0, 1.0),
-    (1.25, 0.45, 0.45, 0.57, 0.58, 0.77, 0.83, 1.0),
+    (1.2, 0.89, 0.95, 0.98, 0.91, 1.0, 1.0, 1.0),
+    (4.9, 2.1, 1.5, 0.95, 1.0, 1.1, 1.1, 1.0),
+    (0.77, 0.37, 0.43, 0.51, 0.54, 0.82, 0.82, 0.89),
 )
 _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, which these ratios count as
 _CERTAIN = 0.995

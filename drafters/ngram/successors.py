@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 # docs/benchmarks.md has how they were measured
-TARGET_CHANCES = (0.44, 0.096, 0.049, 0.036, 0.026, 0.015, 0.012, 0.01)  # by rank
-RUNNER_UP_CHANCES = (0.046, 0.029, 0.024, 0.021, 0.022, 0.017, 0.015)  # by rank
-_TEXT_CHANCES = (0.15, 0.058, 0.042, 0.023, 0.019, 0.015, 0.01, 0.01)  # by rank
-_PAIR_CHANCES = (0.34, 0.077, 0.14, 0.65, 0.084, 0.37, 0.91)  # see `_pair_kinds`
+TARGET_CHANCES = (0.42, 0.091, 0.042, 0.025, 0.029, 0.015, 0.012, 0.01)  # by rank
+RUNNER_UP_CHANCES = (0.036, 0.02, 0.02, 0.016, 0.013, 0.012, 0.011)  # by rank
+_TEXT_CHANCES = (0.14, 0.055, 0.039, 0.018, 0.011, 0.015, 0.01, 0.01)  # by rank
+_PAIR_CHANCES = (0.27, 0.11, 0.11, 0.39, 0.082, 0.31, 0.91)  # see `_pair_kinds`
 CHANCES = (*TARGET_CHANCES, *RUNNER_UP_CHANCES, *_TEXT_CHANCES, *_PAIR_CHANCES)
 FIRST_OF_TEXT = len(TARGET_CHANCES) + len(RUNNER_UP_CHANCES)
 FIRST_OF_PAIRS = FIRST_OF_TEXT + len(_TEXT_CHANCES)

@@ -85,7 +85,7 @@ def table_lines(found: Sequence[GroundCounts]) -> list[str]:
         if each.expected is None:
             grounds.append(f"| {each.drafter} | {each.ground} | {each.n} | {each.n_right} | {measured} | {each.prior:g} |")
         else:
-            counts = f"{each.n} | {each.expected:.1f} | {each.n_right}"
+            counts = f"{each.n} | {each.expected:.2f} | {each.n_right}"
             agreement.append(f"| {each.drafter} | {each.ground} | {counts} | {measured} | {each.prior:g} |")
     return [*grounds, "", *agreement]
 

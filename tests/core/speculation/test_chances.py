@@ -94,8 +94,10 @@ def test_runs_are_counted_apart_from_the_first_of_each_ground_on():
     firsts = [run for run in range(1, 99) if grounds[run] != grounds[run - 1]]
     assert firsts == list(RUNS[1:])
     assert [found[run] for run in (*RUNS, 998)] == [*RUN_CHANCES, 0.99]
-    assert chances_of(Chances(), Draft([0] * 2), run=4) == [0.84, 0.94]
-    assert chances_of(Chances(), Draft([0] * 4, [-1, -1, 1, 2]), run=1) == [0.78, 0.78, 0.85, 0.84], "of a tree by depth"
+    assert chances_of(Chances(), Draft([0] * 2), run=4) == RUN_CHANCES[3:5]
+    assert chances_of(Chances(), Draft([0] * 4, [-1, -1, 1, 2]), run=1) == [RUN_CHANCES[place] for place in (1, 1, 2, 3)], (
+        "of a tree by depth"
+    )
     assert chances_of(Chances(is_costly=True), Draft([0] * 3)) == [0.65] * 3
     assert chances_of(Chances(is_certain=True), Draft([0] * 3)) == [1.0] * 3
     assert survival(0.65, 3) == pytest.approx([0.65, 0.65**2, 0.65**3])

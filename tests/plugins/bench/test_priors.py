@@ -8,7 +8,7 @@ import pytest
 
 from augury.plugins.bench.priors import AGREEMENT, GroundCounts, main, pooled, table_lines
 from augury.registry import Registry
-from augury.speculation.chances import Chances
+from augury.speculation.chances import Agreement, Chances
 from augury.types import Draft
 
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
@@ -52,8 +52,8 @@ def test_the_tables_say_where_too_few_were_seen():
         "| suffix | evidence 10 | 100 | 37 | 0.37 | 0.5 |",
         "",
         *AGREEMENT,
-        "| agreed | chance 0.05 to 0.15 | 4 | 0.5 | 1 | too few | 2 |",
-        "| agreed | chance 0.15 to 0.3 | 100 | 20.0 | 22 | 1.1 | 2 |",
+        "| agreed | chance 0.05 to 0.15 | 4 | 0.50 | 1 | too few | 2 |",
+        "| agreed | chance 0.15 to 0.3 | 100 | 20.00 | 22 | 1.1 | 2 |",
     ]
 
 
@@ -98,28 +98,38 @@ def test_a_file_without_figures_by_ground_is_named(tmp_path, capsys, content):
 
 
 def shipped():
-    """The chances that tokens begin with, by drafter and ground."""
+    """The chances that tokens begin with, by drafter and ground, and the ratios of agreement, by kind and chance."""
     own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.evidence_chances)}
     chances = Chances()
     grounds = chances.grounds(Draft([0] * 40), 0)
     grounds += chances.grounds(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
-    return own | {("any", ground.name): ground.prior for ground in map(chances.ground, dict.fromkeys(grounds))}
+    own |= {("any", ground.name): ground.prior for ground in map(chances.ground, dict.fromkeys(grounds))}
+    kinds = (Agreement.ALONE, Agreement.AGREED, Agreement.CONTESTED)
+    ratios = {Agreement.ground(kind, i / 1000) for kind in kinds for i in range(1000)}
+    return own | {tuple(ratio.name.split(", ")): ratio.prior for ratio in ratios}
 
 
 def measured():
-    """The table of the documentation."""
+    """The tables of the documentation."""
     rows = re.findall(
-        r"^\| ([a-z-]+) \| ([a-z]+ [\d. a-z]+) \| (\d+) \| (\d+) \| [\d.a-z ]+ \| ([\d.]+) \|$", PAGE, re.MULTILINE
+        r"^\| ([a-z-]+) \| ([a-z]+ [\d. a-z]+) \| (\d+) \| (?:([\d.]+) \| )?(\d+) \| [\d.a-z ]+ \| ([\d.]+) \|$",
+        PAGE,
+        re.MULTILINE,
     )
-    return [GroundCounts(drafter, ground, float(prior), int(n), int(n_right)) for drafter, ground, n, n_right, prior in rows]
+    return [
+        GroundCounts(drafter, ground, float(prior), int(n), int(n_right), float(expected) if expected else None)
+        for drafter, ground, n, expected, n_right, prior in rows
+    ]
 
 
 def test_chances_begin_with_what_was_measured():
     table, own = measured(), shipped()
-    again = "the table of docs/benchmarks.md, “What grounds are worth”, is of other grounds; measure again as it says there"
+    again = "the tables of docs/benchmarks.md, “What grounds are worth”, are of other grounds; measure again as it says there"
     assert {each.drafter for each in table} >= {name for name, each in DRAFTERS.items() if each.evidence_chances}, again
     assert {(each.drafter, each.ground) for each in table} <= own.keys(), again
     for each in table:
         assert own[each.drafter, each.ground] == each.prior, f"{each}: {again}"
         assert each.measured in (None, each.prior), each
-    assert sum(each.measured is not None for each in table) > 30
+        assert each.expected is None or each.measured is not None or each.prior == 1, each
+    assert sum(each.measured is not None for each in table if each.expected is None) > 30
+    assert len([each for each in table if each.expected is not None]) == sum(name.startswith("chance") for _, name in own)
