@@ -377,8 +377,9 @@ def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_fro
         monkeypatch.setattr(f"augury.speculation.{name}.perf_counter", lambda: now[0])
     monkeypatch.setattr(RequestDrafter, "score", taking(0.25, RequestDrafter.score))
     with toy_engine(drafter=lambda model: Slow(model, [(2, 0)]), planner=constant(1, kind=Watched), slots=2) as engine:
-        engine.generate([[1], [2]], max_tokens=9, **GREEDY)
-    assert seen[0] == 0.5 / 2 + 0.25, "one choice for two slots, and what each learns"
+        engine.generate([[1], [2]], max_tokens=40, **GREEDY)
+    assert set(seen) <= {0.5 + 0.25, 0.5 / 2 + 0.25}, "one choice for the slots that decode, and what each learns"
+    assert 0.5 / 2 + 0.25 in seen
 
 
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
