@@ -53,9 +53,10 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     rows += [
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
-    first, *heads = align_rows(rows)
-    lines = [first]
-    for record, head in zip(records, heads, strict=True):
+    aligned = align_rows(rows)
+    n_head = len(aligned) - len(records)  # 0 in a narrow terminal
+    lines = aligned[:n_head]
+    for record, head in zip(records, aligned[n_head:], strict=True):
         lines.append(head)
         reason, note, devices = _backend_facts(record.plugin)
         if reason is not None:
