@@ -35,7 +35,7 @@ class JointTree(Generic[Proposer]):
         chances: By node: that it is right where its parent is; 0 of one that is forbidden. Of a tree made `alone` the draft's
             confidence, or empty.
         proposers: By node.
-        after: By parent, -1: the history: the nodes after it, by token; none of a tree made `alone`.
+        after: By parent, -1: the history: the nodes after it, by token.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
             one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
             ones.
@@ -70,6 +70,8 @@ class JointTree(Generic[Proposer]):
         tree.parents = list(range(-1, len(draft) - 1)) if draft.parents is None else draft.parents.tolist()
         tree.chances = [] if draft.confidence is None else draft.confidence.tolist()
         tree.proposers = [[proposer]] * len(draft)
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+            tree.after.setdefault(parent, {}).setdefault(token, node)
         return tree
 
     def __len__(self) -> int:
