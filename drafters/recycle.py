@@ -52,7 +52,8 @@ class RecycleOptions:
     depth: int = option(6, help="length of the tree's longest branch", ge=1, le=64, per_request=True)
     text: str | None = option(
         None,
-        help="UTF-8 file whose successors the table begins with, 8 characters for each token of the vocabulary; empty: none",
+        help="UTF-8 file whose successors the table begins with, 8 characters read for each token of the vocabulary; "
+        "empty: none, by default one that ships",
     )
 
 

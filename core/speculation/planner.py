@@ -39,7 +39,7 @@ _LEARN_OVERHEAD = 0.05  # of a round, in the time around drafters
 # The required promise of drafting
 _LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: its cost is certain, its gain is not
-_ENDS = 5  # tokens: where one of so many is wrong, the lookups' own beside them are needed
+_N_WRONG_EARLY = 5  # tokens: where one of a costly draft's first is wrong, the lookups' own beside them are needed
 _SURE = 0.995  # the highest chance of a model's token
 _LEAST_WORTH = 0.1  # tokens that a further one of a model has to promise, however little time it takes
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
@@ -153,7 +153,7 @@ class DraftPlanner:
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
             return []
         n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(_PROBE_LENGTH, slot.n_min))
-        share = 1 - drafter.chances.typical**_ENDS
+        share = 1 - drafter.chances.typical**_N_WRONG_EARLY
         n_beside, beside = round(share * n_nodes), share * n_expected
         expected, found = 1.0, []
         for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):

@@ -44,7 +44,7 @@ class Successors:
         ranks = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n)]
         self._grounds = [FIRST_OF_TEXT + rank for rank in ranks], ranks  # by whether the row is the target's
         self._rows = np.full((n_vocab, n), -1, np.int32)
-        self._is_target_s = np.zeros(n_vocab, bool)
+        self._is_of_target = np.zeros(n_vocab, bool)
         places = text.astype(np.int64)
         tokens, self._rows[tokens], *_ = most_frequent(places[:-1], text[1:], n)
         pairs, self._pair_rows, *counts = most_frequent(places[:-2] * n_vocab + places[1:-1], text[2:], _N_OF_PAIR)
@@ -54,7 +54,7 @@ class Successors:
     def after(self, before: int, token: int) -> tuple[list[int], list[int]]:
         """The row of `token`, which follows `before`, with -1 where less is known, and the ground of each; both of length n."""
         row = self._rows[token].tolist()  # lists, for NumPy's calls take longer
-        grounds = self._grounds[bool(self._is_target_s[token])]
+        grounds = self._grounds[bool(self._is_of_target[token])]
         pair = self._pairs.get(before * self._n_vocab + token)
         if pair is None:
             return row, grounds
@@ -64,12 +64,12 @@ class Successors:
 
     def of_target(self, token: int) -> list[int]:
         """The row that the target told, or nothing."""
-        return self._rows[token].tolist() if self._is_target_s[token] else []
+        return self._rows[token].tolist() if self._is_of_target[token] else []
 
     def learn(self, token: int, row: np.ndarray) -> None:
         """Keep the target's most probable tokens after `token`, (n,) int32."""
         self._rows[token] = row
-        self._is_target_s[token] = True
+        self._is_of_target[token] = True
 
 
 def tokens_of(path: str | None, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray:
@@ -90,7 +90,8 @@ def tokens_of(path: str | None, tokenizer: Tokenizer | None, n_vocab: int) -> np
         with source.open(encoding="utf-8") as file:
             text = file.read(_N_CHARACTERS * n_vocab)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"recycle: text {path} could not be read: {error}; name a file of UTF-8 text") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(f"recycle: text {path} could not be read: {reason}; name a file of UTF-8 text") from error
     tokens = np.array(tokenizer.encode(text, add_special=False), np.int32)
     return tokens[tokens < n_vocab]
 
