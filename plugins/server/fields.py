@@ -26,7 +26,7 @@ IGNORED = (
     "service_tier",
     "user",
 )
-"""Fields that clients send unasked and that mean nothing to a server of one's own: the only ones that are ignored."""
+"""Fields that clients send unasked and that mean nothing to a server of one's own: they are left out, whatever they say."""
 
 FOREIGN_NAMES = {
     **{f"guided_{name}": repr(name) for name in ("regex", "choice", "grammar")},
