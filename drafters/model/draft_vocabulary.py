@@ -34,7 +34,7 @@ class DraftVocabulary:
             n_vocab: The size of the vocabulary of the model.
             n_first: How many of them; 0: all, None: a quarter, if that saves anything worth having.
         """
-        self._n_first = max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first
+        self._n_first = min(max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first, n_vocab)
         self._is_whole = not 0 < self._n_first < n_vocab
         self._n_vocab = n_vocab
         self._missing = 0.0  # share of the tokens

@@ -10,7 +10,16 @@ def text(*tokens):
 
 @pytest.mark.parametrize(
     ("n_vocab", "n_first", "kept"),
-    [(151936, None, 37984), (49152, None, 16384), (32000, None, 16384), (16384, None, None), (100, 20, 20), (100, 0, None)],
+    [
+        (151936, None, 37984),
+        (49152, None, 16384),
+        (32000, None, 16384),
+        (16384, None, None),
+        (100, 20, 20),
+        (100, 0, None),
+        (100, 100, None),
+        (100, 10**30, None),  # no memory is taken for tokens that do not exist
+    ],
 )
 def test_the_first_tokens_are_kept_a_quarter_unless_a_number_is_given(n_vocab, n_first, kept):
     tokens = DraftVocabulary(n_vocab, n_first).tokens
