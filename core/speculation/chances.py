@@ -102,6 +102,11 @@ class Chances:
         """The chance of a token of which the drafter is as confident as can be."""
         return self._values[_EVIDENCE - 1]
 
+    @property
+    def n_evidence(self) -> int:
+        """How many grounds are the drafter's own."""
+        return len(self._prior) - _EVIDENCE
+
     def ground(self, ground: int) -> Ground:
         """One of the `grounds`, in words."""
         if ground >= _EVIDENCE:

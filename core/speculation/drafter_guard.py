@@ -49,6 +49,7 @@ class DrafterGuard:
     name: str
     sequence: DraftedSequence
     n_vocab: int  # V, of the target
+    n_grounds: int  # `evidence_chances` that the drafter was loaded with
     on_failure: Callable[..., object]  # told of the drafter's name, the method that failed, the error, and the request's id
     seconds: float = 0.0  # that the last call took; of one for several slots an equal share
     is_left_out: bool = False  # it failed: from then on it is told that the request is over, and nothing else
@@ -182,7 +183,7 @@ class DrafterGuard:
             of_drafter = draft.probabilities, draft.confidence
             probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
             draft = Draft(draft.tokens, draft.parents, probabilities, confidence, draft.evidence)
-        if (seen := misfit(draft, self.n_vocab, len(self.drafter.evidence_chances))) is not None:
+        if (seen := misfit(draft, self.n_vocab, self.n_grounds)) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return draft
 
@@ -249,7 +250,7 @@ def _answers(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
 
 
 def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
-    """The fault of a draft for a target of V tokens by a drafter with so many `evidence_chances`, or None."""
+    """The fault of a draft for a target of V tokens by a drafter that began with so many `evidence_chances`, or None."""
     parents, confidence, evidence = draft.parents, draft.confidence, draft.evidence
     n = len(draft.tokens)
     for name, array, dtype, expected in (
@@ -270,5 +271,5 @@ def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
     if evidence is not None and n and not (min(grounds := evidence.tolist()) >= 0 and max(grounds) < n_grounds):
-        return f"evidence {evidence.tolist()}, where `evidence_chances` has {n_grounds} grounds"
+        return f"evidence {evidence.tolist()}, where the drafter began with {n_grounds} `evidence_chances`"
     return None

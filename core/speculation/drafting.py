@@ -101,7 +101,8 @@ class Drafting:
         by_name = {each.name: (each, own) for each, own in zip(self._profiles, self._chains[sequence.slot], strict=True)}
         for member in speculation.members if speculation.n_max else ():
             profile, drafter = by_name[member.name]
-            guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
+            n_grounds = profile.chances.n_evidence
+            guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, n_grounds, self.on_failure)
             drafters.every.append(RequestDrafter(profile, guard))
             guard.is_left_out = sequence.counter.has_failed(member.name)  # before the text was cut
             if not guard.is_left_out:

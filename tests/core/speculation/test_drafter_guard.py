@@ -13,7 +13,7 @@ from toys import ScriptedDrafter, planner_of, toy_engine
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import CostlyAsk
+from augury.speculation.drafts import CostlyAsk, DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -33,6 +33,7 @@ class Fault(ScriptedDrafter):
 
     name = "fault"
     method = None
+    evidence_chances = (0.5, 0.8)
 
     def begin(self, history, n_reused):
         self.is_faulty = history[:2].tolist() == PROMPTS[1]
@@ -127,6 +128,10 @@ NO_DRAFTS = {
     "confidence [1.0, nan], where each": returning(Draft([1, 2], confidence=np.float32([1, np.nan]))),
     "confidence [-0.5, 1.0], where each": returning(Draft([1, 2], [-1, 0], confidence=np.float32([-0.5, 1]))),
     "confidence [0.5, 1.5], where each": returning(Draft([1, 2], confidence=np.float32([0.5, 1.5]))),
+    "evidence of shape (1,), expected (2,)": returning(Draft([1, 2], evidence=[0])),
+    "evidence [0, 2], where the drafter began with 2": returning(Draft([1, 2], evidence=[0, 2])),
+    "evidence [-1, 0], where": returning(Draft([1, 2], [-1, 0], evidence=[-1, 0])),
+    "evidence is float64 of shape (2,), expected a row of numbers of int32": lambda history: Draft([1, 2], evidence=[0.5, 1.0]),
     "probabilities of shape (1, 16)": returning(Draft([1, 2], probabilities=np.ones((1, 16)) / 16)),
     "probabilities are <U1 of shape (2, 16), expected float32": lambda history: Draft(
         [1, 2], probabilities=np.full((2, 16), "a")
@@ -167,6 +172,24 @@ def test_one_request_goes_on_without_a_drafter_that_fails(method, told, fault, c
     assert [each.count("begin") for each in events] == [each.count("end") for each in events], (
         "it is told of the end all the same"
     )
+
+
+class Growing(ScriptedDrafter):
+    name = "growing"
+    evidence_chances = (0.9,)
+
+    def draft(self, history, limit):
+        self.evidence_chances = (0.9, 0.9)
+        tokens = super().draft(history, limit).tokens
+        return Draft(tokens, evidence=[1] * len(tokens))
+
+
+def test_evidence_that_was_declared_after_the_drafter_was_loaded_is_a_fault():
+    planner = DraftPlanner(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), map(DrafterProfile.of, (Growing, Other)))
+    results, _ = run(Growing, Other, planner=planner)
+    for result in results:
+        assert "evidence [1, 1, 1], where the drafter began with 1" in result.stats.drafters["growing"].failed
+        assert result.stats.drafters["other"].used > 0
 
 
 def test_what_a_failed_call_took_says_nothing_of_what_a_draft_costs():
