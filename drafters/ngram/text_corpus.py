@@ -31,13 +31,15 @@ _DIGEST_SIZE = 16
 _SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more, unless they could not be saved
 _WAIT_S = 10.0  # at close, for another process that saves; it may have been stopped
 _PAUSE_S = 0.02
+_MODE = 0o600  # of a new file: answers to all clients are no business of the machine's other users
 _BEGINNING = np.array([-1], np.int32)
 
 
 class TextCorpus:
     """A suffix array that all slots add to. Beyond `n_max` tokens the older half is forgotten, here and in the file.
 
-    Several processes may have one file: each saves by adding to the file's tokens at that time.
+    Several processes may have one file: each saves by adding to the file's tokens at that time. A new file is its owner's alone
+    to read; one that is there keeps its permissions.
     """
 
     def __init__(self, path: Path, vocabulary: bytes, depth: int, n_max: int, *, learns: bool = True) -> None:
@@ -103,6 +105,7 @@ class TextCorpus:
         with AtomicFile(self._path.resolve(), waits=False) as out:  # no other process saves until this one is through
             texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), self._new]))
             body = self._vocabulary + texts.tobytes()
+            os.fchmod(out.file.fileno(), _MODE)
             out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
             out.publish(is_durable=True)
         self._new = np.empty(0, np.int32)

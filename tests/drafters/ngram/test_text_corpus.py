@@ -44,6 +44,16 @@ def test_what_was_saved_is_there_at_the_next_start(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]
 
 
+def test_its_owner_alone_may_read_it_unless_told_otherwise(tmp_path):
+    path = tmp_path / "corpus"
+    saved(path, [1, 2, 3])
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    saved(path, [4])
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert texts(corpus_of(path)) == [[1, 2, 3], [4]]
+
+
 def test_memory_and_file_are_bounded_and_the_newest_texts_stay(tmp_path):
     path = tmp_path / "corpus"
     corpus = corpus_of(path, n_max=1024)
