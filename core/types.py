@@ -288,7 +288,7 @@ class Timings:
     predict_s: float = 0.0  # from its first token, or the end of its drafters' beginning, to its last
     n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
     n_predicted: int = 0  # tokens emitted in predict_s: all but the first
-    plain_s: float | None = None  # of a pass of one token alone, as the planner knew it at the end; None without a planner
+    plain_s: float | None = None  # of a round of one token alone, as the planner knew it at the end; None without a planner
 
     @property
     def prompt_per_second(self) -> float:

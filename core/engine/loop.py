@@ -101,6 +101,7 @@ class Loop:
         for share in shares:
             settled += [(share, outcome, first) for outcome in self._attempt([share.sequence], self._emit, share, done, row)]
             row, first = row + share.n_rows, first + share.feed.n_tokens
+        settling = perf_counter()
         decoded: list[tuple[Choice, Outcome]] = []
         n_drafted = n_accepted = n_emitted = 0
         for share, outcome, first in settled:  # after all is kept: a pass of theirs writes over logits and states
@@ -113,6 +114,7 @@ class Loop:
                 n_drafted += len(share.choice.nodes)
         if decoded:
             guarded(self._drafting.observe_round, decoded, done.n_tokens - len(decoded) - n_drafted, done.seconds)
+        settle_s = perf_counter() - settling
         seen = Round(
             n_sequences=len(shares),
             n_tokens=done.n_tokens,
@@ -128,6 +130,7 @@ class Loop:
         self._conclude()
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
+        self._counter.rest(seen, len(self._running), perf_counter() - start - seen.draft_s - done.seconds - settle_s)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End everything that runs or waits: with an error, or as cancelled."""
@@ -351,7 +354,7 @@ class Loop:
             self._free(sequence.slot)
             self._ended[sequence.slot] = SavedSlot.of(sequence)
             guarded(self._drafting.end, sequence)
-        sequence.counter.plain_s = self._drafting.plain_s
+        sequence.counter.plain_s = self._counter.plain_s(self._drafting.plain_s)
         summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)

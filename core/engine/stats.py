@@ -16,6 +16,7 @@ from augury.log import get_logger
 from augury.speculation.drafted_sequence import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
+_LEARN_REST = 0.05  # of a round, in the time beside the passes of rounds
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
 
 
@@ -53,7 +54,7 @@ class RequestCounter(DraftingCounter):
         super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
-        self.plain_s: float | None = None  # the planner's estimate of a plain pass
+        self.plain_s: float | None = None  # the planner's estimate of a plain round
         self._request = request
         self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
         self._draft_lengths: list[int] = []
@@ -213,7 +214,7 @@ class EngineStats:
     slots: tuple[SlotStats, ...]
     n_waiting: int  # requests without a slot
     counts: Counts
-    plain_s: float | None = None  # of a pass of one token alone, by the planner's measurements; None without a planner
+    plain_s: float | None = None  # of a round of one token alone, by the planner's measurements; None without a planner
 
     @property
     def plain_per_second(self) -> float | None:
@@ -232,6 +233,8 @@ class EngineCounter:
     def __init__(self, n_slots: int) -> None:
         self._counts = attrs.asdict(Counts())
         self._n_slots = n_slots
+        self._rest_s = 0.0  # of a slot's round without drafts, beside its pass
+        self._n_rests = 0
         self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
@@ -249,6 +252,18 @@ class EngineCounter:
         counts["draft_s"] += seen.draft_s
         counts["forward_s"] += seen.forward_s
 
+    def rest(self, seen: Round, n_running: int, seconds: float) -> None:
+        """A round took so long beside its pass and its drafters; `n_running` requests go on."""
+        n, n_tokens = seen.n_sequences, seen.n_tokens - seen.n_drafted
+        if seen.n_emitted == n == n_tokens == n_running:  # a token of each, as without drafts
+            self._n_rests += 1
+            each_s = min(seconds, seen.forward_s) / n  # one that took longer than its pass compiled, or was interrupted
+            self._rest_s += (each_s - self._rest_s) * max(_LEARN_REST, 1 / self._n_rests)
+
+    def plain_s(self, pass_s: float | None) -> float | None:
+        """Seconds of a slot's round without drafts, by those of its pass; None where these are unknown. Any thread may ask."""
+        return None if pass_s is None else pass_s + self._rest_s
+
     def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
         """A request is over."""
         self._add(n_restores=summary.n_restores, n_replayed=summary.n_replayed, n_shifts=summary.n_shifts)
@@ -262,8 +277,8 @@ class EngineCounter:
         """Publish the counts, and the running requests: slot, request, tokens held and emitted, and drafts."""
         self._seen = self._counts.copy(), tuple(running)
 
-    def stats(self, n_waiting: int, evaluating: Collection[int], plain_s: float | None) -> EngineStats:
-        """The figures that were published last. Any thread may ask."""
+    def stats(self, n_waiting: int, evaluating: Collection[int], pass_s: float | None) -> EngineStats:
+        """The figures that were published last; `pass_s` is a plain pass's time. Any thread may ask."""
         counts, running = self._seen
         slots = [SlotStats(slot, "evaluating" if slot in evaluating else "idle") for slot in range(self._n_slots)]
         for slot, request, n_held, n_emitted, (drafter, n_drafted, n_accepted, lengths, n_rounds) in running:
@@ -272,4 +287,4 @@ class EngineCounter:
             drafted = drafter, n_drafted, n_accepted, tuple(lengths[:n_rounds])  # the list grows at its end alone
             n_left = None if request.max_tokens is None else request.max_tokens - n_emitted
             slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters, *drafted, n_left)
-        return EngineStats(tuple(slots), n_waiting, Counts(**counts), plain_s)
+        return EngineStats(tuple(slots), n_waiting, Counts(**counts), self.plain_s(pass_s))

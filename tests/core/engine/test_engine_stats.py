@@ -3,6 +3,7 @@
 import pytest
 from toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
+from augury.engine import loop, round_pass
 from augury.engine.stats import Counts, SlotStats
 from augury.errors import AuguryError
 from augury.speculation.costs import PassCosts, PassTime
@@ -84,14 +85,44 @@ def test_an_evaluation_takes_a_slot():
     assert seen == ["evaluating"]
 
 
-def test_the_plain_speed_is_that_of_the_planners_pass_of_one_token():
+def test_the_plain_speed_begins_as_that_of_the_planners_pass_of_one_token():
     planner = planner_of(PassCosts([PassTime(1, 0, 0.25), PassTime(2, 0, 0.5)], 9), False)
     with toy_engine(drafter=ScriptedDrafter, planner=planner) as engine:
         assert engine.stats().plain_per_second == 4.0
         result = engine.generate([1], max_tokens=9, **GREEDY)
-        assert engine.stats().plain_s == result.stats.timings.plain_s == planner.plain_s < 0.25  # it has learnt
+        assert engine.stats().plain_s == result.stats.timings.plain_s < 0.25  # it has learnt
     with toy_engine() as engine:
         assert engine.stats().plain_per_second is None
+
+
+class SlowDrafter(ScriptedDrafter):
+    """Has nothing to propose, for which it takes its time."""
+
+    take = None
+
+    def draft(self, history, limit):
+        self.take(16.0)
+        return super().draft(history, limit)
+
+    def accept(self, history, verdict):
+        self.take(64.0)
+        super().accept(history, verdict)
+
+
+def test_the_plain_speed_counts_a_round_whole_but_no_drafters_part_of_it(monkeypatch):
+    now = [0.0]
+
+    def take(seconds):
+        now[0] += seconds
+
+    for module in (loop, round_pass):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(SlowDrafter, "take", staticmethod(take))
+    planner = planner_of(PassCosts([PassTime(1, 0, 3.0), PassTime(2, 0, 6.0)], 9), False)
+    how = {"drafter": lambda toy: SlowDrafter(toy, [(0, 0)]), "planner": planner}
+    with toy_engine(**how, observers=(lambda **_: take(1.0), None)) as engine:
+        engine._worker._loop._context.model.on_forward = lambda: take(3.0)
+        assert engine.generate([1], max_tokens=9, **GREEDY).stats.timings.plain_per_second == 1 / 4
 
 
 def test_a_slot_tells_who_drafted_how_far_and_what_was_accepted():

@@ -1,9 +1,12 @@
 from types import SimpleNamespace
 
-from augury.engine.stats import RequestCounter
+import pytest
+from attrs import evolve
+
+from augury.engine.stats import EngineCounter, RequestCounter
 from augury.options import NoOptions
 from augury.speculation.config import Member, Speculation
-from augury.types import DrafterStats, Summary, Timings
+from augury.types import DrafterStats, Round, Summary, Timings
 
 
 def test_a_summary_is_what_was_counted(monkeypatch):
@@ -51,3 +54,24 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     )
     nothing = {"one": DrafterStats(), "other": DrafterStats()}
     assert untouched == Summary(id="req-1", n_prompt=10, drafters=nothing, effective=speculation.effective())
+
+
+def test_the_rest_of_plain_rounds_is_averaged_and_one_beyond_its_pass_was_interrupted():
+    counter, found = EngineCounter(2), []
+    assert (counter.plain_s(None), counter.plain_s(2.0)) == (None, 2.0)
+
+    def see(seconds, n_running=1, **facts):
+        counter.rest(evolve(Round(1, 1, 0, 0, 1, draft_s=0.0, forward_s=2.0), **facts), n_running, seconds)
+        found.append(counter.plain_s(2.0) - 2.0)
+
+    for seconds in (40.0, 0.2, *[0.5] * 18, 0.0):
+        see(seconds)
+    mean = (2.0 + 0.2 + 18 * 0.5) / 20
+    assert [*found[:2], *found[-2:]] == pytest.approx([2.0, 1.1, mean, 0.95 * mean])
+    see(0.2, n_tokens=3, n_drafted=2)  # which were all wrong
+    see(0.4, n_running=2, n_sequences=2, n_tokens=2, n_emitted=2)
+    assert found[-2:] == pytest.approx([0.2 + (0.95 * mean - 0.2) * 0.95**i for i in (1, 2)])
+    see(1.0, n_tokens=3, n_drafted=2, n_emitted=2, n_accepted=1)
+    see(1.0, n_running=0)  # the request ended in it
+    see(1.0, n_tokens=5)  # of a prompt
+    assert set(found[-3:]) == {found[-4]}
