@@ -165,7 +165,7 @@ class _Gate:
     def _client_refusal(self, request: Request) -> RequestError | None:
         """Why a client without a key, or a web page, may not ask this."""
         if self._keys and not self._is_known(request):
-            message = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
+            message = "the API key is missing or unknown; send it as Authorization: Bearer KEY, or as x-api-key: KEY"
             return RequestError(401, message, code="invalid_api_key")
         if not (self._keys or self._names_this_machine(request)):
             message = f"the request is for host {request.headers['host']!r}, which is not known as a name of this machine"
@@ -215,6 +215,8 @@ def _head_refusal(request: Request) -> RequestError | None:
         # programs in between may take either for the body's end, and the rest for a request (RFC 9112, 6.1)
         message = "the request has both Content-Length and Transfer-Encoding, expected one of them"
         return RequestError(400, message, closes=True)
+    if (coding := request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
+        return RequestError(415, f"the body is compressed (Content-Encoding: {shown(coding)}); send it as it is")
     return None
 
 

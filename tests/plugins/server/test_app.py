@@ -1,6 +1,7 @@
 """What holds for every endpoint: keys, limits, origins, the form of errors, the life of the process."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import signal
@@ -89,6 +90,22 @@ def test_what_is_no_json_is_refused(client, content, kind):
     assert "body" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", SHORT),
+        ("/v1/messages", {"model": "any", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ("/completion", {"prompt": "a", "n_predict": 2}),
+    ],
+)
+def test_a_compressed_body_is_refused_and_one_that_says_that_it_is_not_is_read(client, path, body):
+    content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    answer = client.post(path, content=gzip.compress(content), headers={**headers, "Content-Encoding": "GZip"})
+    assert (answer.status_code, answer.headers["Accept-Encoding"]) == (415, "identity")
+    assert answer.json()["error"]["message"] == "the body is compressed (Content-Encoding: 'GZip'); send it as it is"
+    assert client.post(path, content=content, headers={**headers, "Content-Encoding": "identity"}).status_code == 200
+
+
 def test_what_is_wrong_in_one_of_several_forms_is_named(client):
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
     answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [picture]}]})
@@ -123,6 +140,8 @@ def test_what_openais_clients_send_without_a_meaning_here_is_ignored(client):
 def test_nobody_without_a_key_is_served(strict_server, path, headers):
     answer = strict_server.client.get(path, headers=headers)
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    told = answer.json()["error"]["message"]
+    assert told.endswith("is missing or unknown; send it as Authorization: Bearer KEY, or as x-api-key: KEY")
 
 
 @pytest.mark.parametrize("headers", [KEY, {"x-api-key": "one"}, {"Authorization": "bearer one"}])
