@@ -116,7 +116,7 @@ class Drafter(Plugin, ABC):
 
     features: tuple[str, ...] = ()
     """The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that has no such
-    features is refused when the engine is loaded."""
+    features is refused when the engine is loaded, and so is a drafter that has no `feed` to take them."""
 
     uses_nextn: ClassVar[bool] = False
     """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_nextn`. These are loaded

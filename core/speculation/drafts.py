@@ -94,6 +94,9 @@ class DrafterProfile:
         for attribute, (is_right, expected) in _DECLARED.items():
             if not is_right(found := getattr(drafter, attribute)):
                 raise PluginError(f"drafter {drafter.name!r} has {attribute} {found!r}, expected {expected}")
+        if drafter.features and getattr(drafter.feed, "__func__", None) is Drafter.feed:
+            wanted = f"drafter {drafter.name!r} has features {tuple(drafter.features)}, but no method feed that takes them"
+            raise PluginError(f"{wanted}; write feed(self, start, tokens, features), or leave features out")
         is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
         chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
         is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)

@@ -136,3 +136,14 @@ def test_a_drafter_that_declares_what_cannot_be_is_refused(name, value, told):
     setattr(drafter, name, value)
     with pytest.raises(PluginError, match=f"drafter 'scripted' has {told}"):
         DrafterProfile.of(drafter)
+
+
+def test_a_drafter_with_features_and_no_method_that_takes_them_is_refused():
+    drafter = ScriptedDrafter(None)
+    drafter.features = ("output",)
+    with pytest.raises(
+        PluginError, match=r"has features \('output',\), but no method feed that takes them; write feed\(self, "
+    ):
+        DrafterProfile.of(drafter)
+    drafter.feed = lambda start, tokens, features: None
+    assert DrafterProfile.of(drafter).features == ("output",)
