@@ -33,6 +33,7 @@ FOREIGN_NAMES = {
     "guided_json": "'json_schema'",
     "structured_outputs": "'json_schema', 'regex', 'grammar' or 'choice'",
     "repetition_penalty": "'repeat_penalty' with 'repeat_last_n' -1",
+    "chat_template": "the server's flag --chat-template-file, or 'chat_template_kwargs'",
     "enable_thinking": "'chat_template_kwargs'",
     "num_draft_tokens": "'speculative.n_max'",
 }

@@ -51,6 +51,7 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
     [
         ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here; did you mean 'max_tokens'?", "max_tokns"),
         ({"prompt": "a", "n_predikt": 5}, "did you mean 'n_predict'?", "n_predikt"),
+        ({"prompt": "a", "chat_template": "{{ 1 }}"}, "did you mean the server's flag --chat-template-file, or 'c", None),
         ({"prompt": "a", "guided_json": {}}, "did you mean 'json_schema'?", "guided_json"),
         ({"prompt": "a", "structured_outputs": {}}, "'json_schema', 'regex', 'grammar' or 'choice'?", None),
         ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
