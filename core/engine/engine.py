@@ -26,7 +26,7 @@ from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineStats
-from augury.engine.worker import Worker
+from augury.engine.worker import Answer, Worker
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
@@ -74,9 +74,7 @@ class Engine(Evaluations):
     ) -> None:
         """Put loaded parts together; users call `load`."""
         self.info: ModelInfo = context.info
-        self.tokenizer = tokenizer
-        self.config = config
-        self.chat_template = template
+        self.tokenizer, self.chat_template, self.config = tokenizer, template, config
         self._context, self._n_ctx = context, context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
@@ -339,8 +337,7 @@ class Engine(Evaluations):
 
         A request with the returned tokens and `params` continues the slot's text with the same tokens.
         """
-        saved: SavedSlot = self._at_slot(slot, Loop.save_slot)
-        return saved.write(Path(path), self._context)
+        return self._at_slot(slot, Loop.save_slot).write(Path(path), self._context)
 
     def load_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Restore the saved contents of any slot, of any process, to a free slot; a prompt that begins like them reuses them.
@@ -349,21 +346,19 @@ class Engine(Evaluations):
         """
         saved = SavedSlot.read(Path(path), self._context)
         try:
-            loaded: SavedSlot = self._at_slot(slot, Loop.load_slot, saved)
+            return self._at_slot(slot, Loop.load_slot, saved)
         except ModelFileError as error:
             raise ModelFileError(f"{path}: {error}") from error
-        return loaded
 
     def erase_slot(self, slot: int) -> int:
         """Let a free slot forget its contents; returns how many tokens these were."""
-        n_erased: int = self._at_slot(slot, Loop.erase_slot)
-        return n_erased
+        return self._at_slot(slot, Loop.erase_slot)
 
-    def _at_slot(self, slot: int, step: Callable[..., Any], *arguments: Any) -> Any:
+    def _at_slot(self, slot: int, step: Callable[..., Answer], *arguments: Any) -> Answer:
         """The result of a method of the loop for a slot, on the engine's thread."""
         if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < self._context.spec.n_slots:
             raise OptionError(f"slot is {slot!r}, expected 0 to {self._context.spec.n_slots - 1}")
-        return self._worker.do(lambda loop: step(loop, slot, *arguments))
+        return self._worker.do(step, slot, *arguments)
 
     def stats(self) -> EngineStats:
         """The state of every slot, the waiting requests, and counts since `load`. Any thread may ask; it waits for nothing."""
@@ -389,6 +384,10 @@ class Engine(Evaluations):
         self._worker.close()
         if self.chat_template is not None:
             self.chat_template.close()
+
+    def __repr__(self) -> str:
+        names = ("model", "backend", "spec_type", "n_slots", "n_ctx")
+        return f"Engine({', '.join(f'{name}={self.config[name]!r}' for name in names if name in self.config)})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an engine cannot be pickled or copied; load it in the process that uses it")

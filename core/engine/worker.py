@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
@@ -21,6 +21,8 @@ from augury.engine.sequence import Sequence
 from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, QueueFullError
 from augury.guard import guarded
+
+Answer = TypeVar("Answer")
 
 
 @frozen(eq=False)
@@ -83,10 +85,11 @@ class Worker:
         thread = self._engine_thread
         return self._loop.stats(thread.inbox.qsize() + max(thread.n_evaluations - self._n_slots, 0))
 
-    def do(self, step: Callable[[Loop], Any]) -> Any:
-        """Do something on the engine's thread, after the round, and wait for its result, which is not None."""
-        with self._begun(lambda loop: (step(loop) for _ in range(1)), waits_its_turn=False) as channel:
-            return self.wait(channel)
+    def do(self, step: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a method of the loop on the engine's thread, after the round, and wait for its result, which is not None."""
+        with self._begun(lambda loop: (step(loop, *arguments) for _ in range(1)), waits_its_turn=False) as channel:
+            answer: Answer = self.wait(channel)
+            return answer
 
     def answer(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
         """Take steps on the engine's thread, after rounds, and wait for the first result that is not None.

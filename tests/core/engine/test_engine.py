@@ -8,11 +8,13 @@ import time
 
 import numpy as np
 import pytest
+from more_toys import registry_with_toys
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.channel import Channel
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.testing.toys import TINY_TARGET
 from augury.text.chat_template import ChatTemplate
 
 GREEDY = {"temperature": 0.0}
@@ -34,6 +36,11 @@ def test_a_lack_of_memory_is_a_capacity_error_at_load_and_in_a_request(engine, m
     monkeypatch.setattr("augury.engine.engine.Loader.open", fail)
     with pytest.raises(CapacityError, match="there is too little memory: Unable to allocate 183"):
         Engine.load("model.gguf")
+
+
+def test_an_engine_is_shown_by_its_model_and_what_was_chosen():
+    with Engine.load(TINY_TARGET, backend="toy", spec_type="none", n_ctx=64, slots=2, registry=registry_with_toys()) as engine:
+        assert repr(engine) == f"Engine(model={TINY_TARGET!r}, backend='toy', spec_type='none', n_slots=2, n_ctx=64)"
 
 
 def test_requests_without_an_id_are_told_apart_and_two_may_be_given_the_same(engine):
