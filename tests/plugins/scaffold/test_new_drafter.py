@@ -31,6 +31,7 @@ def test_it_writes_a_whole_package(new_drafter, tmp_path):
     assert project["project"]["entry-points"]["augury"] == {"trail-blazer": "augury_trail_blazer"}
     assert "python-version: ${{ matrix.python }}" in (folder / ".github/workflows/test.yml").read_text()
     assert not [path for path in written if "{{" in (tmp_path / path).read_text().replace("${{", "")]
+    assert not [path for path in written if "://" in (tmp_path / path).read_text()], "it names no host"
 
 
 def test_on_a_full_disk_it_names_a_file_and_leaves_no_half_package(new_drafter, tmp_path, monkeypatch):
