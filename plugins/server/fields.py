@@ -34,6 +34,8 @@ FOREIGN_NAMES = {
     "structured_outputs": "'json_schema', 'regex', 'grammar' or 'choice'",
     "repetition_penalty": "'repeat_penalty' with 'repeat_last_n' -1",
     "chat_template": "the server's flag --chat-template-file, or 'chat_template_kwargs'",
+    "functions": "'tools'",
+    "function_call": "'tool_choice'",
     "enable_thinking": "'chat_template_kwargs'",
     "num_draft_tokens": "'speculative.n_max'",
 }

@@ -53,6 +53,7 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({"prompt": "a", "n_predikt": 5}, "did you mean 'n_predict'?", "n_predikt"),
         ({"prompt": "a", "chat_template": "{{ 1 }}"}, "did you mean the server's flag --chat-template-file, or 'c", None),
         ({"prompt": "a", "guided_json": {}}, "did you mean 'json_schema'?", "guided_json"),
+        ({"prompt": "a", "functions": []}, "there is no field 'functions' here; did you mean 'tools'?", "functions"),
         ({"prompt": "a", "structured_outputs": {}}, "'json_schema', 'regex', 'grammar' or 'choice'?", None),
         ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
         ({"prompt": "a", "max_tokens": 5, "n_predict": 6}, "max_tokens and n_predict mean the same here, but differ", None),
