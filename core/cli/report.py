@@ -39,10 +39,10 @@ def print_lines(lines: Iterable[str]) -> None:
 def run_line(summaries: Sequence[Summary]) -> str:
     """Prompt and generation speed and acceptance of one or more requests."""
     timings = [summary.timings for summary in summaries]
-    n_emitted = sum(summary.n_emitted for summary in summaries)
+    n_emitted, speed = sum(summary.n_emitted for summary in summaries), _mean_speed(timings, "predict")
     parts = [
-        f"prompt {sum(each.n_prompt for each in timings)} tokens, {_mean_speed(timings, 'prompt'):.1f} tok/s",
-        f"generated {n_emitted} tokens, {_mean_speed(timings, 'predict'):.1f} tok/s",
+        f"prompt {sum(each.n_prompt for each in timings)} tokens{_mean_speed(timings, 'prompt')}",
+        f"generated {n_emitted} tokens{speed and speed + ' per sequence' * (len(summaries) > 1)}",
     ]
     n_drafted, n_accepted = (sum(getattr(each, name) for each in summaries) for name in ("n_drafted", "n_accepted"))
     if any(summary.drafters for summary in summaries):
@@ -51,8 +51,6 @@ def run_line(summaries: Sequence[Summary]) -> str:
         parts.append(f"accepted {n_accepted} of {n_drafted} drafted tokens ({share:.0%}{mark})")
     if n_recomputed := sum(summary.n_recomputed for summary in summaries):
         parts.append(f"{n_recomputed} prompt tokens computed again, though a slot had them")
-    if len(summaries) > 1:
-        parts[1] += " per sequence"
     return " | ".join(parts)
 
 
@@ -66,10 +64,11 @@ def engine_line(stats: EngineStats) -> str:
     )
 
 
-def _mean_speed(timings: Sequence[Any], what: str) -> float:
+def _mean_speed(timings: Sequence[Any], what: str) -> str:
+    """The speed as it follows a number of tokens; nothing where there was none to measure."""
     n_tokens = sum(each.n_prompt if what == "prompt" else each.n_predicted for each in timings)
     seconds = sum(each.prompt_s if what == "prompt" else each.predict_s for each in timings)
-    return n_tokens / seconds if seconds > 0 else 0.0
+    return f", {n_tokens / seconds:.1f} tok/s" if n_tokens and seconds > 0 else ""
 
 
 def synthetic_text(rates: Sequence[float]) -> str:

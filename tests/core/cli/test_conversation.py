@@ -55,7 +55,7 @@ def test_stats_are_those_of_the_last_answer(capsys):
 
 def test_a_flag_shows_stats_after_every_answer(capsys):
     talk("hello", "/help", has_stats=True)
-    assert capsys.readouterr().err.count("tok/s |") == 1
+    assert capsys.readouterr().err.count("tokens | generated 1 tokens\n") == 1
 
 
 def test_help_lists_every_command_that_there_is(capsys, monkeypatch, tmp_path):

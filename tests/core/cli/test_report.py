@@ -7,7 +7,9 @@ import pytest
 from commands import here, run
 from oracles.models import tiny_model
 
+from augury.cli.report import run_line
 from augury.drafters.ngram_simple import NgramSimple
+from augury.types import Summary, Timings
 
 DRAFTER = f"draft-model:model={tiny_model('llama-dense-q4_0')}"
 
@@ -54,7 +56,15 @@ def test_what_is_not_a_terminal_gets_the_last_line_alone(capsys):
     _, _, err = run(capsys, "run", *here(), "--prompt-tokens", "1,2", "-n", 1)
     *others, last = err.splitlines()
     assert not [line for line in others if line.startswith(("llama-dense", "drafts:"))]
-    assert "generated 1 tokens" in last
+    assert last.split(" | ")[1] == "generated 1 tokens", "there is no speed of a first token"
+
+
+@pytest.mark.parametrize(
+    ("n", "told"), [(1, "generated 3 tokens, 4.0 tok/s"), (2, "generated 6 tokens, 4.0 tok/s per sequence")]
+)
+def test_the_speed_of_several_requests_is_that_of_each(n, told):
+    timings = Timings(prompt_s=0.5, predict_s=0.5, n_prompt=0, n_predicted=2)
+    assert run_line([Summary(n_emitted=3, timings=timings)] * n) == f"prompt 0 tokens | {told}"
 
 
 def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
