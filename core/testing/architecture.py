@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Attention, Block, Linear, ModelPlan, Norm
-from augury.errors import ModelFileError, UnsupportedError
+from augury.errors import AuguryError, ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.registry import Registry
@@ -154,8 +154,10 @@ def _misfits(block: Block, n_embd: int) -> Iterator[str]:
     """The parts of a block that do not fit each other, in words."""
     try:
         block.lowered(n_embd)
-    except Exception as error:  # noqa: BLE001 - sizes that are none may make anything fail
+    except AuguryError as error:
         yield str(error)
+    except Exception as error:  # noqa: BLE001 - sizes that are none may make anything fail
+        yield f"{type(block).__name__} cannot be lowered: {type(error).__name__}: {error}"
     if isinstance(block, Attention):
         if block.n_heads % block.n_kv_heads:
             yield f"Attention has {block.n_heads} heads, expected a multiple of its {block.n_kv_heads} KV heads"

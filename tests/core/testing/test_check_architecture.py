@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from oracles.models import FAMILIES, altered, tiny_file, tiny_model
 
-from augury.blocks import Layer
+from augury.blocks import Activation, FeedForward, Layer
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.testing import ContractError, check_architecture
@@ -140,6 +140,13 @@ class Guessing(Honest):
         )
 
 
+class Slipping(FeedForward):
+    """Asks for an activation that there is not."""
+
+    def lower(self, build):
+        build.activate(build.normalize(build.x, self.norm), Activation.SIGMOID)
+
+
 @pytest.mark.parametrize(
     ("architecture", "told"),
     [
@@ -169,6 +176,10 @@ class Guessing(Honest):
         (
             whole(output=lambda plan: attrs.evolve(plan.output, norm=plan.layers[0].mixer.q_norm)),
             "block Output: the norm of x of",
+        ),
+        (
+            whole(layers=lambda plan: (Layer(Slipping(**attrs.asdict(plan.layers[0].feed_forward, recurse=False))),)),
+            "layer 0, Slipping cannot be lowered: AttributeError: ",
         ),
         (whole(n_ctx_train=lambda plan: 0), "n_ctx_train is 0"),
         (Trusting, "ModelFileError, or an UnsupportedError. Seen: "),
