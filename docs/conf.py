@@ -63,7 +63,7 @@ maximum_signature_line_length = 100
 myst_heading_anchors = 4  # depth to which a heading can be linked to as on a code host
 autodoc_member_order = "bysource"
 napoleon_custom_sections = ["Numerics", "Source", ("Attributes", "params_style")]
-napoleon_use_rtype = False  # what is returned is told in words
+napoleon_use_rtype = False  # what is returned is said in words
 
 # Every link and every type in a signature has to lead somewhere, but for what is in no docs of ours.
 nitpicky = True
@@ -123,9 +123,9 @@ def _fields(cls: type[Any]) -> Iterator[str]:
         target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0] if isinstance(line, ast.Assign) else None
         if not isinstance(target, ast.Name) or target.id.startswith("_"):
             continue
-        told = source.splitlines()[line.end_lineno - 1][line.end_col_offset :].partition("# ")[2]
-        if target.id in in_signature and not told:
-            told = in_signature[target.id].metadata.get("augury_option", {}).get("help")
-        if told or target.id not in in_signature:
+        comment = source.splitlines()[line.end_lineno - 1][line.end_col_offset :].partition("# ")[2]
+        if target.id in in_signature and not comment:
+            comment = in_signature[target.id].metadata.get("augury_option", {}).get("help")
+        if comment or target.id not in in_signature:
             kind = f" ({ast.unparse(line.annotation)})" if isinstance(line, ast.AnnAssign) else ""
-            yield f"    {target.id}{kind}: {told}"
+            yield f"    {target.id}{kind}: {comment}"

@@ -123,8 +123,8 @@ def page(registry: Registry) -> str:
     head = HEAD.format(n=len(rows) - 2)
     tables = (head, rows), (on_gpus + LEFT_OUT, lacking)
     nextn = sorted({architecture_of(name, DRAFTS) for name in NEXTN})
-    told = NOT_EXACTLY.format(nextn=fill(", ".join(f"`{name}`" for name in nextn), 128))
-    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + told
+    note = NOT_EXACTLY.format(nextn=fill(", ".join(f"`{name}`" for name in nextn), 128))
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + note
 
 
 def _missing_on_gpus(plan: ModelPlan, registry: Registry) -> str | None:

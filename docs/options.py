@@ -177,8 +177,8 @@ def _cell(text: str) -> str:
 
 
 def _default(option: Option) -> str:
-    told = "" if option.default is None else str(option.default)
-    return told if re.fullmatch(r"[\w .-]*", told) else f"`{told}`"  # a grammar holds what Markdown would read
+    text = "" if option.default is None else str(option.default)
+    return text if re.fullmatch(r"[\w .-]*", text) else f"`{text}`"  # a grammar holds what Markdown would read
 
 
 def _notes(option: Option) -> str:

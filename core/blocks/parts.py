@@ -122,7 +122,7 @@ class Linear:
         return stored if self.rows is None else self.rows.of(stored).reshape(-1, *stored.shape[1:])
 
     def bias_of(self, stored: np.ndarray) -> np.ndarray:
-        """What it adds to products (n_out,), by the stored bias."""
+        """The numbers (n_out,) that it adds to products, by the stored bias."""
         return self.bias_scale * (stored if self.has_own_bias else self.of(stored))
 
 

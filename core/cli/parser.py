@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """See `argparse`; a command that does not exist is told as a flag is."""
+        """See `argparse`; a command that does not exist is reported as a flag is."""
         if action.nargs == argparse.PARSER and value not in (commands := action.choices or ()):
             raise OptionError(f"there is no command {value!r}{nearest(value, commands)}")
         super()._check_value(action, value)

@@ -153,7 +153,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether an `AtomicFile` is writing this file, in this process or another, as far as can be told."""
+    """Whether an `AtomicFile` is writing this file, in this process or another, as far as anyone can see."""
     with suppress(OSError), _opened(_part_of(path)) as part:
         return _locked(part) is False
     return False

@@ -112,7 +112,7 @@ def emitters_of(base: type, files: Iterable[ModuleType]) -> dict[type[Operation]
 def source_key(function: Any) -> str:
     """A name for the code compiled of a package's function: another one whenever its file is another.
 
-    A function that is in no file is told by its own code, which differs between versions of Python.
+    The name of a function that is in no file is made of its code, which differs between versions of Python.
     """
     code, file = function.__code__, Path(function.__code__.co_filename)
     constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]

@@ -21,7 +21,7 @@ from augury.plugins.bench.pair_stats import PairStats
 from augury.plugins.bench.paired_runs import Pair
 
 _MIN_TRIALS = 3  # before anybody is left out
-_MIN_GAIN = 1.02  # a speed-up below is not told from none
+_MIN_GAIN = 1.02  # a smaller speed-up cannot be distinguished from none
 _SAME = 1.01  # of two candidates nearer than this the first is taken, which is the simpler one
 
 

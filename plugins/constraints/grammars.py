@@ -80,8 +80,8 @@ class JsonSchema(Guided):
             if key in named or (isinstance(value, str) and value in named)
         )
         where = next(found, None)
-        told = error.replace("Unimplemented keys", "keywords that are not supported") if fault is None else _in_words(fault)
-        return told + (f", at {where}" if where else "")
+        message = error.replace("Unimplemented keys", "keywords that are not supported") if fault is None else _in_words(fault)
+        return message + (f", at {where}" if where else "")
 
 
 def _in_words(fault: re.Match[str]) -> str:

@@ -68,7 +68,7 @@ class StreamTimings:
         self._n_drafted += piece.n_drafted or 0
         self._n_accepted += piece.drafter is not None
 
-    def told(self, body: EngineFields, piece: Token | PromptProgress | Result) -> dict[str, Any]:
+    def asked_figures(self, body: EngineFields, piece: Token | PromptProgress | Result) -> dict[str, Any]:
         """The figures that a request asked for with a piece: how far its prompt is, or the timings so far with a token."""
         if isinstance(piece, PromptProgress):
             given = {"total": piece.n_prompt, "cache": piece.n_reused, "processed": piece.n_processed}

@@ -154,7 +154,7 @@ async def _events(body: CompletionFields, n_prompts: list[int], final: Any, piec
         if body.timings_per_token:
             found["timings"] = count.timings()
         if isinstance(piece, PromptProgress):
-            yield event(found | count.told(body, piece))
+            yield event(found | count.asked_figures(body, piece))
             continue
         if body.n_predict == 0:
             continue

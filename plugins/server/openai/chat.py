@@ -220,7 +220,7 @@ async def _events(
         return begun | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more]}
 
     async for index, piece, count in counted(body, pieces):
-        figures = count.told(body, piece)
+        figures = count.asked_figures(body, piece)
         if isinstance(piece, PromptProgress):
             yield event(chunk(index, {}) | figures)
             continue

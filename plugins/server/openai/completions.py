@@ -133,7 +133,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
     offsets = [0] * n
     async for index, piece, count in counted(body, pieces):
         choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-        found = begun | {"choices": [choice]} | count.told(body, piece)
+        found = begun | {"choices": [choice]} | count.asked_figures(body, piece)
         if isinstance(piece, Result):
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)

@@ -255,7 +255,7 @@ async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any],
     for kind in ("response.created", "response.in_progress"):
         yield numbered({"type": kind, "response": begun})
     async for _, piece, count in counted(body, pieces):
-        figures = count.told(body, piece)
+        figures = count.asked_figures(body, piece)
         if isinstance(piece, PromptProgress):
             yield numbered({"type": "response.in_progress", "response": begun, **figures})
             continue

@@ -1,4 +1,4 @@
-"""`ToolFormat`: how a family of models writes calls of tools, told from its chat template."""
+"""`ToolFormat`: how a family of models writes calls of tools, derived from its chat template."""
 
 from __future__ import annotations
 

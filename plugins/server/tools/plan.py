@@ -57,7 +57,7 @@ class ChatPlan:
 
 @define
 class ChatFormat:
-    """How a model's chats call tools and reason, told from its template.
+    """How a model's chats call tools and reason, derived from its template.
 
     Attributes:
         tools: How it writes calls.

@@ -81,8 +81,8 @@ function addText(answer, text, round, place) {
 
 /** Tokens per second: the server's own figure once it is there, before that as they come. */
 export function speedOf(answer) {
-  const told = answer.timings?.predicted_per_second;
-  return told || (answer.seconds > 0.2 ? (answer.nTokens - answer.nBefore - 1) / answer.seconds : null);
+  const reported = answer.timings?.predicted_per_second;
+  return reported || (answer.seconds > 0.2 ? (answer.nTokens - answer.nBefore - 1) / answer.seconds : null);
 }
 
 /** How many tokens each drafter proposed that were accepted, by name. */

@@ -21,14 +21,14 @@ async function ask(path, key, options = {}) {
     throw new ServerError("The server cannot be reached. Is it still running?");
   }
   if (response.ok) return response;
-  let told = null;
+  let body = null;
   try {
-    told = await response.json();
+    body = await response.json();
   } catch {
     // a body that says nothing
   }
-  const message = told?.error?.message ?? `The server answered with status ${response.status}.`;
-  throw new ServerError(message, response.status, told?.error?.progress);
+  const message = body?.error?.message ?? `The server answered with status ${response.status}.`;
+  throw new ServerError(message, response.status, body?.error?.progress);
 }
 
 /** What the server says of itself. */

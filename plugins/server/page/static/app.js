@@ -293,11 +293,11 @@ async function connect() {
   clearTimeout(connecting);
   const status = $("model");
   try {
-    const told = await props(apiKey());
-    const spec = told.speculative ?? {};
-    server.name = told.model_alias ?? null;
+    const reported = await props(apiKey());
+    const spec = reported.speculative ?? {};
+    server.name = reported.model_alias ?? null;
     server.drafters = (spec.type ?? "none").split(";").filter((name) => name && name !== "none");
-    server.plain = told.plain_per_second ?? null;
+    server.plain = reported.plain_per_second ?? null;
     setDrafters([...server.drafters], spec);
     status.textContent = [server.name, server.drafters.length ? plural(server.drafters.length, "drafter") : "no drafters"].filter(Boolean).join(" · ");
     status.className = "";

@@ -120,16 +120,16 @@ export class Panel {
     const emitted = rounds.map((_, i) => `M${i * STEP + 1} ${HEIGHT - 2}h${BAR}`).join("");
     const nDrafted = rounds.reduce((sum, [n]) => sum + n, 0), nAccepted = rounds.reduce((sum, [, n]) => sum + n, 0);
     const at = this.round === null ? null : rounds[this.round];
-    const told = at
+    const summary = at
       ? `Round ${this.round + 1}: ${at[0] ? `${at[0]} drafted, ${at[1]} accepted${at[1] ? `, by ${answer.drafters[at[2]]}` : ""}` : "no draft"}`
       : rounds.length ? `${plural(answer.nTokens, "token")} in ${plural(rounds.length, "round")}, ${nAccepted} of ${plural(nDrafted, "draft token")} accepted` : "No rounds yet";
     return make("section", {}, make("h3", {}, "Draft lengths, round by round"),
-      make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Draft lengths. ${told}. Arrow keys go through the rounds.` },
+      make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Draft lengths. ${summary}. Arrow keys go through the rounds.` },
         svg("svg", { class: "rounds", width, height: HEIGHT, "aria-hidden": true },
           svg("rect", { class: "cursor", width: STEP, height: HEIGHT, y: 0, x: -99, rx: 2 }),
           svg("path", { class: "emitted", d: emitted }),
           ...[...paths].map(([kind, boxes]) => svg("path", { class: kind, d: boxes.join("") })))),
-      make("p", { class: "faint told" }, told),
+      make("p", { class: "faint summary" }, summary),
       make("p", { class: "key" }, ...["accepted", "rejected", "the model’s own"].map((text, i) =>
         make("span", {}, make("span", { class: `swatch ${["accepted", "rejected", "emitted"][i]}` }), text))));
   }

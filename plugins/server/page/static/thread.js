@@ -76,8 +76,8 @@ function ending(message, answer, act) {
     const key = answer.needsKey && button("sliders", "Enter a key", () => act("settings", message), { text: "Enter a key" });
     return make("div", { class: "trouble", role: "alert" }, make("p", {}, answer.error), make("div", { class: "row" }, again, goesOn, key));
   }
-  const told = answer.status === "stopped" ? "Stopped." : ENDINGS[answer.finish];
-  return told && !isRunning(answer) && make("div", { class: "row faint" }, told, answer.finish === "context" ? null : goesOn);
+  const ending = answer.status === "stopped" ? "Stopped." : ENDINGS[answer.finish];
+  return ending && !isRunning(answer) && make("div", { class: "row faint" }, ending, answer.finish === "context" ? null : goesOn);
 }
 
 /** One message. `update` shows its present state, `place` where it stands among its versions. */
@@ -119,11 +119,11 @@ export class MessageView {
     const speed = speedOf(answer);
     const plain = answer.timings?.plain_per_second ?? this.plain();
     const nDrafted = [...tokensByDrafter(answer).values()].reduce((sum, n) => sum + n, 0);
-    const told = [plural(answer.nTokens, "token")];
-    if (speed) told.push(`${speed.toFixed(1)} tok/s`);
-    if (speed && plain && nDrafted) told.push(`${(speed / plain).toFixed(2)}× plain`);
-    if (nDrafted) told.push(`${Math.round((100 * nDrafted) / answer.nTokens)}% drafted`);
-    return (isShort && told.length > 2 ? told.slice(1, 3) : told).join(" · ");
+    const figures = [plural(answer.nTokens, "token")];
+    if (speed) figures.push(`${speed.toFixed(1)} tok/s`);
+    if (speed && plain && nDrafted) figures.push(`${(speed / plain).toFixed(2)}× plain`);
+    if (nDrafted) figures.push(`${Math.round((100 * nDrafted) / answer.nTokens)}% drafted`);
+    return (isShort && figures.length > 2 ? figures.slice(1, 3) : figures).join(" · ");
   }
 
   /** Buttons, for the message's place among its versions. */

@@ -96,10 +96,10 @@ def test_pointing_at_a_round_shows_it_in_the_text_and_the_other_way_round(page):
     rounds = stored(page)[1][0]["answer"]["rounds"]
     number, (n_drafted, n_accepted, _) = next((i, each) for i, each in enumerate(rounds) if each[1])
     page.hover(f"[data-round='{number}']")
-    assert f"Round {number + 1}: {n_drafted} drafted, {n_accepted} accepted" in page.inner_text(".told")
+    assert f"Round {number + 1}: {n_drafted} drafted, {n_accepted} accepted" in page.inner_text(".summary")
     page.focus(".scroll")
     page.keyboard.press("ArrowRight")
-    assert f"Round {number + 2}:" in page.inner_text(".told")
+    assert f"Round {number + 2}:" in page.inner_text(".summary")
     page.keyboard.press("ArrowLeft")
     assert page.locator(".d.lit").count() == page.locator(f"[data-round='{number}']").count() > 0
 
