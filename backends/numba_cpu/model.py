@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from augury.backends.numba_cpu import profile
-from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.struct import dtype
+from augury.backends.numba_cpu.kernels.struct import dtype, index
+from augury.backends.numba_cpu.kernels.team import Segment, TeamState
 from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
@@ -29,6 +29,8 @@ from augury.passes import NamedPass, Pass
 from augury.profile import KernelTime, Limits
 from augury.types import Allocation, ModelInfo
 
+_N_TOKENS, _N_ROWS, _N_SEGMENTS = (index(TeamState, name) for name in ("n_tokens", "n_rows", "n_segments"))
+_COLUMNS = ("tokens", "positions", "slots", "cells", "rows")  # of a pass, see `TeamState`
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 
 
@@ -70,32 +72,25 @@ class NumbaCpuModel(Model):
         named = plan.output.tokens
         self._tokens = None if named is None else np.array(file.integers(named.weight, named.shape, self.info.n_vocab))
         self._make_room(_FIRST_ROWS)
-        # per token of a pass: id, position, slot, cell, parent in its run, wanted row
-        self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
-        self._runs = np.zeros((MAX_TOKENS, dtype(offsets.Segment).itemsize // 8), np.int64)
+        self._inputs = np.zeros((len(_COLUMNS) + 1, MAX_TOKENS), np.int64)  # and each token's parent in its run
+        self._runs = np.zeros((MAX_TOKENS, dtype(Segment).itemsize // 8), np.int64)
         n_aside = self.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         self.n_threads = n_threads
         self._team = Team(n_threads, cores)
         self._is_closed = False
-        fields = {
-            offsets.TOKENS: self._inputs[0].ctypes.data,
-            offsets.POSITIONS: self._inputs[1].ctypes.data,
-            offsets.SLOTS: self._inputs[2].ctypes.data,
-            offsets.CELLS: self._inputs[3].ctypes.data,
-            offsets.ROWS: self._inputs[5].ctypes.data,
-            offsets.SEGMENTS: self._runs.ctypes.data,
-            offsets.SCRATCH: self._arena.zeros(n_threads * lowering.scratch_bytes, "scratch"),
-            offsets.SCRATCH_BYTES: lowering.scratch_bytes,
-        }
+        state = self._team.state
+        for row, name in enumerate(_COLUMNS):
+            state[name] = self._inputs[row].ctypes.data
+        state["segments"] = self._runs.ctypes.data
+        state["scratch"] = self._arena.zeros(n_threads * lowering.scratch_bytes, "scratch")
+        state["scratch_bytes"] = lowering.scratch_bytes
         if self._sequences is not None:
-            fields[offsets.SEQUENCES] = self._sequences.records.ctypes.data
+            state["sequences"] = self._sequences.records.ctypes.data
             self._states = lowering.states()
-        for offset, value in fields.items():
-            self._team.state[offset // 8] = value
-        arrays = self._inputs, self._runs, self._team.state
+        arrays = self._inputs, self._runs, self._team.array
         self._input_view, self._run_view, self._state_view = (each.data.cast("B").cast("q") for each in arrays)
-        self._parents_address = self._inputs[4].ctypes.data
+        self._parents_address = self._inputs[-1].ctypes.data
         self._best = BestTokens()
 
     def forward(self, batch: Batch) -> Pass:
@@ -169,11 +164,11 @@ class NumbaCpuModel(Model):
             )
         state, works = self._team.state, self._program(batch, n)[0].works
         times = np.zeros(len(works) + 1, np.int64)
-        state[offsets.TIMES // 8] = times.ctypes.data
+        state["times"] = times.ctypes.data
         try:
             self.forward(batch)
         finally:
-            state[offsets.TIMES // 8] = 0
+            state["times"] = 0
         seconds = np.diff(times) / 1e9
         n_rows = len(batch.rows)
         return [work.time(taken, batch.positions, n_rows) for work, taken in zip(works, seconds.tolist(), strict=True)]
@@ -238,21 +233,18 @@ class NumbaCpuModel(Model):
         # a pass empties the caches, and NumPy's casts and comparisons then take 10 to 30 us each: so lists, and views of memory
         inputs, state, slots = self._input_view, self._state_view, columns[2].tolist()
         n, above = len(slots), None if parents is None else parents.tolist()
-        for row, column in enumerate(columns):
-            inputs[row * MAX_TOKENS : row * MAX_TOKENS + n] = array("q", column.tolist())
-        inputs[5 * MAX_TOKENS : 5 * MAX_TOKENS + len(rows)] = array("q", rows.tolist())
+        for row, column in enumerate((*columns, rows)):
+            inputs[row * MAX_TOKENS : row * MAX_TOKENS + len(column)] = array("q", column.tolist())
         runs: list[int] = []
         for first, size, slot, is_tree in runs_of(slots, above):
             runs += (first, size, slot, self._parents_address + 8 * first if is_tree else 0)
             if above is not None and is_tree:
                 own = array("q", [max(parent - first, -1) for parent in above[first : first + size]])
-                inputs[4 * MAX_TOKENS + first : 4 * MAX_TOKENS + first + size] = own
+                inputs[len(_COLUMNS) * MAX_TOKENS + first :][:size] = own
         self._run_view[: len(runs)] = array("q", runs)
         if self._sequences is not None:
             self._sequences.write(self._runs[: len(runs) // 4], start, columns[3])
-        state[offsets.N_TOKENS // 8] = n
-        state[offsets.N_ROWS // 8] = len(rows)
-        state[offsets.N_SEGMENTS // 8] = len(runs) // 4
+        state[_N_TOKENS], state[_N_ROWS], state[_N_SEGMENTS] = n, len(rows), len(runs) // 4
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
         self._team.run(program.records, program.address)
 
@@ -261,6 +253,5 @@ class NumbaCpuModel(Model):
         is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
         if (runs := sequences.begin(batch, is_drafted)) is not None:
             self._runs[: len(runs)] = runs
-            state = self._team.state
-            state[offsets.N_TOKENS // 8], state[offsets.N_SEGMENTS // 8] = 0, len(runs)
+            self._state_view[_N_TOKENS], self._state_view[_N_SEGMENTS] = 0, len(runs)
             self._team.run(self._states.records)

@@ -8,12 +8,12 @@ from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.logits import MultiplyLogits
-from augury.backends.numba_cpu.kernels.struct import dtype, view
+from augury.backends.numba_cpu.kernels.struct import index, view
 from augury.backends.numba_cpu.tape import Program
 from augury.batch import check_vocabulary
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
-_ENTRIES = dtype(MultiplyLogits).fields["entries"][1] // 8
+_ENTRIES = index(MultiplyLogits, "entries")
 
 
 @frozen(eq=False)

@@ -11,6 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import team as kernels
+from augury.backends.numba_cpu.kernels.struct import view
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
 _LINE = 64
@@ -30,26 +31,25 @@ class Team:
             n_threads: The caller of `run` included.
             cores: CPUs that the threads are kept on, one each; a caller of `run` stays on the first. Empty: they may move.
         """
-        size = (kernels.OWN + _LINE * n_threads) // 8
+        size = kernels.state_bytes(n_threads) // 8
         whole = np.zeros(size + _LINE // 8, np.int64)
         start = -whole.ctypes.data % _LINE // 8
-        self.state = whole[start : start + size]  # (size,) int64, aligned to a cache line; see kernels/team.py
-        self.address = self.state.ctypes.data
+        self.array = whole[start : start + size]  # (size,) int64, aligned to a cache line, which begins with the state
+        self.address = self.array.ctypes.data
         self.n_threads = n_threads
-        self.state[kernels.N_THREADS // 8] = n_threads
+        self.state = view(self.array, kernels.TeamState)
+        self.state["n_threads"] = n_threads
         files = [_wakeable() for _ in range(n_threads)]
         for index, (read, write) in enumerate(files):
-            own = (kernels.OWN + _LINE * index) // 8
-            self.state[own + kernels.READ // 8] = read
-            self.state[own + kernels.WRITE // 8] = write
-            self.state[own + kernels.CORE // 8] = -1
+            own = view(self.array[kernels.state_bytes(index) // 8 + 1 :], kernels.ThreadState)
+            own["read"], own["write"], own["core"] = read, write, -1
         threads: list[threading.Thread] = []
         self._cores = cores
         self._tape: np.ndarray | None = None  # that was run last
         self._leader: int | None = None  # the thread that was last kept on its core
-        self._finalizer = weakref.finalize(self, _stop, self.state, files, threads)
+        self._finalizer = weakref.finalize(self, _stop, self.array, files, threads)
         for index in range(1, n_threads):
-            thread = threading.Thread(target=_follow, args=(self.state, index, cores), name=f"augury-cpu-{index}", daemon=True)
+            thread = threading.Thread(target=_follow, args=(self.array, index, cores), name=f"augury-cpu-{index}", daemon=True)
             thread.start()  # which fails where there is no memory for its stack; those before it end with the team
             threads.append(thread)
 
@@ -61,8 +61,7 @@ class Team:
         if tape is not self._tape:
             self._tape = tape
             address = address or tape.ctypes.data
-            self.state[kernels.TAPE // 8] = address
-            self.state[kernels.TAPE_END // 8] = address + tape.nbytes
+            self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
         kernels.lead(self.address)  # from here to its end no signal is handled
 
     def close(self) -> None:

@@ -63,16 +63,16 @@ def test_attention(benchmark, kind, shape, n):
     tape = np.concatenate(records)
     threads = Team(N_THREADS)
     state = {
-        team.POSITIONS: positions.ctypes.data,
-        team.CELLS: positions.ctypes.data,
-        team.SEGMENTS: run.ctypes.data,
-        team.SCRATCH: scratch.ctypes.data,
-        team.SCRATCH_BYTES: scratch_bytes,
-        team.N_TOKENS: n,
-        team.N_SEGMENTS: 1,
+        "positions": positions.ctypes.data,
+        "cells": positions.ctypes.data,
+        "segments": run.ctypes.data,
+        "scratch": scratch.ctypes.data,
+        "scratch_bytes": scratch_bytes,
+        "n_tokens": n,
+        "n_segments": 1,
     }
-    for offset, value in state.items():
-        threads.state[offset // 8] = value
+    for field, value in state.items():
+        threads.state[field] = value
 
     benchmark.pedantic(threads.run, (tape,), rounds=9, warmup_rounds=2)
     threads.close()

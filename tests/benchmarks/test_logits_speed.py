@@ -61,12 +61,12 @@ def test_the_best_tokens_are_found_after_a_product(benchmark, output, n):
     }
     threads, every = Team(THREADS), np.arange(n, dtype=np.int32)
     for field, value in {
-        team.N_TOKENS: n,
-        team.N_ROWS: n,
-        team.SCRATCH: scratch.ctypes.data,
-        team.SCRATCH_BYTES: matmul.SCRATCH_BYTES,
+        "n_tokens": n,
+        "n_rows": n,
+        "scratch": scratch.ctypes.data,
+        "scratch_bytes": matmul.SCRATCH_BYTES,
     }.items():
-        threads.state[field // 8] = value
+        threads.state[field] = value
     passed = KernelPass(rows[:, :N_VOCAB], width)
     asked = {
         "reading": lambda: rows.max(axis=1),

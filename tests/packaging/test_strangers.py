@@ -55,8 +55,8 @@ EMITTER = """
 from typing import Any
 
 import numpy as np
-from augury.backends.numba_cpu.kernels.extension import N_TOKENS, Record, StridedRows, get_f32, get_i64, kernel, nested
-from augury.backends.numba_cpu.kernels.extension import put_f32, row_of, struct
+from augury.backends.numba_cpu.kernels.extension import Record, StridedRows, get_f32, kernel, nested, put_f32
+from augury.backends.numba_cpu.kernels.extension import row_of, struct
 from augury.backends.numba_cpu.operations import OperationEmitter, Work
 
 
@@ -70,7 +70,7 @@ class Soften(Record):
 
 @kernel(record=Soften)
 def soften(record, state, thread, n_threads):
-    n = get_i64(state + N_TOKENS) * record.size
+    n = state.n_tokens * record.size
     for item in range(n * thread // n_threads, n * (thread + 1) // n_threads):
         t, i = item // record.size, item % record.size
         x = np.float64(get_f32(row_of(record.x, t) + 4 * i))

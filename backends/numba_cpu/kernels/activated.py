@@ -11,10 +11,10 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import activation as functions
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, put_f32, splat_f32, sub, zero_f32
+from augury.backends.numba_cpu.kernels.simd import div, maximum, minimum, mul, put_f32, splat_f32, sub, zero_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_panels, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows
 
 _PLAIN = ("silu", "gelu", "gelu_half", "relu", "relu_squared", "sigmoid", "softplus")
 _FUNCTIONS = {name: (getattr(functions, name), functions.as_it_is) for name in _PLAIN} | {
@@ -124,7 +124,7 @@ def activate_kernel(**of: Any) -> Any:
         x, ldx, up, ldu = record.x.address, record.x.width, record.up.address, record.up.width
         out, ldo, size, divisors = record.out.address, record.out.width, record.size, record.activation.divisors
         limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
-        first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+        first, end = share(state.n_tokens, thread, n_threads, 0)
         for t in range(first, end):
             for index in range(0, size, 16):
                 left, other, divisor = size - index, 0, 0
@@ -166,7 +166,7 @@ def multiply_activated_kernel(**of: Any) -> Any:
             invoke(quantize, (gate, out + first * n * n_bytes, n, ldy, 0, (stop - first) * n))
 
     def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
-        entries, n_panels, n, up = record.entries, record.n_panels, get_i64(state + N_TOKENS), 0
+        entries, n_panels, n, up = record.entries, record.n_panels, state.n_tokens, 0
         while True:
             start, end = claim(state, n_panels, n_threads)
             if start == end:

@@ -34,17 +34,10 @@ from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, PO
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import store_part
-from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64, mul, put_i64
+from augury.backends.numba_cpu.kernels.simd import atomic_add, mul, put_i64
 from augury.backends.numba_cpu.kernels.softmax import begin, merge
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import (
-    CLAIMED,
-    N_SEGMENTS,
-    N_TOKENS,
-    POSITIONS as TOKEN_POSITIONS,
-    SEGMENTS,
-    segments_at,
-)
+from augury.backends.numba_cpu.kernels.team import CLAIMED
 
 f32 = np.float32
 _ITEMS = 4  # per thread, so that they end together
@@ -96,8 +89,8 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
     def runs_of(layer, state):
         """The runs of tokens, how many, and the positions of the tokens."""
         if is_sparse:
-            return layer.lists.runs, get_i64(state + N_TOKENS), layer.lists.ends
-        return segments_at(get_i64(state + SEGMENTS)), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
+            return layer.lists.runs, state.n_tokens, layer.lists.ends
+        return state.segments, state.n_segments, state.positions
 
     @helper
     def list_of(layer, token, group):
@@ -182,7 +175,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         n_groups = layer.n_kv_heads
         share = layer.n_heads // n_groups
         bytes_of_part = attention_layer.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
-        n_rows_all = get_i64(state + N_TOKENS) * layer.n_heads
+        n_rows_all = state.n_tokens * layer.n_heads
         step, run, is_cut = attention_layer.BLOCK_ROWS, 1, False
         if n_rows_all <= attention_layer.MANY_ROWS * n_threads:
             n_parts, n_all = count_parts(layer, state)

@@ -12,9 +12,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record
+from augury.backends.numba_cpu.kernels.team import Record
 
 
 @struct
@@ -88,7 +87,7 @@ def by_row_kernel(function: Any, kinds: tuple[type, ...], name: str) -> Any:
     row, operands = numba.njit(nogil=True, error_model="numpy")(function), _operands(kinds)
 
     def by_row(record: Any, state: int, thread: int, n_threads: int) -> None:
-        n = get_i64(state + N_TOKENS)
+        n = state.n_tokens
         for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
             row(*operands(record.operands, t))
 

@@ -123,9 +123,9 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
     def score(record, state, thread, n_threads):
         table, scratch = record.choice, scratch_of(state, thread)
         item, first = atomic_add(state + team.CLAIMED, 1), 0
-        for segment in range(get_i64(state + team.N_SEGMENTS)):
-            place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
-            positions = get_i64(state + team.POSITIONS) + 8 * place.first
+        for segment in range(state.n_segments):
+            place = state.segments[segment]
+            positions = state.positions + 8 * place.first
             keys = cached_row(table.keys, place.slot, 0)
             for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
@@ -144,9 +144,9 @@ def score_blocks(record, state, thread, n_threads):
     """Score the whole blocks that each token sees by the float32 keys of their last positions, where not all are chosen."""
     table, item = record.choice, 0
     n_heads, width, size, shares = table.n_heads, table.width, table.size, table.weights.address
-    for segment in range(get_i64(state + team.N_SEGMENTS)):
-        place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
-        positions = get_i64(state + team.POSITIONS) + 8 * place.first
+    for segment in range(state.n_segments):
+        place = state.segments[segment]
+        positions = state.positions + 8 * place.first
         for node in range(place.n):
             t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
             if n_blocks <= table.n_chosen:
@@ -251,11 +251,11 @@ def _list(table, scratch, scores, place, positions, node, cells):
 @kernel(record=Choose)
 def choose(record, state, thread, n_threads):
     """List the cells that each token attends to."""
-    table, scratch, n_all = record.choice, scratch_of(state, thread), get_i64(state + team.N_TOKENS)
+    table, scratch, n_all = record.choice, scratch_of(state, thread), state.n_tokens
     n_lists = table.lists.n_lists
-    for segment in range(get_i64(state + team.N_SEGMENTS)):
-        place = team.segments_at(get_i64(state + team.SEGMENTS))[segment]
-        positions = get_i64(state + team.POSITIONS) + 8 * place.first
+    for segment in range(state.n_segments):
+        place = state.segments[segment]
+        positions = state.positions + 8 * place.first
         for node in range(place.n):
             t, n = place.first + node, 0
             if t * n_threads // n_all != thread:

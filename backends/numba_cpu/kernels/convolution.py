@@ -13,21 +13,10 @@ from augury.backends.numba_cpu.kernels.activation import silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, load_f32, splat_f32, store_f32, zero_f32
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, load_f32, splat_f32, store_f32, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import (
-    N_SEGMENTS,
-    SEGMENTS,
-    SEQUENCES,
-    Record,
-    StateMemory,
-    StridedRows,
-    place_aside,
-    row_of,
-    segments_at,
-    sequences_at,
-)
+from augury.backends.numba_cpu.kernels.team import Record, StateMemory, StridedRows, place_aside, row_of
 
 _AHEAD = 1024  # bytes
 
@@ -116,9 +105,9 @@ def convolve(record, state, thread, n_threads):
     x, ldx, y, ldy = layer.x.address, 4 * layer.x.width, layer.y.address, 4 * layer.y.width
     gate_in, gate_out, bias = layer.gate_in, layer.gate_out, layer.bias
     n_aside, before, rows = layer.n_aside, size - 1, scratch_of(state, thread)
-    for run in range(simd.get_i64(state + N_SEGMENTS)):
-        segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
-        sequence = sequences_at(simd.get_i64(state + SEQUENCES))[run]
+    for run in range(state.n_segments):
+        segment = state.segments[run]
+        sequence = state.sequences[run]
         first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
         n_certain, save = sequence.n_certain, sequence.save
         own, saved = layer.state.values + slot * before * stride, layer.state.saved + slot * before * stride
@@ -195,8 +184,8 @@ class ConvolveBlock(Record):
 def convolve_block(record, state, thread, n_threads):
     """Out[j] = the sum over taps t of (base[t] + weights[j, t]) * x[j - t], from the first token of a run on."""
     size, group, n_taps = record.size, record.group, record.n_taps
-    runs, n_groups = segments_at(get_i64(state + SEGMENTS)), size // group
-    for segment in range(get_i64(state + N_SEGMENTS)):
+    runs, n_groups = state.segments, size // group
+    for segment in range(state.n_segments):
         run = runs[segment]
         for j in range(run.n * thread // n_threads, run.n * (thread + 1) // n_threads):
             i = run.first + j

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, own, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own, row_of
 from augury.backends.numba_cpu.kernels.tile import unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
 
@@ -61,19 +61,19 @@ class LookUp(Record):
     x: Any = nested(StridedRows)  # (n, E) float32
     is_private: bool
     scale: float
-    ids_at: int  # offset into the state, of the ids' address
+    is_by_position: bool  # rows are looked up by positions instead of ids
 
 
 @kernel(record=LookUp)
 def look_up(record: Any, state: int, thread: int, n_threads: int) -> None:
     """x[t] = scale * W[id t]."""
     size, x = record.x.width, own(record.x, thread)
-    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     scale = simd.splat_f32(np.float32(record.scale))
+    ids = state.positions if record.is_by_position else state.tokens
     for t in range(first, end):
         row = x + 4 * t * size
-        row_id = simd.get_i64(simd.get_i64(state + record.ids_at) + 8 * t)
-        invoke(record.embed, (record.weights, row_id, size, row, scratch_of(state, thread)))
+        invoke(record.embed, (record.weights, simd.get_i64(ids + 8 * t), size, row, scratch_of(state, thread)))
         scale_row(row, size, scale)
 
 
@@ -85,6 +85,6 @@ class ReadTokens(Record):
 @kernel(record=ReadTokens)
 def read_tokens(record: Any, state: int, thread: int, n_threads: int) -> None:
     """out[t] = id t."""
-    first, end = share(simd.get_i64(state + N_TOKENS), thread, n_threads, 0)
+    first, end = share(state.n_tokens, thread, n_threads, 0)
     for t in range(first, end):
-        simd.put_f32(row_of(record.out, t), np.float32(simd.get_i64(simd.get_i64(state + TOKENS) + 8 * t)))
+        simd.put_f32(row_of(record.out, t), np.float32(simd.get_i64(state.tokens + 8 * t)))

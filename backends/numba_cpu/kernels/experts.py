@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, own
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own
 
 f32 = np.float32
 _COLUMNS = 256  # that a thread sums at once
@@ -236,7 +236,7 @@ def combine(record, state, thread, n_threads):
     k, here = routes.n_used, thread * routes.stride
     places, weights = routes.places + here, routes.weights + here
     n_parts = (size + _COLUMNS - 1) // _COLUMNS
-    first, end = share(get_i64(state + N_TOKENS) * n_parts, thread, n_threads, 0)
+    first, end = share(state.n_tokens * n_parts, thread, n_threads, 0)
     for item in range(first, end):
         t, start = item // n_parts, item % n_parts * _COLUMNS
         factor = splat_f32(f32(1))

@@ -33,19 +33,7 @@ from augury.backends.numba_cpu.kernels.simd import (
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.struct import dtype, nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import (
-    CELLS,
-    N_SEGMENTS,
-    N_TOKENS,
-    POSITIONS,
-    SEGMENTS,
-    SLOTS,
-    Record,
-    StridedRows,
-    own,
-    row_of,
-    segments_at,
-)
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own, row_of
 from augury.lowering import source_key
 
 

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.simd import fma, fnma, get_f32, get_i64, maximum, minimum, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import scale_row, scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, row_of
 
 
 @helper
@@ -103,7 +103,7 @@ class PrepareHeads(Record):
 def prepare_heads(record, state, thread, n_threads):
     """Prepare heads, and keep them."""
     n_all = record.n_heads
-    n_items = get_i64(state + N_TOKENS) * n_all
+    n_items = state.n_tokens * n_all
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t, i = item // n_all, 0
         head = item - t * n_all
@@ -111,10 +111,10 @@ def prepare_heads(record, state, thread, n_threads):
             head -= record.parts[i].n_heads
             i += 1
         part = record.parts[i]
-        x, position = row_of(part.x, t) + 4 * head * part.size, get_i64(get_i64(state + POSITIONS) + 8 * t)
+        x, position = row_of(part.x, t) + 4 * head * part.size, get_i64(state.positions + 8 * t)
         if part.steps != 0:
             invoke(record.prepare_head, (x, part.steps, head, position, part.size))
         if part.put != 0:
-            run = get_i64(get_i64(state + SLOTS) + 8 * t) * part.n_heads + head
-            row = run * part.n_rows + part.first + get_i64(get_i64(state + CELLS) + 8 * t)
+            run = get_i64(state.slots + 8 * t) * part.n_heads + head
+            row = run * part.n_rows + part.first + get_i64(state.cells + 8 * t)
             invoke(part.put, (x, part.kept, row, part.size, scratch_of(state, thread)))

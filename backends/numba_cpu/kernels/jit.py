@@ -52,7 +52,7 @@ def kernel(function: Callable[..., None] | None = None, name: str | None = None,
     Args:
         function: The function to compile; without it, the result is a decorator.
         name: Its name, if not the function's own, which others of its factory have.
-        structs: By the name of an argument, which struct it is the address of.
+        structs: By the name of an argument, which struct it is the address of; a `record` names those that are given beside it.
 
     The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero gives
     numpy's result), and is kept in the user's cache folder under its module and name, which must be unique.
@@ -62,7 +62,7 @@ def kernel(function: Callable[..., None] | None = None, name: str | None = None,
     if name is not None:
         function.__name__ = function.__qualname__ = name
     dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
-    dispatcher.structs = structs
+    dispatcher.structs = getattr(structs.get("record"), "beside", {}) | structs
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
     dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
     return dispatcher

@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, copy_row, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS, Record, StridedRows, own, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own, row_of
 
 
 @struct
@@ -93,7 +93,7 @@ class GatherParts(Record):
 def quantize_heads(record, state, thread, n_threads):
     """A part of every head → operands of the matrix kernels, head by head."""
     table, quantize, ldx, head_dim = record.heads, record.quantize, record.x.width, record.head_dim
-    n, n_cols, scratch = get_i64(state + N_TOKENS), table.n_cols, scratch_of(state, thread)
+    n, n_cols, scratch = state.n_tokens, table.n_cols, scratch_of(state, thread)
     operands = own(table.operands, thread)
     first, end = share(table.n_heads, thread, n_threads, record.is_private)
     for head in range(first, end):
@@ -106,7 +106,7 @@ def quantize_heads(record, state, thread, n_threads):
 @kernel(record=MultiplyHeads)
 def multiply_heads(record, state, thread, n_threads):
     """The products of every head's operands with its matrix."""
-    table, n = record.heads, get_i64(state + N_TOKENS)
+    table, n = record.heads, state.n_tokens
     n_panels, ldy = table.n_panels, table.ldy
     operands = own(table.operands, thread)
     while True:
@@ -129,7 +129,7 @@ def multiply_heads(record, state, thread, n_threads):
 def gather_parts(record, state, thread, n_threads):
     """Put the parts of every row side by side."""
     n_parts, size = record.n_parts, record.size
-    n_items = get_i64(state + N_TOKENS) * n_parts
+    n_items = state.n_tokens * n_parts
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t, part = item // n_parts, item % n_parts
         copy_row(row_of(record.x, t) + 4 * part * record.part, record.y + 4 * item * size, size)
@@ -148,13 +148,13 @@ def prepare_kernel(kind: str) -> Any:
 
     def prepare(record, state, thread, n_threads):
         layer = record.layer
-        n, n_heads, d, prepare_head = get_i64(state + N_TOKENS), layer.n_heads, layer.size, layer.prepare_head
+        n, n_heads, d, prepare_head = state.n_tokens, layer.n_heads, layer.size, layer.prepare_head
         latent, padded, turned = layer.n_latent, layer.padded, layer.n_turned
         row = scratch_of(state, thread)
         n_items = n * (n_heads + 1)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t, head = item // (n_heads + 1), item % (n_heads + 1)
-            position = get_i64(get_i64(state + POSITIONS) + 8 * t)
+            position = get_i64(state.positions + 8 * t)
             if head < n_heads:
                 x = layer.queries.address + 4 * (t * layer.queries.width + head * layer.head_dim)
                 to = layer.out.address + 4 * (t * layer.out.width + head * d + padded)
@@ -170,7 +170,7 @@ def prepare_kernel(kind: str) -> Any:
             if steps != 0:
                 invoke(prepare_head, (to, steps, 0, position, turned))
             if head == n_heads:
-                cell = get_i64(get_i64(state + SLOTS) + 8 * t) * layer.n_rows + get_i64(get_i64(state + CELLS) + 8 * t)
+                cell = get_i64(state.slots + 8 * t) * layer.n_rows + get_i64(state.cells + 8 * t)
                 put(row, layer.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)
 
     return kernel(prepare, f"prepare_latent_{kind}", record=PrepareLatents)

@@ -21,7 +21,7 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, put_f64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_run
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_ROWS, Record
+from augury.backends.numba_cpu.kernels.team import Record
 
 BLOCK = 256  # tokens: whole panels, as many as the kernels of tiles multiply in turns
 MAX_BEST = 128  # tokens that `best` may look for: it keeps them sorted, inserting one by one
@@ -232,7 +232,7 @@ def multiply_logits(record, state, thread, n_threads):
     """Logits = W x (+ bias), capped, in blocks; the largest of each whole block goes to the end of its row."""
     entries, n_panels, maxima, cap = record.entries, record.n_panels, 4 * record.width, record.cap_logits
     logits, stride = entries.y + 4 * PANEL_ROWS * entries.first, entries.ldy
-    n = simd.get_i64(state + N_ROWS)
+    n = state.n_rows
     if n == 0:
         return
     index = start = 0

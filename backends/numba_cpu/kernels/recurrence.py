@@ -24,17 +24,7 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import (
-    N_SEGMENTS,
-    SEGMENTS,
-    SEQUENCES,
-    Record,
-    StateMemory,
-    StridedRows,
-    place_aside,
-    segments_at,
-    sequences_at,
-)
+from augury.backends.numba_cpu.kernels.team import Record, StateMemory, StridedRows, place_aside
 
 LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: values divided by it stay far from overflowing
 
@@ -248,9 +238,9 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         stride, step_at, beta_at = layer.aside_stride, layer.step_at, layer.beta_at
         read, n_aside = scratch_of(state, thread), layer.n_aside
         seen, scratch = read + _ROW, read + 2 * _ROW
-        for run in range(simd.get_i64(state + N_SEGMENTS)):
-            segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
-            sequence = sequences_at(simd.get_i64(state + SEQUENCES))[run]
+        for run in range(state.n_segments):
+            segment = state.segments[run]
+            sequence = state.sequences[run]
             first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
             taken, n_certain, save = sequence.taken, sequence.n_certain, sequence.save
             n_accepted, n_before = sequence.n_accepted, sequence.n_before
@@ -352,9 +342,9 @@ def keep(record, state, thread, n_threads):
     layer = record.layer
     n_keys, n_steps = layer.heads.n_key_heads * layer.heads.key_dim, layer.n_steps
     stride, n_aside = layer.aside_stride, layer.n_aside
-    for run in range(simd.get_i64(state + N_SEGMENTS)):
-        segment = segments_at(simd.get_i64(state + SEGMENTS))[run]
-        n_certain = sequences_at(simd.get_i64(state + SEQUENCES))[run].n_certain
+    for run in range(state.n_segments):
+        segment = state.segments[run]
+        n_certain = state.sequences[run].n_certain
         first, n, slot = segment.first, segment.n, segment.slot
         n_drafted = n - n_certain
         for item in range(n_drafted * thread // n_threads, n_drafted * (thread + 1) // n_threads):

@@ -11,10 +11,10 @@ from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, s
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_f32, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import copy_row, scale_row
 from augury.backends.numba_cpu.kernels.struct import nested, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, Record, StridedRows, own_row, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own_row, row_of
 
 f32 = np.float32
 SILU, SIGMOID, SOFTPLUS = range(3)
@@ -46,7 +46,7 @@ def decay(record, state, thread, n_threads):
     """
     size, floor = record.size, record.floor
     n_blocks = (size + 15) // 16
-    n_items = get_i64(state + N_TOKENS) * n_blocks
+    n_items = state.n_tokens * n_blocks
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         i = item // n_blocks
         block = item - i * n_blocks
@@ -84,7 +84,7 @@ class PlaceRows(Record):
 @kernel(record=PlaceRows)
 def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
-    size, norm, n = record.size, record.norm, get_i64(state + N_TOKENS)
+    size, norm, n = record.size, record.norm, state.n_tokens
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
         x, y = own_row(record.x, thread, t), row_of(record.to, t)
         if norm != 0:
@@ -109,7 +109,7 @@ class UnitHeads(Record):
 def unit_heads(record, state, thread, n_threads):
     """Divide the heads of all rows by their lengths, and multiply the first of them by a scale."""
     n_heads, n_scaled, size = record.n_heads, record.n_scaled, record.size
-    n_items = get_i64(state + N_TOKENS) * n_heads
+    n_items = state.n_tokens * n_heads
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t = item // n_heads
         head = item - t * n_heads
@@ -151,7 +151,7 @@ def gate(record, state, thread, n_threads):
     """Y += skip * values; y = norm(y) times the gates, or the other way round, by groups."""
     size, group = record.size, record.group
     n_groups = (size + group - 1) // group
-    n_items = get_i64(state + N_TOKENS) * n_groups
+    n_items = state.n_tokens * n_groups
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         i = item // n_groups
         number = item - i * n_groups

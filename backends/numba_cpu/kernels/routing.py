@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, put_i64, splat_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS, Record, StridedRows, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, row_of
 
 f32 = np.float32
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
@@ -145,7 +145,7 @@ def route(record, state, thread, n_threads):
     probabilities = scratch_of(state, thread)
     scores = probabilities + 4 * n
     scale, given = f32(routes.scale), routes.token_experts
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, private)
+    first, end = share(state.n_tokens, thread, n_threads, private)
     for t in range(first, end):
         row = row_of(routes.logits, t)
         _gate(row, probabilities, n, gating)
@@ -165,7 +165,7 @@ def route(record, state, thread, n_threads):
         top = total = f32(0)
         for j in range(k):
             if given != 0:
-                choice = np.int64(simd.get_i32(given + 4 * (get_i64(get_i64(state + TOKENS) + 8 * t) * k + j)))
+                choice = np.int64(simd.get_i32(given + 4 * (get_i64(state.tokens + 8 * t) * k + j)))
             else:
                 best = _top(scores, scores + 4 * n)
                 simd.put_f32(best, _TAKEN)
@@ -198,7 +198,7 @@ def group(record, state, thread, n_threads):
     routes = record.routes
     if thread != 0 and record.is_private == 0:
         return
-    n, k, n_experts = get_i64(state + N_TOKENS), routes.n_used, routes.n_experts
+    n, k, n_experts = state.n_tokens, routes.n_used, routes.n_experts
     own = thread * routes.stride
     chosen, places = routes.chosen + own, routes.places + own
     sources, groups = routes.sources + own, routes.groups + own

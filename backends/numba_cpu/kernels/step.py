@@ -18,18 +18,7 @@ from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_p
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import (
-    CLAIMED,
-    N_ROWS,
-    N_TOKENS,
-    ROWS,
-    SCRATCH,
-    SCRATCH_BYTES,
-    Record,
-    StridedRows,
-    own,
-    own_row,
-)
+from augury.backends.numba_cpu.kernels.team import CLAIMED, Record, StridedRows, own, own_row
 
 PANEL_ROWS = 32
 _SHARES = 4  # of a matrix that each thread takes one after the other, so that a slower one takes fewer
@@ -38,7 +27,7 @@ _SHARES = 4  # of a matrix that each thread takes one after the other, so that a
 @helper
 def scratch_of(state, thread):
     """Scratch memory of a thread."""
-    return get_i64(state + SCRATCH) + thread * get_i64(state + SCRATCH_BYTES)
+    return state.scratch + thread * state.scratch_bytes
 
 
 @helper
@@ -69,15 +58,15 @@ def scale_row(x, size, factor):
 def count_rows(state, is_output):
     """How many rows are treated: those whose logits are wanted, or one for each token."""
     if is_output != 0:
-        return get_i64(state + N_ROWS)
-    return get_i64(state + N_TOKENS)
+        return state.n_rows
+    return state.n_tokens
 
 
 @helper
 def token_of(state, i, is_output):
     """The token whose row is treated as the i-th."""
     if is_output != 0:
-        return get_i64(get_i64(state + ROWS) + 8 * i)
+        return get_i64(state.rows + 8 * i)
     return i
 
 
@@ -153,7 +142,7 @@ class AddRows(Record):
 def add_rows(record, state, thread, n_threads):
     """To[t] = scale * (x[t] + factor * y[t])."""
     size, scale, factor = record.size, splat_f32(np.float32(record.scale)), splat_f32(np.float32(record.factor))
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         x, y, to = own_row(record.x, thread, t), own_row(record.y, thread, t), own_row(record.to, thread, t)
         for index in range(0, size, 16):
@@ -174,7 +163,7 @@ def scale_rows(record, state, thread, n_threads):
     """X[t] *= factor."""
     x, size = own(record.x, thread), record.x.width
     factor = splat_f32(np.float32(record.factor))
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         scale_row(x + 4 * t * size, size, factor)
 
@@ -278,7 +267,7 @@ class Multiply(Record):
 def multiply(record, state, thread, n_threads):
     """Y = W x (+ bias) for matrices that do not depend on each other."""
     entries, n_panels = record.entries, record.n_panels
-    n = get_i64(state + N_TOKENS)
+    n = state.n_tokens
     while True:
         first, end = claim(state, n_panels, n_threads)
         if first == end:

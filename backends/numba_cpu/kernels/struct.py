@@ -49,6 +49,11 @@ def dtype(kind: type) -> Any:
     return np.dtype([(each.name, _number_of(each)) for each in attrs.fields(kind)])
 
 
+def index(kind: type, field: str) -> int:
+    """Which int64 of a struct a field is."""
+    return int(dtype(kind).fields[field][1]) // 8
+
+
 def values(written: Any, kind: type | None = None) -> tuple[Any, ...]:
     """The fields of a struct, as an array of its dtype takes them."""
     fields = [(getattr(written, each.name), each.metadata.get("nested")) for each in attrs.fields(kind or type(written))]

@@ -3,7 +3,8 @@
 A tape is an array of int64: records, each a struct that begins as `Record` does and goes on with the kernel's operands.
 Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
 
-`state` is an array of int64 that the threads share; words that several threads write are on cache lines of their own.
+`state` is a `TeamState`, which the threads share. After it come words that several threads write, each on a cache line of its
+own, then a line for each thread, see `ThreadState`.
 
 A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
 core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. Where a
@@ -13,23 +14,14 @@ A thread sleeps by reading from a file to which the thread writes that ends the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import machine
 from augury.backends.numba_cpu.kernels.jit import address, helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
-from augury.backends.numba_cpu.kernels.struct import dtype, pointer_maker, struct, table
-
-# Offsets into the state, in bytes.
-ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
-TAPE, TAPE_END, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS, SEQUENCES = (320 + 8 * field for field in range(8))
-TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 + 8 * field for field in range(8))
-# One line per thread: whether it sleeps; the files that it reads and others write to wake it; its core; in how many waits it is
-# not to yield.
-OWN = 448
-READ, WRITE, CORE, WARY = 8, 16, 24, 32
+from augury.backends.numba_cpu.kernels.struct import dtype, pointer_maker, pointer_to, struct, table
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
@@ -40,15 +32,6 @@ LINGER_NS = 2_000_000  # longer than a round's Python takes
 
 
 @struct
-class Record:
-    """The beginning of every record."""
-
-    kernel: int  # address
-    waits: bool  # whether a barrier follows
-    n_bytes: int  # of the record
-
-
-@struct
 class Segment:
     """A run of one slot's tokens."""
 
@@ -56,6 +39,72 @@ class Segment:
     n: int
     slot: int
     parents: int  # (n,) int64, address: of each token its parent within the run; 0 if they are a chain
+
+
+@struct
+class SequenceUpdate:
+    """The updates of a sequence's states in a pass, beside each run of its tokens.
+
+    In order: the saved state is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then
+    the certain ones. On top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then
+    those of the run.
+    """
+
+    n_certain: int  # tokens of the run
+    is_start: bool
+    is_restored: bool
+    save: int  # the state is saved after so many certain tokens; -1: it is not
+    taken: int  # (n_accepted + n_before,) int64, places aside, address
+    n_accepted: int  # tokens of the slot's last pass
+    n_before: int  # drafted tokens of this batch
+
+
+@struct
+class TeamState:
+    """The tape, and the pass that it computes."""
+
+    n_threads: int
+    tape: int  # address
+    tape_end: int
+    times: int  # (records + 1,) int64, when each begins and the last one ends, in nanoseconds, address; 0: nobody asks
+    scratch: int  # of the threads, address
+    scratch_bytes: int  # of each
+    n_tokens: int
+    n_rows: int  # that logits are wanted of
+    n_segments: int
+    segments: Any = pointer_to(Segment)
+    sequences: Any = pointer_to(SequenceUpdate)  # of each segment
+    tokens: int  # (n_tokens,) int64, ids, address; likewise the next three
+    positions: int
+    slots: int
+    cells: int
+    rows: int  # (n_rows,) int64, their tokens, address
+
+
+@struct
+class ThreadState:
+    """A thread, on a cache line, after the word that says whether it sleeps."""
+
+    read: int  # the file that it reads to sleep
+    write: int  # the file that others write to, to wake it
+    core: int  # where it was last seen; -1: unknown
+    wary: int  # in how many waits it is not to yield
+
+
+_LINE = 64
+# Offsets of the words that several threads write, in bytes, and of the threads' lines.
+ARRIVED, PHASE, GENERATION, CLAIMED, ENDED, _THREADS = (dtype(TeamState).itemsize + _LINE * line for line in range(6))
+thread_at = pointer_maker(ThreadState)
+
+
+@struct
+class Record:
+    """The beginning of every record, whose kernel is given the team's state, too."""
+
+    beside: ClassVar[dict[str, type]] = {"state": TeamState}
+    kernel: int  # address
+    waits: bool  # whether a barrier follows
+    n_bytes: int  # of the record
 
 
 @struct
@@ -75,7 +124,24 @@ def record_of(computes: Any, **fields: Any) -> np.ndarray:
 
 
 record_at = pointer_maker(Record)
-segments_at = pointer_maker(Segment)
+state_at = pointer_maker(TeamState)
+
+
+def state_bytes(n_threads: int) -> int:
+    """Bytes of a team's state, in whole cache lines."""
+    return _THREADS + _LINE * n_threads
+
+
+@helper
+def sleep_of(state, thread):
+    """The address of the word that says whether a thread sleeps."""
+    return state + _THREADS + _LINE * thread
+
+
+@helper
+def thread_of(state, thread):
+    """The state of a thread."""
+    return thread_at(sleep_of(state, thread) + 8)
 
 
 @helper
@@ -99,19 +165,18 @@ def own_row(rows, thread, t):
 @helper
 def show_core(state, thread):
     """Let the others see which core a thread is on."""
-    place = state + OWN + 64 * thread + CORE
-    core = machine.this_core()
-    if get_i64(place) != core:  # a cache line that nobody writes stays with all
-        put_i64(place, core)
+    own, core = thread_of(state, thread), machine.this_core()
+    if own.core != core:  # a cache line that nobody writes stays with all
+        own.core = core
 
 
 @helper
 def is_beside(state, thread):
     """Whether another thread was last seen on the core of this one: it cannot go on while this one spins."""
-    core = get_i64(state + OWN + 64 * thread + CORE)
+    core = thread_of(state, thread).core
     if core >= 0:
-        for other in range(get_i64(state + N_THREADS)):
-            if other != thread and get_i64(state + OWN + 64 * other + CORE) == core:
+        for other in range(state.n_threads):
+            if other != thread and thread_of(state, other).core == core:
                 return True
     return False
 
@@ -119,7 +184,7 @@ def is_beside(state, thread):
 @helper
 def wait(state, thread, address, value, linger_ns):
     """Wait until the value at `address` is not `value`: spin, until `linger_ns` let others run, then sleep."""
-    own = state + OWN + 64 * thread
+    own, sleeps = thread_of(state, thread), sleep_of(state, thread)
     spins, began, spin_ns = 0, 0, SPIN_NS
     while atomic_load(address) == value:
         spins += 1
@@ -131,33 +196,33 @@ def wait(state, thread, address, value, linger_ns):
             began = now
             if is_beside(state, thread):
                 spin_ns, linger_ns = 0, YIELD_NS
-            if get_i64(own + WARY) > 0:
-                put_i64(own + WARY, get_i64(own + WARY) - 1)
+            if own.wary > 0:
+                own.wary -= 1
                 linger_ns = 0
         if now - began < spin_ns:
             machine.pause()
         elif now - began < linger_ns:
             machine.give_way()
             if machine.nanoseconds() - now > SLICE_NS:
-                put_i64(own + WARY, WARY_WAITS)
+                own.wary = WARY_WAITS
                 linger_ns = 0
         else:
-            machine.exchange(own, 1)
+            machine.exchange(sleeps, 1)
             # Either the thread that changes the value sees that this one sleeps, or this thread sees the change. Where both do,
             # the flag tells which was first: once it is taken, a token is on its way.
-            if machine.ordered_load(address) == value or machine.exchange(own, 0) == 0:
-                while machine.take_token(get_i64(own + READ)) != 8:  # a signal came between
+            if machine.ordered_load(address) == value or machine.exchange(sleeps, 0) == 0:
+                while machine.take_token(own.read) != 8:  # a signal came between
                     pass
 
 
 @helper
-def change(state, n_threads, address, value):
+def change(state, address, value):
     """Store a value that others wait for, and wake sleeping threads."""
     machine.exchange(address, value)
-    for thread in range(n_threads):
-        own = state + OWN + 64 * thread
-        if machine.ordered_load(own) != 0 and machine.exchange(own, 0) != 0:
-            machine.give_token(get_i64(own + WRITE))
+    for thread in range(state.n_threads):
+        sleeps = sleep_of(state, thread)
+        if machine.ordered_load(sleeps) != 0 and machine.exchange(sleeps, 0) != 0:
+            machine.give_token(thread_of(state, thread).write)
 
 
 @helper
@@ -171,7 +236,7 @@ def barrier(state, thread, n_threads):
     if atomic_add(state + ARRIVED, 1) == n_threads - 1:
         put_i64(state + CLAIMED, 0)
         put_i64(state + ARRIVED, 0)
-        change(state, n_threads, state + PHASE, phase + 1)
+        change(state, state + PHASE, phase + 1)
     else:
         wait(state, thread, state + PHASE, phase, 0)
 
@@ -179,8 +244,8 @@ def barrier(state, thread, n_threads):
 @helper
 def run_tape(state, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
-    n_threads, place, end = get_i64(state + N_THREADS), get_i64(state + TAPE), get_i64(state + TAPE_END)
-    times = get_i64(state + TIMES)
+    n_threads, place, end = state.n_threads, state.tape, state.tape_end
+    times = state.times
     if times != 0 and thread == 0:
         put_i64(times, machine.nanoseconds())
     while place < end:
@@ -196,16 +261,17 @@ def run_tape(state, thread):
 
 
 @kernel
-def lead(state):
-    """Compute the tape together with the other threads."""
-    change(state, get_i64(state + N_THREADS), state + GENERATION, get_i64(state + GENERATION) + 1)
+def lead(team):
+    """Compute the tape together with the other threads of the team whose state is at this address."""
+    state = state_at(team)
+    change(state, state + GENERATION, get_i64(state + GENERATION) + 1)
     run_tape(state, 0)
 
 
 @kernel
-def follow(state, thread):
+def follow(team, thread):
     """Compute the passes of `lead`, until the team ends."""
-    seen = 0
+    state, seen = state_at(team), 0
     while True:
         wait(state, thread, state + GENERATION, seen, LINGER_NS)
         seen = atomic_load(state + GENERATION)
@@ -215,28 +281,11 @@ def follow(state, thread):
 
 
 @kernel
-def dismiss(state):
+def dismiss(team):
     """Let the other threads return."""
+    state = state_at(team)
     put_i64(state + ENDED, 1)
-    change(state, get_i64(state + N_THREADS), state + GENERATION, get_i64(state + GENERATION) + 1)
-
-
-@struct
-class SequenceUpdate:
-    """The updates of a sequence's states in a pass, beside each run of its tokens.
-
-    In order: the saved state is restored, or the state is emptied; accepted tokens of the slot's last pass are taken in, then
-    the certain ones. On top, but not into the state, come drafted tokens that an earlier part of the pass has kept aside, then
-    those of the run.
-    """
-
-    n_certain: int  # tokens of the run
-    is_start: bool
-    is_restored: bool
-    save: int  # the state is saved after so many certain tokens; -1: it is not
-    taken: int  # (n_accepted + n_before,) int64, places aside, address
-    n_accepted: int  # tokens of the slot's last pass
-    n_before: int  # drafted tokens of this batch
+    change(state, state + GENERATION, get_i64(state + GENERATION) + 1)
 
 
 @struct
@@ -249,10 +298,7 @@ class StateMemory:
     added: int  # their additions to the columns of a matrix
 
 
-sequences_at = pointer_maker(SequenceUpdate)
-
-
 @helper
 def place_aside(state, token, n_aside):
     """Where a drafted token of the pass is kept aside, of `n_aside` places of its slot."""
-    return get_i64(get_i64(state + CELLS) + 8 * token) % n_aside
+    return get_i64(state.cells + 8 * token) % n_aside

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.team import POSITIONS, TOKENS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
@@ -33,7 +32,7 @@ class LookUpEmitter(OperationEmitter[LookUp]):
             x=to,
             is_private=bool(to.apart),
             scale=operation.scale,
-            ids_at=POSITIONS if operation.is_by_position else TOKENS,
+            is_by_position=operation.is_by_position,
         )
 
 

@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.extension import (
-    N_SEGMENTS,
-    N_TOKENS,
-    POSITIONS,
-    SEGMENTS,
     CachedRows,
     Record,
     StridedRows,
@@ -31,7 +27,6 @@ from augury.backends.numba_cpu.kernels.extension import (
     pointer_to,
     row_of,
     scratch_of,
-    segments_at,
     sigmoid,
     splat_f32,
     store_part,
@@ -77,9 +72,9 @@ def _row_of(record, place, positions, node, head):
 def look_up(record, state, thread, n_threads):
     """Look up the rows of all heads of each token."""
     n_heads, item = record.n_heads, 0
-    for segment in range(get_i64(state + N_SEGMENTS)):
-        place = segments_at(get_i64(state + SEGMENTS))[segment]
-        positions = get_i64(state + POSITIONS) + 8 * place.first
+    for segment in range(state.n_segments):
+        place = state.segments[segment]
+        positions = state.positions + 8 * place.first
         for node in range(place.n):
             for head in range(n_heads):
                 item += 1
@@ -115,7 +110,7 @@ class GateStreams(Record):
 def gate_streams(record, state, thread, n_threads):
     """Write the addition to each stream, gate * value, and its norm."""
     n, size, norms, key = record.n_streams, record.size, record.norms, scratch_of(state, thread)
-    query, n_items = key + 4 * size, get_i64(state + N_TOKENS) * n
+    query, n_items = key + 4 * size, state.n_tokens * n
     for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
         t, stream, at = item // n, item % n, 4 * (item % n) * size
         normalise(row_of(record.keys, t) + at, norms.key, key, size, stream, 0)

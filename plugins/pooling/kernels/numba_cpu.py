@@ -11,12 +11,6 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.extension import (
-    CELLS,
-    N_SEGMENTS,
-    N_TOKENS,
-    POSITIONS,
-    SEGMENTS,
-    SLOTS,
     CachedRows,
     Record,
     StridedRows,
@@ -36,7 +30,6 @@ from augury.backends.numba_cpu.kernels.extension import (
     put_i64,
     row_of,
     scratch_of,
-    segments_at,
     share,
     splat_f32,
     store_f32,
@@ -63,10 +56,10 @@ class KeepToPool(Record):
 def keep_to_pool(record, state, thread, n_threads):
     """Keep values, and weights to which the row of a place is added."""
     n, places = record.n_values, record.places
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+    first, end = share(state.n_tokens, thread, n_threads, 0)
     for t in range(first, end):
-        position, cell = get_i64(get_i64(state + POSITIONS) + 8 * t), get_i64(get_i64(state + CELLS) + 8 * t)
-        to, x = cached_row(record.kept, get_i64(get_i64(state + SLOTS) + 8 * t), cell), row_of(record.values, t)
+        position, cell = get_i64(state.positions + 8 * t), get_i64(state.cells + 8 * t)
+        to, x = cached_row(record.kept, get_i64(state.slots + 8 * t), cell), row_of(record.values, t)
         for i in range(0, n, 16):
             store_part(to + 4 * i, load_part(x + 4 * i, n - i), n - i)
         if record.weights.address == 0:
@@ -120,9 +113,9 @@ def _pool(record, rows, n, n_before, out):
 def pool(record, state, thread, n_threads):
     """Pool the blocks that tokens of the pass end."""
     rows, size, t = scratch_of(state, thread), record.size, 0
-    for segment in range(get_i64(state + N_SEGMENTS)):
-        place = segments_at(get_i64(state + SEGMENTS))[segment]
-        positions = get_i64(state + POSITIONS) + 8 * place.first
+    for segment in range(state.n_segments):
+        place = state.segments[segment]
+        positions = state.positions + 8 * place.first
         for node in range(place.n):
             t += 1
             if t % n_threads != thread:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.extension import (
-    N_TOKENS,
     Record,
     StridedRows,
     add,
@@ -19,7 +18,6 @@ from augury.backends.numba_cpu.kernels.extension import (
     exponential,
     fma,
     get_f32,
-    get_i64,
     helper,
     kernel,
     load_f32,
@@ -66,7 +64,7 @@ def mix_rows(record, state, thread, n_threads):
     out = own(record.out, thread)
     normed = scratch_of(state, thread)
     shares = normed + 4 * size
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         top = f32(-3e38)
         for i in range(n):
@@ -104,7 +102,7 @@ def norm_streams(record, state, thread, n_threads):
     """Out = norm(x), part by part."""
     x, out = own(record.x, thread), own(record.out, thread)
     n, size, norm = record.n_parts, record.size, record.norm
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         for part in range(n):
             at = 4 * (t * n + part) * size
@@ -145,7 +143,7 @@ def weigh_streams(record, state, thread, n_threads):
     n_all = n_gates
     if n_rounds > 0:
         n_all += n * n
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         row = weights + 4 * t * ldw
         for i in range(0, n_all, 16):
@@ -191,7 +189,7 @@ def read_streams(record, state, thread, n_threads):
     """X = the sum of weighted streams."""
     streams, weights, x = own(record.streams, thread), own(record.weights, thread), own(record.x, thread)
     ldw, n, size = record.weights.width, record.n_streams, record.size
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         for index in range(0, size, 16):
             left, value = size - index, zero_f32()
@@ -212,7 +210,7 @@ class SiluRows(Record):
 def silu_rows(record, state, thread, n_threads):
     """Y = silu(x)."""
     x, ldx, y, size = record.x.address, record.x.width, record.y, record.size
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+    first, end = share(state.n_tokens, thread, n_threads, 0)
     for t in range(first, end):
         for index in range(0, size, 16):
             left = size - index
@@ -234,7 +232,7 @@ def read_gated_streams(record, state, thread, n_threads):
     """X = the mean of streams times the sigmoids of gates."""
     streams, gates, ld = own(record.streams, thread), record.gates.address, record.gates.width
     n, size, x = record.n_streams, record.size, own(record.x, thread)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     factor = splat_f32(f32(1) / f32(n))
     for t in range(first, end):
         for index in range(0, size, 16):
@@ -264,7 +262,7 @@ def write_streams(record, state, thread, n_threads):
     streams, weights, ldw = own(record.streams, thread), own(record.weights, thread), record.weights.width
     post, comb, n, size = record.post, record.comb, record.n_streams, record.size
     y, ldy, held = record.y.address, record.y.width, scratch_of(state, thread)
-    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, record.is_private)
+    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         shares = weights + 4 * t * ldw
         for index in range(0, size, 16):
