@@ -48,8 +48,8 @@ class CudaModel(Model):
             self._names = device.allocate(tokens.nbytes, "scratch").at(0)
             device.write(self._names, tokens.astype(np.int32))
         self._logits_of = partial(Logits, *places)
-        self._chooser = RowReader(device, self._logits_of(self._n_logits))
-        self._choosers = {self._n_logits: self._chooser}  # by the width of a row
+        self._reader = RowReader(device, self._logits_of(self._n_logits))
+        self._readers = {self._n_logits: self._reader}  # by the width of a row
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         self._plan, embedding = lowering.plan, lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
@@ -74,7 +74,7 @@ class CudaModel(Model):
             passed = super().forward_chain(batch, n_passes)
             features = {name: passed.features(name) for name in batch.features}
             is_named = n_passes == 1 or self._tokens is not None
-            return passed if is_named else GatheredPass(self._chooser, passed.rows(), features)
+            return passed if is_named else GatheredPass(self._reader, passed.rows(), features)
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
         return self._named(batch, n_passes)
@@ -136,7 +136,7 @@ class CudaModel(Model):
             logits[first:end] = passed.rows()
             for name, values in features.items():
                 values[span] = passed.features(name)
-        return GatheredPass(self._chooser, logits, features)
+        return GatheredPass(self._reader, logits, features)
 
     def _whole_blocks(self, batch: Batch, n_most: int) -> Pass:
         """Compute more drafted tokens than a pass has, all of a slot's in one."""
@@ -150,7 +150,7 @@ class CudaModel(Model):
             for name, values in features.items():
                 values[places] = passed.features(name)
             batch = evolve(batch, accepted=None)
-        return GatheredPass(self._chooser, logits, features)
+        return GatheredPass(self._reader, logits, features)
 
     def _pass(
         self,
@@ -179,16 +179,16 @@ class CudaModel(Model):
             return self._as_arrays(len(rows), n, parts.features)
         row_slots = np.tile(batch.slots[span][rows], n_passes)
         width = self._n_logits if narrow is None else len(narrow.tokens)
-        if (chooser := self._choosers.get(width)) is None:
-            chooser = self._choosers[width] = RowReader(self._device, self._logits_of(width))
+        if (reader := self._readers.get(width)) is None:
+            reader = self._readers[width] = RowReader(self._device, self._logits_of(width))
         if n_passes > 1:
             names = self._names if narrow is None else narrow.names
-            self._go_on(chooser.logits, names, rows, n_passes, int(positions.max()), parts)
+            self._go_on(reader.logits, names, rows, n_passes, int(positions.max()), parts)
             n = len(rows)
-        begun = chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
+        begun = reader.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: self._begin_feature(name, n) for name in parts.features}
-        return DevicePass(chooser, self._fetched, row_slots, features, width, begun, before_s)
+        return DevicePass(reader, self._fetched, row_slots, features, width, begun, before_s)
 
     def _as_arrays(self, n_rows: int, n: int, names: Sequence[str]) -> Pass:
         """A pass in memory: all of its rows are wanted, and none of them is chosen from."""

@@ -49,7 +49,7 @@ class DevicePass(Pass):
 
     def __init__(
         self,
-        chooser: RowReader,
+        reader: RowReader,
         fetched: np.ndarray,
         row_slots: np.ndarray,
         features: Mapping[str, np.ndarray],
@@ -57,7 +57,7 @@ class DevicePass(Pass):
         begun: PendingRows,
         before_s: float = 0.0,
     ) -> None:
-        self._chooser, self._fetched, self._row_slots, self._features, self._n = chooser, fetched, row_slots, features, n
+        self._reader, self._fetched, self._row_slots, self._features, self._n = reader, fetched, row_slots, features, n
         self._begun, self._n_rows, self._before_s = begun, len(row_slots), before_s
         self._gathered = np.empty(0, np.float32)
         self._rows: dict[int, np.ndarray] = {}
@@ -68,15 +68,15 @@ class DevicePass(Pass):
 
     def wait(self) -> float | None:
         if not self._is_over:
-            own_s, self._is_over = self._chooser.device.wait(), True
+            own_s, self._is_over = self._reader.device.wait(), True
             self._seconds = None if own_s is None else self._before_s + own_s
             self._fetched = self._fetched.copy()
-            self._found = self._chooser.found(self._n_rows, self._n, self._begun.wanted)
-            self._gathered = self._chooser.gathered(sum(map(len, self._begun.ids.values())))
+            self._found = self._reader.found(self._n_rows, self._n, self._begun.wanted)
+            self._gathered = self._reader.gathered(sum(map(len, self._begun.ids.values())))
         return self._seconds
 
     def argmax(self) -> np.ndarray:
-        if self._n != self._chooser.logits.n_vocab:
+        if self._n != self._reader.logits.n_vocab:
             found = self._all(RowRequest(1))
             ids, values = found.ids[:, 0], found.values[:, 0]
         else:
@@ -106,14 +106,14 @@ class DevicePass(Pass):
         if len(ids) > MAX_GATHERED or row in self._rows or self._read is not None:
             of_row: np.ndarray = self.row(row)[ids]
             return of_row
-        self._chooser.ask_ids(int(self._row_slots[row]), ids)
+        self._reader.ask_ids(int(self._row_slots[row]), ids)
         if row in self._begun.ids:
             foreseen = self._begun.ids[row]
             at = np.minimum(np.searchsorted(foreseen, ids), len(foreseen) - 1)
             if np.array_equal(foreseen[at], ids):
                 gathered: np.ndarray = self._gathered[self._begun.places[row] + at]
                 return gathered
-        return self._chooser.gather(row, ids)
+        return self._reader.gather(row, ids)
 
     def log_normalizer(self, row: int) -> float:
         return float(self._all(RowRequest(has_sums=True)).normalizers[row])
@@ -121,19 +121,19 @@ class DevicePass(Pass):
     def _all(self, wanted: RowRequest) -> RowResult:
         """The results of all rows."""
         self.wait()
-        wanted = self._chooser.ask(self._n, wanted)
+        wanted = self._reader.ask(self._n, wanted)
         found = self._found
         if found is None or found.wanted.k < wanted.k or found.wanted.has_sums < wanted.has_sums:
-            self._chooser.begin(self._n_rows, self._n, wanted)
-            self._chooser.device.wait()
-            self._found = found = self._chooser.found(self._n_rows, self._n, wanted)
+            self._reader.begin(self._n_rows, self._n, wanted)
+            self._reader.device.wait()
+            self._found = found = self._reader.found(self._n_rows, self._n, wanted)
         return found
 
     def rows(self) -> np.ndarray:
         if self._read is None:
-            whole = np.empty((self._n_rows, self._chooser.logits.n_vocab), np.float32)
+            whole = np.empty((self._n_rows, self._reader.logits.n_vocab), np.float32)
             if self._n_rows:
-                self._chooser.device.read(self._chooser.logits.at, whole)
+                self._reader.device.read(self._reader.logits.at, whole)
             self._read = read_only(whole[:, : self._n])
         return self._read
 
@@ -141,8 +141,8 @@ class DevicePass(Pass):
         if self._read is not None:
             return super().row(row)
         if row not in self._rows:
-            whole = np.empty(self._chooser.logits.n_vocab, np.float32)
-            self._chooser.device.read(self._chooser.logits.at.at(row * whole.nbytes), whole)
+            whole = np.empty(self._reader.logits.n_vocab, np.float32)
+            self._reader.device.read(self._reader.logits.at.at(row * whole.nbytes), whole)
             self._rows[row] = read_only(whole[: self._n])
         return self._rows[row]
 
@@ -155,7 +155,7 @@ class DevicePass(Pass):
     def first(self, n: int) -> Pass:
         self.wait()
         begun = evolve(self._begun, wanted=RowRequest())
-        narrowed = DevicePass(self._chooser, self._fetched, self._row_slots, self._features, n, begun)
+        narrowed = DevicePass(self._reader, self._fetched, self._row_slots, self._features, n, begun)
         narrowed._gathered, narrowed._seconds, narrowed._is_over = self._gathered, self._seconds, True
         return narrowed
 
@@ -163,12 +163,12 @@ class DevicePass(Pass):
 class GatheredPass(ArrayPass):
     """Rows of several passes, in memory. A device computes their normalizers, in the same order of additions as of others."""
 
-    def __init__(self, chooser: RowReader, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, reader: RowReader, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         super().__init__(array, features)
-        self._chooser = chooser
+        self._reader = reader
 
     def log_normalizer(self, row: int) -> float:
-        return self._chooser.normalizer(self._array[row])
+        return self._reader.normalizer(self._array[row])
 
     def first(self, n: int) -> Pass:
-        return GatheredPass(self._chooser, self._array[:, :n], self._features)
+        return GatheredPass(self._reader, self._array[:, :n], self._features)

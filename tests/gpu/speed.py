@@ -195,13 +195,13 @@ def choosing():
     gpu.prepare(KERNELS, Progress())
     for n_rows in (1, 8):
         logits = np.random.default_rng(1).standard_normal((n_rows, n_vocab), np.float32)
-        chooser = PassedLogits(gpu, logits).chooser
-        chunks = chooser.logits.best_of_chunks(n_rows, n_vocab)
+        reader = PassedLogits(gpu, logits).reader
+        chunks = reader.logits.best_of_chunks(n_rows, n_vocab)
         for k in (1, 40, 256):
 
-            def choose(chooser=chooser, chunks=chunks, n_rows=n_rows, k=k):
+            def choose(reader=reader, chunks=chunks, n_rows=n_rows, k=k):
                 gpu.launch(chunks)
-                chooser.begin(n_rows, n_vocab, RowRequest(k))
+                reader.begin(n_rows, n_vocab, RowRequest(k))
 
             figures[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
     gpu.close()

@@ -166,14 +166,14 @@ class PassedLogits:
         device.write(places[1], logits)
         self.best = ArrayPass(logits).argmax()
         self.best_logits = logits[np.arange(len(logits)), self.best].view(np.int32)
-        self.chooser = RowReader(device, Logits(*places, logits.shape[1]))
+        self.reader = RowReader(device, Logits(*places, logits.shape[1]))
 
     def __call__(self, n, tokens=None, slots=None):
         """A pass over the first n logits of each row, or of as many as there are tokens, which are of slots."""
-        device, logits = self.chooser.device, self.chooser.logits
+        device, logits = self.reader.device, self.reader.logits
         tokens = np.arange(self.n_rows, dtype=np.int32) if tokens is None else tokens
         slots = np.zeros(len(tokens), np.int32) if slots is None else slots
         device.launch(logits.best_of_chunks(len(tokens), logits.n_vocab))
         told = device.staging(2 * MAX_ROWS)  # by another program
         told[: len(self.best)], told[MAX_ROWS:][: len(self.best)] = self.best, self.best_logits
-        return DevicePass(self.chooser, told, slots, {}, n, self.chooser.begin_pass(slots, tokens, slots))
+        return DevicePass(self.reader, told, slots, {}, n, self.reader.begin_pass(slots, tokens, slots))

@@ -36,7 +36,7 @@ def test_best_tokens_are_in_order_and_of_equals_the_lowest_comes_first(n):
 def test_what_the_last_pass_was_asked_for_comes_with_the_next_one(monkeypatch):
     logits = RNG.standard_normal((2, 150)).astype(np.float32)
     passes = PassedLogits(SimulatedDevice(), logits)
-    device, row, n_waits = passes.chooser.device, np.zeros(1, np.int32), []
+    device, row, n_waits = passes.reader.device, np.zeros(1, np.int32), []
     monkeypatch.setattr(device, "wait", lambda: n_waits.append(1))
 
     def asked():

@@ -47,7 +47,7 @@ def test_a_round_reads_of_logits_what_it_needs_and_waits_once(name, monkeypatch)
     rng = np.random.default_rng(7)
     logits = np.round(rng.standard_normal((K + 1, N_VOCAB)) * 8, 2).astype(np.float32)
     passes, text = PassedLogits(SimulatedDevice(), logits), rng.integers(0, N_VOCAB, 90).astype(np.int32)
-    device, read, waits = passes.chooser.device, [], []
+    device, read, waits = passes.reader.device, [], []
     fetch = device.fetch
     monkeypatch.setattr(device, "fetch", lambda at, array: (read.append(array.nbytes), fetch(at, array)))
     monkeypatch.setattr(device, "wait", lambda: waits.append(1))
