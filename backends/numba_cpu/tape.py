@@ -274,15 +274,15 @@ class Tape:
         """Write that y, times `factor`, is added to x."""
         self.add_rows(self.space.x, y, factor)
 
-    def add_rows(self, to: Rows, y: Rows, factor: float = 1.0) -> None:
-        """Write that y, times `factor`, is added to rows."""
-        how = {"size": to.width, "scale": 1.0, "factor": factor}
+    def add_rows(self, to: Rows, y: Rows, factor: float = 1.0, *, scale: float = 1.0) -> None:
+        """Write that y, times `factor`, is added to rows, which are then multiplied by `scale`."""
+        how = {"size": to.width, "scale": scale, "factor": factor}
         self.add_by_rows("adding rows", step.add_rows, x=to, y=y, to=to, **how)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with pending additions, is multiplied by a number."""
         self.norm_x(None)
-        self.add_by_rows("scaling rows", step.scale_rows, x=self.space.x, factor=factor)
+        self.add_rows(self.space.x, self.space.x, 0.0, scale=factor)
 
     def copy(self, rows: Rows, to: Rows, *, is_output: bool = False) -> None:
         """Write that rows, or those whose logits are wanted, are copied, as often as one has room in a row of the others."""

@@ -152,23 +152,6 @@ def add_rows(record, state, thread, n_threads):
 
 
 @struct
-class ScaleRows(Record):
-    x: Any = nested(StridedRows)  # (n, E) float32
-    is_private: bool
-    factor: float
-
-
-@kernel(record=ScaleRows)
-def scale_rows(record, state, thread, n_threads):
-    """X[t] *= factor."""
-    x, size = own(record.x, thread), record.x.width
-    factor = splat_f32(np.float32(record.factor))
-    first, end = share(state.n_tokens, thread, n_threads, record.is_private)
-    for t in range(first, end):
-        scale_row(x + 4 * t * size, size, factor)
-
-
-@struct
 class Quantize(Record):
     quantize: int  # address of a kernel, see `MatmulKernel.quantize`
     x: Any = nested(StridedRows)  # (n, k) float32

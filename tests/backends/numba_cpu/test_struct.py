@@ -94,7 +94,8 @@ def test_records_of_any_length_follow_one_another_on_a_tape():
     out, team = np.zeros(2, np.int64), Team(1)
     many = {f"field_{i}": i for i in range(39)}
     records = [record_of(write_last, **many, field_39=n, out=out[n:].ctypes.data) for n in range(2)]
-    short = record_of(step.scale_rows, x=Rows(0, 0), is_private=True, factor=1.0)
+    rows = {"x": Rows(0, 0), "y": Rows(0, 0)}
+    short = record_of(step.copy_rows, **rows, size=0, n_times=0, is_private=True, is_output=False)
     team.run(np.concatenate([records[0], short, records[1]]))
     team.close()
     assert out.tolist() == [0, 1]
