@@ -39,6 +39,14 @@ FUSED = {  # by model and layer
     ("minimax-01-moe", 0): f"norm_rows multiply multiply light {RECURRENT}",
     ("glm4moe-moe", 1): f"{ATTEND} norm_rows multiply_and_route multiply multiply",
     ("qwen2moe-moe-2-of-8", 0): f"{ATTEND} norm_rows multiply_and_route multiply multiply multiply multiply",
+    (
+        "nemotron_h_moe-moe",
+        2,
+    ): "norm_rows multiply_and_route multiply multiply multiply gather_rows multiply multiply norm_rows multiply",
+    (
+        "deltanet-dense",
+        0,
+    ): f"norm_rows multiply convolve decay blend_rows gate recur gate_groups norm_rows norm_rows multiply {FEED}",
 }
 
 
