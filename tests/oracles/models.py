@@ -229,7 +229,8 @@ def _write_quantised(source: Path, kind: gguf.GGMLQuantizationType, path: Path) 
                 item_type = field.types[-1] if len(field.types) > 1 else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
         for tensor in reader.tensors:
-            if len(tensor.shape) > 1 and "gate_inp" not in tensor.name:
+            is_float = tensor.tensor_type == gguf.GGMLQuantizationType.F32
+            if is_float and len(tensor.shape) > 1 and "gate_inp" not in tensor.name:
                 own = kind if tensor.shape[0] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.Q8_0
                 is_random, matrix = own.name.lower() in RANDOM_TYPES, tensor.data.reshape(-1, tensor.data.shape[-1])
                 rows = _random_rows(f"{path.stem}/{tensor.name}", matrix, own) if is_random else quantize(matrix, own)
