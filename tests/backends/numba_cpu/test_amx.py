@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from llvmlite import binding, ir
 from oracles import weights
 from oracles.models import tiny_file
 from oracles.passes import run_of
 from oracles.products import activations, every_kind, multiply, random_matrix
 from stand_in_tiles import STAND_IN
 
-from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model, tiles
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model
 from augury.backends.numba_cpu.kernels import amx, isa, simd
 from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.jit import kernel
@@ -166,6 +167,66 @@ def test_float16_is_multiplied_with_powers_of_two_and_made_bfloat16(name):
         assert np.array_equal(out[is_number], ((magnitude + 4 >> 3) | scaled.view(np.uint16) & 0x8000)[is_number])
 
 
+def instructions(emit, n_addresses):
+    """What LLVM makes of an operation for a Xeon with AMX, on any machine."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * n_addresses), "operation")
+    b = ir.IRBuilder(function.append_basic_block())
+    emit(amx.TILES["amx"], b, *function.args)
+    b.ret_void()
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
+    return " ".join(machine.emit_assembly(binding.parse_assembly(str(module))).split())
+
+
+def of_vectors(name, *types):
+    """Emits an operation of vectors that lie at the first addresses, and stores its result at the last."""
+
+    def emit(tiles, b, *addresses):
+        *places, out = addresses
+        simd.store(b, out, getattr(tiles, name)(b, *(simd.load(b, *each) for each in zip(places, types, strict=True))))
+
+    return emit
+
+
+@pytest.mark.parametrize(
+    ("emit", "n_addresses", "expected"),
+    [
+        (lambda tiles, b, memory, n: tiles.configure(b, memory, n), 2, "ldtilecfg (%rdi)"),
+        (lambda tiles, b: tiles.release(b), 0, "tilerelease"),
+        (lambda tiles, b, memory: tiles.clear(b, memory, 3), 1, "tilezero %tmm3"),
+        (lambda tiles, b, memory, *rows: tiles.load(b, memory, 5, *rows), 3, "tileloadd (%rsi,%rdx), %tmm5"),
+        (lambda tiles, b, memory, *rows: tiles.stream(b, memory, 4, *rows), 3, "tileloaddt1 (%rsi,%rdx), %tmm4"),
+        (lambda tiles, b, memory, *rows: tiles.save(b, memory, 2, *rows), 3, "tilestored %tmm2, (%rsi,%rdx)"),
+        (lambda tiles, b, memory: tiles.dot(b, memory, 0, 4, 6), 1, "tdpbf16ps %tmm6, %tmm4, %tmm0"),
+        (of_vectors("round", simd.F32X16, simd.F32X16), 3, "vmovups (%rsi), %zmm0 vcvtne2ps2bf16 (%rdi), %zmm0, %zmm0"),
+        (of_vectors("fma", *[simd.F16X32] * 3), 4, "vfmadd213ph (%rdx), %zmm0, %zmm1"),
+        (of_vectors("scale", simd.F16X32, simd.F16X32), 3, "vscalefph {rn-sae}, %zmm1, %zmm0, %zmm0"),
+        (of_vectors("shrink", simd.F16X32), 2, "vpmulhrsw"),
+    ],
+)
+def test_operations_are_the_instructions_of_their_names(emit, n_addresses, expected):
+    assert expected in instructions(emit, n_addresses)
+
+
+def test_tiles_are_configured_as_the_manual_has_it(monkeypatch):
+    monkeypatch.setattr(amx, "call", lambda *_: None)  # the last step, which this machine may not have
+    memory = aligned(amx.MEMORY_BYTES)
+    memory[:] = 0xFF
+
+    @kernel
+    def configured(place, n_tokens):
+        amx.configure("amx", place, n_tokens)
+
+    configured(memory.ctypes.data, 7)
+    expected = np.zeros(64, np.uint8)
+    expected[0] = 1  # the palette
+    expected[16:32:2] = 64  # bytes of a row of each tile, as 16 bits
+    expected[48:56] = [7] * 6 + [16] * 2  # rows
+    assert np.array_equal(memory[:64], expected)
+
+
 @pytest.mark.sample(1)  # a kernel of tiles takes two seconds to compile
 @every_tile_isa
 @every_kind
@@ -299,24 +360,3 @@ def test_a_large_model_s_products_are_by_tiles_and_a_small_one_s_by_bytes(monkey
     bytes_, tiled = logits.values()
     assert list(logits) == [isa.choose_isa(), STAND_IN]
     assert 0 < np.abs(bytes_ - tiled).max() < 0.05 * np.abs(bytes_).max()
-
-
-@pytest.mark.parametrize(
-    ("flags", "refusal", "told"),
-    [
-        (
-            "flags : sse2 avx512_bf16 avx512_fp16 amx_bf16 amx_tile",
-            "",
-            "with tiles (amx) where a model file has 256 MiB or more",
-        ),
-        ("flags : sse2 avx512_bf16 avx512_fp16 amx_bf16 amx_tile", "not today", "without tiles (amx): not today"),
-        ("flags : sse2 avx512_bf16 amx_bf16 amx_tile", "", None),
-        (None, "", None),
-    ],
-)
-def test_users_are_told_of_tiles(monkeypatch, tmp_path, flags, refusal, told):
-    if flags is not None:
-        (tmp_path / "cpuinfo").write_text(flags)
-    monkeypatch.setattr(tiles, "_CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(tiles, "permission", lambda: refusal)
-    assert NumbaCpu.note() == told
