@@ -31,8 +31,9 @@ def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = (), 
     operand, scratch = quantised(matrix, x), aligned(kernels.SCRATCH_BYTES)
     n_written = 32 * matrix.n_panels
     ldy = max(ldy, n_written)
-    y = aligned(4 * len(x) * ldy).view(np.float32).reshape(len(x), ldy)
-    y[:] = np.nan
+    guarded = aligned(4 * (len(x) + 1) * ldy).view(np.float32).reshape(-1, ldy)
+    guarded[:] = np.nan
+    y = guarded[:-1]
     run = kernels.matmul_kernels([matrix.kind])[matrix.kind].matmul
     edges = (0, *panels, matrix.n_panels)
     for p0, p1 in pairwise(edges):
@@ -40,6 +41,7 @@ def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = (), 
         run(matrix.address, operand.ctypes.data, y.ctypes.data, len(x), matrix.n_cols, p0, p1, ldy, scratch.ctypes.data)
     assert not np.any(y[:, matrix.n_rows : n_written])
     assert np.all(np.isnan(y[:, n_written:]))
+    assert np.all(np.isnan(guarded[-1]))  # no more tokens than there are
     return y[:, : matrix.n_rows]
 
 

@@ -13,6 +13,7 @@ from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model
 from augury.backends.numba_cpu.kernels import amx, isa, simd
 from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.packing import aligned, pack
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
@@ -238,18 +239,29 @@ def test_products_by_tiles_are_nearer_than_those_of_rounded_bytes(name, kind, mo
     assert np.linalg.norm(multiply(matrix, x) - expected) / np.linalg.norm(expected) < 0.0033
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @every_tile_isa
 @pytest.mark.parametrize("kind", [TensorType.F16, TensorType.BF16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("n_cols", [768, 77])
+@pytest.mark.parametrize("n_cols", [768, 81])  # of which the last block has 17
 def test_weights_and_activations_of_more_than_eight_bits_are_cut_in_two(name, kind, n_cols, monkeypatch):
     monkeypatch.setenv("AUGURY_CPU_ISA", name)
     matrix, w = random_matrix(kind, 3, n_cols)
     x = activations(4, 40, n_cols) * np.float32(300)
     expected = x @ w.T
+    assert matmul_kernels([matrix.kind], name)[matrix.kind].activation == "bf16x2"
     found = np.concatenate([multiply(matrix, part) for part in (x[:1], x[1:4], x[4:])])
     assert np.array_equal(multiply(matrix, x), found)
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < (6e-6 if kind is TensorType.F16 else 3e-6)
+
+
+@every_tile_isa
+def test_an_infinite_activation_leaves_no_remainder(name, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", name)
+    source = weights.random_weights(np.random.default_rng(3), TensorType.BF16, 32, 64)
+    x = activations(4, 1, 64)
+    x[0, 5] = np.inf
+    expected = x @ weights.dequantised(TensorType.BF16, source, 32).T
+    assert np.array_equal(multiply(pack(TensorType.BF16, (32, 64), source), x), expected)
 
 
 @pytest.mark.sample(1)
@@ -269,9 +281,9 @@ def test_tiles_give_a_token_the_same_bits_among_any_others(name, kind, monkeypat
 def test_matrices_of_few_columns_are_multiplied_by_tiles(name, n_cols, monkeypatch):
     monkeypatch.setenv("AUGURY_CPU_ISA", name)
     matrix, w = random_matrix(TensorType.Q4_0, 5, n_cols)
-    x = activations(6, 40, n_cols)
+    x = activations(6, 271, n_cols)  # so many that the last two tiles begin with tokens of those before
     expected = x @ w.T
-    for n in (1, 17, 40):
+    for n in (1, 17, 40, 271):
         found = multiply(matrix, x[:n])
         assert np.linalg.norm(found - expected[:n]) / np.linalg.norm(expected[:n]) < 0.004
 
