@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attrs import evolve, frozen
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.simd import I1, I8, I16, I16X32, I32, I32X16, U8X64, call, constant
@@ -57,9 +58,9 @@ class Dot:
         """Prepare a vector of weights for products with several tokens."""
         return weights
 
-    def start(self, total: ir.Value) -> Any:
-        """Begin a sum with the stored one, i32x16."""
-        return total
+    def start(self, first: Callable[[], ir.Value]) -> Any:
+        """Begin a sum with the number that `first` emits, i32x16."""
+        return first()
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
         """Return the sum with four more products in each lane."""
@@ -70,6 +71,10 @@ class Dot:
             total = b.add(total, b.ashr(b.shl(products, sixteen), sixteen))
             total = b.add(total, b.ashr(products, sixteen))
         return total
+
+    def keep_order(self, _: ir.IRBuilder, totals: Sequence[Any]) -> Sequence[Any]:
+        """Return the sums of a tile so that LLVM computes nothing that follows before them."""
+        return totals
 
     def end(self, _: ir.IRBuilder, total: Any) -> ir.Value:
         """Return the sum, i32x16."""
@@ -88,10 +93,30 @@ class InstructionDot(Dot):
         return _join(b, [call(b, self.name, part[0].type, *part) for part in parts])
 
 
+@frozen
+class _Pairs:
+    """A sum in the making: its first number, sums of 32 bits, and `n_pending` products in sums of 16 bits."""
+
+    first: Callable[[], ir.Value]
+    whole: ir.Value | None = None
+    pending: ir.Value | None = None
+    n_pending: int = 0
+
+    def empty(self, b: ir.IRBuilder) -> _Pairs:
+        """Add what is pending to the sums of 32 bits, by pairs (vpmaddwd)."""
+        if self.pending is None:
+            return self
+        ones = constant(_I16X16, 1)
+        halves = [call(b, "llvm.x86.avx2.pmadd.wd", _I32X8, half, ones) for half in _cut(b, self.pending, 2)]
+        sums = _join(b, halves)
+        return _Pairs(self.first, sums if self.whole is None else b.add(self.whole, sums))
+
+
 class Avx2Dot(Dot):
     """Pairs of products in 16 bits (vpmaddubsw), as many as fit, then pairs of those in 32 bits (vpmaddwd).
 
-    The sum saturates, so weights of 8 bits are made signed, and their sign given to the activations: 2 * 128 * 127 fits.
+    The sum saturates, so weights of 8 bits are made signed, and their sign given to the activations: 2 * 128 * 127 fits. The
+    first number is added last, as there are 16 registers, of which the sums of a tile take 8.
     """
 
     @property
@@ -104,30 +129,41 @@ class Avx2Dot(Dot):
         signed = _signed(b, weights)
         return call(b, "llvm.abs.v64i8", U8X64, signed, ir.Constant(I1, 0)), signed
 
-    def start(self, total: ir.Value) -> Any:
-        """Begin with nothing in 16 bits: the sum, the pending products, and their number."""
-        return total, None, 0
+    def start(self, first: Callable[[], ir.Value]) -> _Pairs:
+        return _Pairs(first)
 
-    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
-        whole, pending, count = total
+    def add(self, b: ir.IRBuilder, total: _Pairs, operand: Any, columns: ir.Value) -> _Pairs:
         unsigned, signs = operand
         parts = _cut(b, columns, 2)
         if signs is not None:
             parts = [call(b, "llvm.x86.avx2.psign.b", _U8X32, *pair) for pair in zip(parts, _cut(b, signs, 2), strict=True)]
         pairs = zip(_cut(b, unsigned, 2), parts, strict=True)
         products = _join(b, [call(b, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, *pair) for pair in pairs])
-        pending, count = products if pending is None else b.add(pending, products), count + 1
+        pending = products if total.pending is None else b.add(total.pending, products)
+        total = evolve(total, pending=pending, n_pending=total.n_pending + 1)
         largest = 128 if self.takes_128 else (1 << self.bits) - 1
-        if (count + 1) * largest * 2 * 127 > 0x7FFF:
-            return self.end(b, (whole, pending, count)), None, 0
-        return whole, pending, count
+        return total.empty(b) if (total.n_pending + 1) * largest * 2 * 127 > 0x7FFF else total
 
-    def end(self, b: ir.IRBuilder, total: Any) -> ir.Value:
-        whole, pending, _ = total
-        if pending is None:
-            return whole
-        halves = [call(b, "llvm.x86.avx2.pmadd.wd", _I32X8, half, constant(_I16X16, 1)) for half in _cut(b, pending, 2)]
-        return b.add(whole, _join(b, halves))
+    def keep_order(self, b: ir.IRBuilder, totals: Sequence[_Pairs]) -> Sequence[_Pairs]:
+        """Pass the sums through an empty instruction that may change memory, unless they take two registers each.
+
+        LLVM would multiply a half of a block token by token: so it loads 16 registers of weights, and keeps most on the stack.
+        """
+        one = totals[0]  # all are as far
+        if one.whole is not None and one.pending is not None:
+            return totals
+        name = "pending" if one.whole is None else "whole"
+        parts = [part for total in totals for part in _cut(b, getattr(total, name), 2)]
+        result = ir.LiteralStructType([part.type for part in parts])
+        same = [*["=x"] * len(parts), *map(str, range(len(parts))), "~{memory}"]
+        passed = b.asm(ir.FunctionType(result, [part.type for part in parts]), "", ",".join(same), parts, side_effect=True)
+        out = [b.extract_value(passed, i) for i in range(len(parts))]
+        halves = zip(out[::2], out[1::2], strict=True)
+        return [evolve(total, **{name: _join(b, pair)}) for total, pair in zip(totals, halves, strict=True)]
+
+    def end(self, b: ir.IRBuilder, total: _Pairs) -> ir.Value:
+        whole = total.empty(b).whole
+        return total.first() if whole is None else b.add(whole, total.first())
 
 
 class NeonDot(InstructionDot):

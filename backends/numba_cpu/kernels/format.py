@@ -96,6 +96,11 @@ class Format:
         return max(map(abs, numbers)) * scale * self.factor, scale
 
     @property
+    def is_easy(self) -> bool:
+        """Whether a block is unpacked in few instructions: its scale is one number, and its weights are in one plane."""
+        return self.coding == "f16" and not self.high
+
+    @property
     def halves(self) -> int:
         """How many scales a block of 32 columns has."""
         return 2 if self.coding in {"six_signed", "byte", "nibble", "odd", "float8"} else 1

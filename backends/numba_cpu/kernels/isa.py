@@ -26,6 +26,8 @@ class InstructionSet:
         look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
         tiles: tokens per tile, the largest first, by where weights come from. Larger tiles spill registers, which costs more
             than it saves.
+        n_fused: passes of up to so many tokens unpack weights in registers, again for each tile, larger ones once, to scratch:
+            for types that are unpacked easily, and for others.
         n_together: tiles of up to so many tokens, likewise, run through memory once, for both groups of rows; larger ones work
             on one group after the other, as the sums of both do not fit into registers.
     """
@@ -34,6 +36,7 @@ class InstructionSet:
     dot: Callable[[int], Dot]
     look_up: Callable[..., ir.Value]
     tiles: dict[str, tuple[int, ...]]
+    n_fused: tuple[int, int]
     n_together: dict[str, int]
 
     def runs(self, place: str, n_tokens: int) -> tuple[tuple[int, ...], ...]:
@@ -41,8 +44,12 @@ class InstructionSet:
         return ((0, 1),) if n_tokens <= self.n_together[place] else ((0,), (1,))
 
 
-_WIDE = {"packed": (8, 7, 6, 5, 4, 3, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
-_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
+_WIDE = (
+    {"packed": (8, 7, 6, 5, 4, 3, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)},
+    (24, 24),
+    {"packed": 4, "scratch": 6, "float": 4},
+)
+_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, (8, 4), {"packed": 1, "scratch": 1, "float": 2}
 
 
 def _vpdpbusd(n_bits: int) -> Callable[[int], Dot]:

@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.amx_matmul import tile_matmul, tile_scrat
 from augury.backends.numba_cpu.kernels.amx_unpack import WEIGHT_PARTS, bfloat16_cut, bfloat16_quantize
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
-from augury.backends.numba_cpu.kernels.isa import choose_isa
+from augury.backends.numba_cpu.kernels.isa import ISAS, choose_isa
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
@@ -22,7 +22,6 @@ from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 
 _CHUNK = 8  # blocks that are multiplied together: a unit of the K types, of others about as many as the L1 cache holds
 _FLOAT_CHUNK = 4
-_FUSED_TOKENS = 24  # up to here weights are unpacked in registers, again for each tile; beyond it once, to scratch
 _SUMS = _CHUNK * SCRATCH_BLOCK  # where the sums begin in scratch
 _SUM_BYTES = 4 * PANEL_ROWS
 
@@ -49,6 +48,8 @@ def byte_matmul(fmt: Format, isa: str) -> Any:
     kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES[fmt.activation]
     chunk, block_lines = _FLOAT_CHUNK if fmt.float_bytes else _CHUNK, -(-unit_bytes // (unit_blocks * VECTOR))
     distance, is_float = chunk // unit_blocks * unit_bytes, bool(fmt.float_bytes)
+    easy, others = ISAS[isa].n_fused
+    n_fused = easy if fmt.is_easy else others
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
@@ -59,7 +60,7 @@ def byte_matmul(fmt: Format, isa: str) -> Any:
             for k in range(0, n_blocks, chunk):
                 here = min(chunk, n_blocks - k)
                 columns, ahead = x + k * n * token, unit + distance  # the end of a panel fetches for the next one, too
-                if is_float or n <= _FUSED_TOKENS:
+                if is_float or n <= n_fused:
                     multiply(kind, isa, "packed", unit, columns, sums, n, here, ahead, block_lines)
                 else:
                     unpack(kind, isa, unit, here, scratch)

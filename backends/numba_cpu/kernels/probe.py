@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -61,7 +61,7 @@ def _multiply(b, isa, weights, columns, sums, rounds):
     with cgutils.for_range(b, rounds) as loop:
         # the columns change from round to round, lest their part of a product be computed once and for all
         here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(simd.I64, 15)), ir.Constant(simd.I64, 4 * _N_ADDS)))
-        totals = [dot.start(b.load(slot)) for slot in slots]
+        totals = [dot.start(partial(b.load, slot)) for slot in slots]
         for step in range(_N_ADDS):
             for i in range(_N_SUMS):
                 place = at(b, here, 4 * ((step + i // 2) % _N_ADDS))

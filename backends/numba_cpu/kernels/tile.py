@@ -11,6 +11,7 @@ a tile, or on which tile a token falls into.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -87,13 +88,14 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
     parts: dict[tuple[int, int], ir.Value] = {}  # of the columns that share a scale
     for half in range(HALVES):
         is_first, is_last = (fmt.halves == HALVES or half == edge for edge in (0, HALVES - 1))
-        dots = {(t, g): dot.start(_first_dot(b, fmt, dot, x, t, half)) for t in tokens for g in sums.groups}
+        dots = {(t, g): dot.start(partial(_first_dot, b, fmt, dot, x, t, half)) for t in tokens for g in sums.groups}
         for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
             weights = {g: dot.operand(b, block.weights(b, v, g)) for g in sums.groups}
             for t in tokens:
                 columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, simd.I32X16), simd.U8X64)
                 for g in sums.groups:
                     dots[t, g] = dot.add(b, dots[t, g], weights[g], columns)
+            dots = dict(zip(dots, dot.keep_order(b, list(dots.values())), strict=True))
         for t in tokens:
             scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, simd.F32X16)
             for g in sums.groups:
