@@ -76,8 +76,8 @@ function ending(message, answer, act) {
     const key = answer.needsKey && button("sliders", "Enter a key", () => act("settings", message), { text: "Enter a key" });
     return make("div", { class: "trouble", role: "alert" }, make("p", {}, answer.error), make("div", { class: "row" }, again, goesOn, key));
   }
-  const ending = answer.status === "stopped" ? "Stopped." : ENDINGS[answer.finish];
-  return ending && !isRunning(answer) && make("div", { class: "row faint" }, ending, answer.finish === "context" ? null : goesOn);
+  const reason = answer.status === "stopped" ? "Stopped." : ENDINGS[answer.finish];
+  return reason && !isRunning(answer) && make("div", { class: "row faint" }, reason, answer.finish === "context" ? null : goesOn);
 }
 
 /** One message. `update` shows its present state, `place` where it stands among its versions. */
