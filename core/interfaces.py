@@ -7,13 +7,14 @@ Hooks (`augury.hookspecs`) hand the classes over once; from then on these method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
+from attrs import frozen
 
 from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
@@ -39,6 +40,7 @@ __all__ = [
     "Backend",
     "DeviceInfo",
     "Drafter",
+    "FoundModel",
     "MemoryManager",
     "Model",
     "Opened",
@@ -47,6 +49,7 @@ __all__ = [
     "Progress",
     "Session",
     "Source",
+    "StoredModel",
 ]
 
 
@@ -223,6 +226,23 @@ class Architecture(Plugin, ABC):
 # Models' files
 
 
+@frozen
+class StoredModel:
+    """A model on this machine: what `-m` takes, and its files, of a split model the first one first."""
+
+    reference: str
+    files: tuple[Path, ...]
+    is_removable: bool = False
+
+
+@frozen
+class FoundModel:
+    """A model that could be fetched: what `-m` takes, and a line about it."""
+
+    reference: str
+    about: str
+
+
 class Source(Plugin, ABC):
     """Where model files come from."""
 
@@ -235,6 +255,35 @@ class Source(Plugin, ABC):
     def names(cls) -> Mapping[str, str]:
         """Short names that it knows, each with a line of description."""
         return {}
+
+    @classmethod
+    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - of those that override it
+        """The file (of a split model the first) that `reference` means where it is here already; nothing is downloaded."""
+        return None
+
+    @classmethod
+    def stored(cls, folder: Path) -> Iterable[StoredModel]:  # noqa: ARG003
+        """The models that it has on this machine, whole, in `folder` or a place of its own."""
+        return ()
+
+    @classmethod
+    def remove(cls, model: StoredModel, folder: Path) -> None:
+        """Remove the files of a stored model that is removable."""
+        raise NotImplementedError
+
+    @classmethod
+    def search(cls, text: str) -> Iterable[FoundModel]:  # noqa: ARG003
+        """Models that it could fetch, best first, by the words of a user.
+
+        Raises:
+            ModelFileError: It cannot look.
+        """
+        return ()
+
+    @classmethod
+    def draft_of(cls, reference: str) -> str | None:  # noqa: ARG003
+        """The reference of a smaller model that drafts well for a model, where it knows one."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -9,9 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from augury.devices import DeviceInfo
+from augury.files.cache import cache_folder
 from augury.memory_limit import n_bytes_of_machine
 
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
@@ -69,7 +68,7 @@ def _device(driver: Any, number: int) -> DeviceInfo | None:
 
 def cubins_folder() -> Path:
     """Where the machine code of kernels is kept."""
-    return Path(platformdirs.user_cache_dir("augury")) / "cubins"
+    return cache_folder("cubins")
 
 
 def find_compiler() -> Path | None:

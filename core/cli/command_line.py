@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from augury.cli import chat, completion, inspect, plugins, pull, run
+from augury.cli import chat, completion, inspect, plugins, pull, run, search, stored
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.log import LINE
@@ -36,6 +36,8 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)
+    search.add_parser(subparsers, registry)
+    stored.add_parsers(subparsers, registry)
     inspect.add_parser(subparsers, registry)
     completion.add_parser(subparsers, parser)
     registry.add_commands(subparsers, argv)

@@ -28,6 +28,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "inspect",
+        aliases=["show"],
         help="show what is in a model file",
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
@@ -54,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
 def _lines(file: ModelFile, *, lists_tensors: bool) -> Iterable[str]:
     for path in file.paths:
         yield _printable(str(path))
-    yield f"{file.n_bytes:,} bytes ({_size(file.n_bytes)})"
+    yield f"{file.n_bytes:,} bytes ({size_text(file.n_bytes)})"
     yield ""
     yield from align_rows([["key", "value"], *([_printable(key), _short(value)] for key, value in file.metadata.items())])
     yield ""
@@ -72,7 +73,7 @@ def _lines(file: ModelFile, *, lists_tensors: bool) -> Iterable[str]:
         yield from (f"    {_printable(line)}" for line in template.split("\n"))
 
 
-def _by_type(file: ModelFile) -> dict[str, dict[str, int]]:
+def by_type(file: ModelFile) -> dict[str, dict[str, int]]:
     """Count tensors, parameters and bytes by tensor type, most bytes first."""
     totals: dict[str, Counter[str]] = {}
     for tensor in file.tensors.values():
@@ -82,11 +83,11 @@ def _by_type(file: ModelFile) -> dict[str, dict[str, int]]:
 
 
 def _totals(file: ModelFile) -> list[list[str]]:
-    by_type = _by_type(file)
-    total = {key: sum(each[key] for each in by_type.values()) for key in ("n_tensors", "n_parameters", "n_bytes")}
+    types = by_type(file)
+    total = {key: sum(each[key] for each in types.values()) for key in ("n_tensors", "n_parameters", "n_bytes")}
     return [
-        [name, f"{each['n_tensors']:,}", f"{each['n_parameters']:,}", _size(each["n_bytes"])]
-        for name, each in [*by_type.items(), ("all", total)]
+        [name, f"{each['n_tensors']:,}", f"{each['n_parameters']:,}", size_text(each["n_bytes"])]
+        for name, each in [*types.items(), ("all", total)]
     ]
 
 
@@ -97,7 +98,7 @@ def _as_json(file: ModelFile) -> dict[str, Any]:
         "n_bytes": file.n_bytes,
         "metadata": {key: _plain(value) for key, value in file.metadata.items()},
         "n_parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-        "types": _by_type(file),
+        "types": by_type(file),
         "tensors": [
             {"name": tensor.name, "type": tensor.type.name, "shape": list(tensor.shape), "n_bytes": tensor.n_bytes}
             for tensor in file.tensors.values()
@@ -142,7 +143,8 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
 
 
-def _size(n_bytes: int) -> str:
+def size_text(n_bytes: int) -> str:
+    """A number of bytes in the unit that suits it."""
     size, unit = float(n_bytes), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1

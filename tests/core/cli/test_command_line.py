@@ -282,15 +282,15 @@ def test_stats_show_drafting(capsys):
         (["run", *HERE, "-f", "no-such-file"], 1, "no-such-file"),
         (["bench", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
         (
-            ["pull", "owner/no-such-model:q8_0"],
+            ["pull", "no-such-model"],
             1,
-            "is neither a file, nor hf:OWNER/REPOSITORY, nor a known model; did you mean 'hf:owner/no-such-model:q8_0'?",
+            "'no-such-model' is neither a file, nor OWNER/REPOSITORY of the Hub, nor a known model; known: deepseek-r1-1.5b, ",
         ),
         (["walk"], 2, "walk"),
         ([], 2, "COMMAND"),
         (["inspect", "-m", "x"], 2, "augury inspect has no flag -m; MODEL is given without a flag; see --help"),
         (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
-        (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: bench, chat, completion, inspect, "),
+        (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: bench, cache, chat, completion, inspect, "),
     ],
 )
 def test_errors_are_one_line_that_names_what_is_wrong(capsys, words, code, expected):

@@ -8,9 +8,9 @@ from augury.interfaces import Progress
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 
 
-@pytest.mark.parametrize("place", ["models/a.gguf", "models/huggingface/o/r/a.gguf", "packed/a.packed", "kernels/0/a.kernel"])
+@pytest.mark.parametrize("place", ["models/a.gguf", "packed/a.packed", "kernels/0/a.kernel"])
 def test_a_start_removes_what_killed_ones_left_and_nothing_of_living_ones(tmp_path, monkeypatch, place):
-    monkeypatch.setattr(models, "cache_folder", lambda: tmp_path / "models")
+    monkeypatch.setattr(models, "cache_folder", lambda kind="": tmp_path / kind)
     path = tmp_path / place
     scratch = path.with_name(f".{path.name}.scratch")
     scratch.mkdir(parents=True)

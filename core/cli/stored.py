@@ -1,0 +1,161 @@
+"""`augury list`, `augury rm` and `augury cache`: the models on this machine, and what else the cache holds."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from augury.cli.inspect import by_type, size_text
+from augury.cli.report import print_json, print_lines
+from augury.cli.table import align_rows
+from augury.errors import AuguryError, ModelFileError
+from augury.files.cache import cache_folder, packed_copies
+from augury.files.models import source_of
+from augury.interfaces import Source, StoredModel
+from augury.registry import Registry
+
+
+def add_parsers(subparsers: Any, registry: Registry) -> None:
+    """Add the commands."""
+    listing = subparsers.add_parser(
+        "list",
+        aliases=["ls"],
+        help="list the models on this machine",
+        description="List the models on this machine: downloaded ones, and those of Ollama and LM Studio.",
+    )
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    listing.set_defaults(run=_list, registry=registry)
+    removing = subparsers.add_parser(
+        "rm", help="remove downloaded models", description="Remove downloaded models, and the packed weights made of them."
+    )
+    removing.add_argument("names", metavar="NAME", nargs="+", help="a name as `augury list` shows it")
+    removing.set_defaults(run=_remove, registry=registry)
+    cache = subparsers.add_parser(
+        "cache",
+        help="show what the cache holds, and drop it",
+        description="Show what the cache holds beside models, which are made again when they are needed.",
+    )
+    cache.add_argument("--drop", metavar="KIND", nargs="+", help="remove all files of a kind, such as packed")
+    cache.set_defaults(run=_cache)
+
+
+@frozen
+class _Listed:
+    """A line of the list."""
+
+    name: str
+    source: str
+    architecture: str
+    quant: str
+    n_bytes: int
+    used: datetime
+    n_packed_bytes: int
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = sorted(_listed(args.registry), key=lambda each: each.used, reverse=True)
+    if args.json:
+        print_json({"models": [_as_json(each) for each in found]})
+        return 0
+    if not found:
+        print_lines(["no models yet; `augury pull smollm2` fetches a small one, `augury search WORDS` looks for others"])
+        return 0
+    rows = [["name", "architecture", "quant", "size", "packed copy", "last used"]]
+    for each in found:
+        packed = size_text(each.n_packed_bytes) if each.n_packed_bytes else "-"
+        rows.append([each.name, each.architecture, each.quant, size_text(each.n_bytes), packed, f"{each.used:%Y-%m-%d %H:%M}"])
+    print_lines(align_rows(rows))
+    return 0
+
+
+def _as_json(listed: _Listed) -> dict[str, Any]:
+    return {
+        "name": listed.name,
+        "source": listed.source,
+        "architecture": listed.architecture,
+        "quant": listed.quant,
+        "n_bytes": listed.n_bytes,
+        "n_packed_bytes": listed.n_packed_bytes,
+        "used": listed.used.isoformat(timespec="seconds"),
+    }
+
+
+def _listed(registry: Registry) -> Iterator[_Listed]:
+    from augury.files.gguf import ModelFile
+
+    folder = cache_folder("models")
+    short = {source.find(name, folder): name for source in registry.sources.values() for name in source.names()}
+    for source, model in _stored(registry):
+        statuses = [path.stat() for path in model.files]
+        try:
+            with ModelFile.open(model.files[0]) as file:
+                architecture, quant = file.architecture, next(iter(by_type(file)), "-")
+        except AuguryError as error:
+            architecture, quant = f"unreadable: {error}", "-"
+        yield _Listed(
+            short.get(model.files[0], model.reference),
+            source.name,
+            architecture,
+            quant,
+            sum(each.st_size for each in statuses),
+            datetime.fromtimestamp(max(each.st_atime for each in statuses)).astimezone(),
+            sum(path.stat().st_size for path in packed_copies(model.files[0])),
+        )
+
+
+def _stored(registry: Registry) -> Iterator[tuple[type[Source], StoredModel]]:
+    for source in registry.sources.values():
+        for model in source.stored(cache_folder("models")):
+            yield source, model
+
+
+def _remove(args: argparse.Namespace) -> int:
+    chosen = [_removable(name, args.registry) for name in args.names]  # all are known before any is removed
+    for name, (source, model) in zip(args.names, chosen, strict=True):
+        packed = packed_copies(model.files[0])
+        n_bytes = sum(path.stat().st_size for path in [*model.files, *packed] if path.is_file())
+        source.remove(model, cache_folder("models"))
+        for path in packed:
+            path.unlink(missing_ok=True)
+        print_lines([f"removed {name}: {size_text(n_bytes)}"])
+    return 0
+
+
+def _removable(name: str, registry: Registry) -> tuple[type[Source], StoredModel]:
+    path = source_of(name, registry).find(name, cache_folder("models"))
+    if path is None:
+        raise ModelFileError(f"{name} is not on this machine; `augury list` shows what is")
+    found = next(((source, model) for source, model in _stored(registry) if path in model.files), None)
+    if found is None:
+        raise ModelFileError(f"{name} is {path}, which augury has not downloaded; remove the file yourself")
+    source, model = found
+    if not model.is_removable:
+        raise ModelFileError(f"{name} belongs to {source.name}, whose files augury only reads; remove it there")
+    return found
+
+
+def _cache(args: argparse.Namespace) -> int:
+    root = cache_folder()
+    kinds = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if unknown := [kind for kind in args.drop or () if kind not in kinds]:
+        raise AuguryError(f"{root} holds nothing of kind {unknown[0]!r}; it holds: {', '.join(kinds) or 'nothing'}")
+    if "models" in (args.drop or ()):
+        raise AuguryError("models are not made again, but downloaded; remove them with `augury rm`")
+    for kind in args.drop or ():
+        n_bytes = _n_bytes(root / kind)
+        shutil.rmtree(root / kind)
+        print_lines([f"removed {kind}: {size_text(n_bytes)}"])
+    if not args.drop:
+        rows = [[kind, size_text(_n_bytes(root / kind)), str(root / kind)] for kind in kinds]
+        print_lines(align_rows([["kind", "size", "folder"], *rows]))
+    return 0
+
+
+def _n_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,75 @@
+"""Which of the files of a repository are one model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from augury.errors import ModelFileError
+
+_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
+_QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
+_DEFAULT_QUANT = "Q4_K_M"
+
+
+def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]:
+    """Choose among the files of a repository those of one model, in the order of its parts.
+
+    Raises:
+        ModelFileError: No model fits, or more than one.
+
+    >>> choose(["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf"], "hf:o/m:q8_0", "q8_0")
+    ['m-Q8_0.gguf']
+    """
+    models = _by_stem(files)
+    if not models:
+        raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF")
+    found = [stem for stem in models if quant is None or _fits(stem, quant)]
+    if quant is None and len(found) > 1:
+        found = [stem for stem in found if _fits(stem, _DEFAULT_QUANT)] or found
+    if len(found) != 1:
+        offered = "; ".join(_quant_of(stem) for stem in models)
+        problem = "nothing fits" if not found else f"{len(found)} models fit ({', '.join(found)})"
+        raise ModelFileError(f"{reference}: {problem}, expected one; add :QUANT, of which there are: {offered}")
+    parts = models[found[0]]
+    if (split := _PART.search(parts[0].removesuffix(".gguf"))) and len(parts) != int(split["count"]):
+        raise ModelFileError(f"{reference}: the repository has {len(parts)} of the {int(split['count'])} parts of {found[0]}")
+    return parts
+
+
+def models_of(files: Iterable[str]) -> Mapping[str, list[str]]:
+    """The files of each whole model, by what `choose` takes as its quant.
+
+    >>> models_of(["m-Q4_0.gguf", "m-BF16-00001-of-00002.gguf"])
+    {'Q4_0': ['m-Q4_0.gguf']}
+    """
+    models = _by_stem(files)
+    n_alike = Counter(map(_quant_of, models))
+    found = {}
+    for stem, names in models.items():
+        split = _PART.search(names[0].removesuffix(".gguf"))
+        if split is None or len(names) == int(split["count"]):
+            quant = _quant_of(stem)
+            found[quant if n_alike[quant] == 1 else stem.rsplit("/", 1)[-1]] = names
+    return found
+
+
+def _by_stem(files: Iterable[str]) -> Mapping[str, list[str]]:
+    models: dict[str, list[str]] = {}
+    for name in sorted(files):
+        stem = name.removesuffix(".gguf")
+        if stem != name and "mmproj" not in name.rsplit("/", 1)[-1]:  # an encoder of images is no language model
+            models.setdefault(_PART.sub("", stem), []).append(name)
+    return models
+
+
+def _fits(stem: str, quant: str) -> bool:
+    """Whether a file's name, without its end, says that it is of this quant; capitals do not matter."""
+    return re.search(rf"(?:^|[-./]){re.escape(quant)}$", stem, re.IGNORECASE) is not None or (
+        _quant_of(stem).lower() == quant.lower()
+    )
+
+
+def _quant_of(stem: str) -> str:
+    return match[1] if (match := _QUANT.search(stem)) else stem
