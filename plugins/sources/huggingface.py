@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -157,7 +158,7 @@ def _trouble(error: Exception, n_bytes: int | None) -> str:
 
 def _in_time(ask: Callable[[], T]) -> T:
     """The result of `ask` within `_ANSWER_S`: a lookup of names that fails has no time limit of its own."""
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils import logging as hub_logging
 
     answer: Future[T] = Future()
 
@@ -167,13 +168,13 @@ def _in_time(ask: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             answer.set_exception(error)
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # of each try it would write a line
+    level = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)  # of each try it would write a line
     try:
         Thread(target=run, daemon=True).start()
         return answer.result(_ANSWER_S)
     finally:
-        logging.set_verbosity(level)
+        hub_logging.set_verbosity(level)
 
 
 def _cached(repo: str, quant: str | None) -> Path | None:
