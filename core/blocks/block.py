@@ -10,6 +10,7 @@ from attrs import field, fields, frozen
 
 from augury.blocks.parts import Convolution, HasKernels, HasParts, LinearRecurrence
 from augury.errors import PluginError, UnsupportedError
+from augury.guard import describe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,15 +95,25 @@ class Block(HasParts):
         """The operations that `lower` writes for rows of `n_embd` values, checked against each other and the block.
 
         Raises:
-            PluginError: Operations do not fit each other, or the block's states and caches.
+            PluginError: Operations have operands of other kinds than theirs, do not fit each other, or the block's states and
+                caches, or `lower` fails.
             UnsupportedError: The block does not say how it is computed.
         """
         from augury.lowering.builder import Builder
 
-        build = Builder(n_embd)
-        self.lower(build)
-        for flaw in build.flaws(self.states(), self.cached()):
-            raise PluginError(f"block {type(self).__name__}: {flaw}; correct its `lower`, or the sizes in the plan")
+        build, name, package = Builder(n_embd), type(self).__name__, type(self).__module__.partition(".")[0]
+        try:
+            given: object = self.lower(build)  # type: ignore[func-returns-value]
+            flaw = next(build.flaws(self.states(), self.cached()), None)
+        except (KeyboardInterrupt, UnsupportedError):
+            raise
+        except BaseException as error:
+            message = f"{name} cannot be lowered: {describe(error)}; correct the `lower` of this block of package {package}"
+            raise PluginError(message) from error
+        if given is not None and not build.operations:
+            flaw = f"`lower` returns {given!r:.80} and writes no operations, expected them on `build`"
+        if flaw is not None:
+            raise PluginError(f"block {name}: {flaw}; correct its `lower` in package {package}, or the sizes in the plan")
         return build
 
 

@@ -37,6 +37,7 @@ from augury.lowering.operations import (
     ReadTokens,
     Recur,
     Route,
+    Routes,
     ScaleToLength,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "ReadTokens",
     "Recur",
     "Route",
+    "Routes",
     "ScaleToLength",
     "Scope",
     "Value",

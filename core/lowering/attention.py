@@ -5,16 +5,12 @@ Caches are named by their places in `Block.cached()`. Operations see the rows th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from attrs import frozen
 
+from augury.blocks.parts import Matrices, Norm, Preparation, Rope, Temperature, Vector
 from augury.lowering.operation import Operation, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from augury.blocks.parts import Matrices, Norm, Preparation, Rope, Temperature, Vector
 
 
 @frozen(eq=False)

@@ -21,6 +21,7 @@ from augury.blocks.parts import (
     Vector,
 )
 from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
+from augury.lowering.field_types import type_flaws
 from augury.lowering.operation import KeptRows, Operation, Value
 from augury.lowering.operations import (
     Activate,
@@ -46,6 +47,7 @@ from augury.lowering.operations import (
     ReadTokens,
     Recur,
     Route,
+    Routes,
     ScaleToLength,
 )
 
@@ -66,7 +68,18 @@ class Builder:
         self._reused: list[Choice] = []
 
     def flaws(self, states: Sequence[SequenceState], cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
-        """The misfits between operations, and with the states and caches that the block declares, in words."""
+        """The misfits of operations, between them, and with the states and caches that the block declares, in words.
+
+        Operands are looked at first: the others presuppose that each is what its operation's field says.
+        """
+        for each in self.operations:
+            if not isinstance(each, Operation):
+                yield f"it writes {each!r:.80}, expected an operation"
+            else:
+                yield from type_flaws(each, type(each).__name__)
+        yield from self._misfits(states, cached)
+
+    def _misfits(self, states: Sequence[SequenceState], cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
         made, kept, written = {self.x, self.before, self.embedded, *self._reused}, {}, {}
         norms = {each.out for each in self.operations if isinstance(each, Normalize) and each.x in (self.x, self.before)}
         for each in self.operations:
@@ -76,8 +89,8 @@ class Builder:
                     yield f"{name} reads x as others may still add to it; let it read `normalize(x, None)`"
                 elif value.root not in made:
                     yield f"{name} reads {value.width} values that nothing before it makes"
-                elif value.first + value.width > value.root.width:
-                    yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}"
+                elif not 0 <= value.first < value.first + value.width <= value.root.width:
+                    yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}, from {value.first} on"
             sizes = [*each.sizes()]
             if isinstance(each, Add | BeginStreams):
                 sizes += [("y", value.width, self.x.width) for value in each.read]
@@ -148,11 +161,13 @@ class Builder:
         """activation(x) / divisors * up, of the arguments that are given; see `Activate`."""
         return self.write(Activate(x, activation, up, divisors, limit, limits_activated, constants, Value(x.width)))[0]
 
-    def route(self, logits: Value, router: Router) -> Value:
+    def route(self, logits: Value, router: Router) -> Routes:
         """The experts that a router chooses, and their weights."""
-        return self.write(Route(logits, router, Value(router.n_used)))[0]
+        out = Routes(router.n_used)
+        self.operations.append(Route(logits, router, out))
+        return out
 
-    def feed_experts(self, x: Value, routes: Value, experts: Experts) -> Value:
+    def feed_experts(self, x: Value, routes: Routes, experts: Experts) -> Value:
         """The weighed sum of the outputs of a token's experts for x."""
         return self.write(FeedExperts(x, routes, experts, Value(experts.down.n_out)))[0]
 

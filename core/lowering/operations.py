@@ -93,12 +93,17 @@ class Activate(Operation):
 
 
 @frozen(eq=False)
+class Routes(Value):
+    """The experts of tokens, `width` of each, and their weights, in a form of the backend's."""
+
+
+@frozen(eq=False)
 class Route(Operation):
-    """out = the experts that a router chooses by logits, or by tokens' ids, and their weights, in a form of the backend's."""
+    """out = the experts that a router chooses by logits, or by tokens' ids."""
 
     logits: Value
     router: Router
-    out: Value  # n_used
+    out: Routes  # n_used
 
 
 @frozen(eq=False)
@@ -106,7 +111,7 @@ class FeedExperts(Operation):
     """out = the sum over a token's experts e of w_e * down_e(activation(gate_e(x)) * up_e(x)), limited as in `Activate`."""
 
     x: Value
-    routes: Value
+    routes: Routes
     experts: Experts
     out: Value
 

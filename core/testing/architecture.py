@@ -140,14 +140,16 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
             file.tensor(name, shape)
         except ModelFileError as error:
             yield TENSORS, str(error)
+    try:
+        numbers = [(NUMBERS, f"{what} is {number}") for what, number, is_good in _numbers(plan) if not is_good]
+    except TypeError as error:
+        numbers = [(NUMBERS, f"not a number where one is needed: {error}")]
+    yield from numbers
     for i, block in ((i, block) for i, layer in enumerate(plan.layers) for block in layer.blocks):
         if type(block).lower is not Block.lower:
             yield from ((SIZES, f"layer {i}, {misfit}") for misfit in _misfits(block, plan.n_seen(block)))
     for end in (plan.embedding, plan.output):
         yield from ((SIZES, misfit) for misfit in _misfits(end, plan.embedding.n_embd))
-    for what, number, is_good in _numbers(plan):
-        if not is_good:
-            yield NUMBERS, f"{what} is {number}"
 
 
 def _misfits(block: Block, n_embd: int) -> Iterator[str]:
@@ -156,8 +158,6 @@ def _misfits(block: Block, n_embd: int) -> Iterator[str]:
         block.lowered(n_embd)
     except AuguryError as error:
         yield str(error)
-    except Exception as error:  # noqa: BLE001 - sizes that are none may make anything fail
-        yield f"{type(block).__name__} cannot be lowered: {type(error).__name__}: {error}"
     if isinstance(block, Attention):
         if block.n_heads % block.n_kv_heads:
             yield f"Attention has {block.n_heads} heads, expected a multiple of its {block.n_kv_heads} KV heads"

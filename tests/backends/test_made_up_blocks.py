@@ -1,13 +1,16 @@
 """Blocks that nobody has written: operations in any order that fits compute the same on all backends that know them."""
 
+from typing import Any
+
 import attrs
 import numpy as np
 import pytest
-from oracles.models import altered, nmse, tiny_file
+from oracles.models import altered, nmse, tiny_file, tiny_model
 from oracles.states import script_rows
 
-from augury import Registry
+from augury import Engine, Registry
 from augury.blocks import Activation, Block, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
+from augury.errors import PluginError
 from augury.loader import plan_of
 from augury.lowering import Builder
 
@@ -167,3 +170,37 @@ def test_operations_in_any_order_compute_the_same(kind, seed):
     file = altered(tiny_file("llama-dense"), arrays=author.tensors)
     expected = rows_of("reference", file, Written(author))
     assert nmse(rows_of("numba-cpu", file, Written(author)), expected) < 1e-6
+
+
+@attrs.frozen
+class Odd(Block):
+    """A package's block that is wrong."""
+
+    how: Any
+
+    def lower(self, build):
+        self.how(build)
+
+
+def leave(build):
+    raise SystemExit(3)
+
+
+class Wrong(REGISTRY.architectures["llama"]):
+    """An architecture whose first layer has a wrong block."""
+
+    how = None
+
+    @classmethod
+    def plans(cls, file):
+        plan = super().plans(file)["main"]
+        return {"main": attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], mixer=Odd(cls.how)), *plan.layers[1:]))}
+
+
+@pytest.mark.parametrize("how", [leave, lambda build: build.add(None), lambda build: build.add("x")])
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+def test_a_wrong_block_ends_the_load_with_its_name_and_its_packages(monkeypatch, backend, how):
+    monkeypatch.setattr(Wrong, "how", how)
+    monkeypatch.setitem(REGISTRY.architectures, "llama", Wrong)
+    with pytest.raises(PluginError, match=r"Odd.*package tests|Odd.*package test_made_up"):
+        Engine.load(tiny_model("llama-dense"), backend=backend, spec_type="none", registry=REGISTRY)

@@ -1,5 +1,6 @@
 """Operations that do not fit each other are refused before a kernel sees them."""
 
+import re
 from types import ModuleType
 
 import attrs
@@ -10,17 +11,33 @@ from augury.blocks import (
     Activation,
     Block,
     Convolution,
+    Experts,
     GateKind,
+    Gating,
     Linear,
     LinearRecurrence,
     Matrices,
     Norm,
+    NormKind,
     Preparation,
     Rope,
+    Router,
     Vector,
 )
-from augury.errors import PluginError, UnsupportedError
-from augury.lowering import Add, Builder, Gate, Join, KeptRows, LookUp, Value, emitters_of
+from augury.errors import OptionError, PluginError, UnsupportedError
+from augury.lowering import (
+    Add,
+    AddWeighed,
+    Builder,
+    Gate,
+    Join,
+    KeptRows,
+    LookUp,
+    Multiply,
+    Operation,
+    Value,
+    emitters_of,
+)
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 
 HEADS = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=3, value_dim=4, has_delta=True)
@@ -123,6 +140,149 @@ def test_what_does_not_fit_is_named(told):
     with pytest.raises(PluginError) as found:
         block_of(flawed(FLAWS[told])).lowered(8)
     assert f"block Odd: {told}" in str(found.value)
+
+
+EXPERTS = Experts(
+    Router(Linear("router", 8, 4), 2, Gating.SOFTMAX),
+    *(Matrices(name, 4, 8, 8) for name in ("gate", "up", "down")),
+    Activation.SILU,
+    limit=None,
+    limits_activated=False,
+    weighs_input=False,
+    constants=(),
+)
+
+
+def activated(**changes):
+    """A builder's function that activates x with some operands changed."""
+    operands = {"activation": Activation.SILU, "up": None, "divisors": None, "limit": None, "constants": ()} | changes
+    return lambda b, n: b.activate(n, operands.pop("activation"), **operands)
+
+
+WRONG = {
+    "y of Add is None, expected a Value": lambda b, n: b.add(None),
+    "y of Add is 'x', expected a Value": lambda b, n: b.add("x"),
+    "y of Add is 3, expected a Value": lambda b, n: b.add(3),
+    "norm of Add is Vector(": lambda b, n: b.add(n, Vector("norm", 8)),
+    "eps of norm of Add is nan, expected a finite number": lambda b, n: b.add(n, Norm("norm", 8, np.nan)),
+    "kind of norm of Add is 'rms', expected a member of NormKind": lambda b, n: b.add(n, Norm("n", 8, 1e-5, kind="rms")),
+    "size of norm of Add is True, expected a whole number": lambda b, n: b.add(n, Norm("norm", True, 1e-5)),
+    "weight_shape of norm of Add is (8,), expected a tuple of": lambda b, n: b.add(n, Norm("n", 8, 1e-5, weight_shape=(8,))),
+    "linears of Multiply is (Vector(": lambda b, n: b.write(Multiply(n, (Vector("up", 8),), (Value(8),), "up")),
+    "linears of Multiply is [], expected a tuple of a Linear": lambda b, n: b.write(Multiply(n, [], (), "up")),
+    "scale of linears of Multiply is inf, expected": lambda b, n: b.multiply(n, Linear("w", 8, 8, scale=np.inf), purpose=""),
+    "purpose of Multiply is None, expected a text": lambda b, n: b.multiply(n, Linear("w", 8, 8), purpose=None),
+    "activation of Activate is <NormKind.RMS: 'rms'>, expected a member of Activation or a": activated(activation=NormKind.RMS),
+    "limit of Activate is -inf, expected a finite number or None": activated(limit=-np.inf),
+    "limit of Activate is '7', expected a finite number or None": activated(limit="7"),
+    "constants of Activate is (1.0, nan), expected a tuple of a finite number": activated(constants=(1.0, np.nan)),
+    "up of Activate is 8, expected a Value or None": activated(up=8),
+    "limits_activated of Activate is 1, expected true or false": activated(limits_activated=1),
+    "scale of Attend is 1": lambda b, n: b.attend(n, 0, 1, 2, 4, 10**400),
+    "keys of Attend is 0.0, expected a whole number": lambda b, n: b.attend(n, 0.0, 1, 2, 4, 1.0),
+    "slopes of Attend is [0.5, 0.25], expected a tuple of": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, slopes=[0.5, 0.25]),
+    "choice of Attend is Value(": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, choice=n),
+    "y of AddWeighed is Choice(": lambda b, n: b.write(AddWeighed(b.reuse_choice(), n, None, None, Value(1))),
+    "routes of FeedExperts is Value(": lambda b, n: b.feed_experts(n, n, EXPERTS),
+    "x of Activate is Routes(": lambda b, n: b.activate(b.route(n, EXPERTS.router), Activation.SILU),
+    "whole of y of Add is Choice(": lambda b, n: b.add(b.reuse_choice().split(1)[0]),
+    "frequencies of rope of steps of PrepareHeads is array([nan])": lambda b, n: b.prepare_heads(
+        [n], [4], [Preparation(rope=Rope(np.array([np.nan])))]
+    ),
+    "weights of KeepToPool is 'rms', expected a Value or None": lambda b, n: b.write(
+        KeepToPool(n, "rms", None, 2, KeptRows(0, 8))
+    ),
+    "rows of KeepToPool is 0, expected a KeptRows": lambda b, n: b.write(KeepToPool(n, None, None, 2, 0)),
+    "it writes 'add', expected an operation": lambda b, n: b.operations.append("add"),
+    "Normalize reads columns up to 7 of 8, from -1 on": lambda b, n: b.normalize(Value(8, n, -1), NORM),
+    "Normalize reads columns up to 0 of 8, from 0 on": lambda b, n: b.normalize(n.split(0, 8)[0], NORM),
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_an_operand_of_another_type_than_its_field_is_named(told):
+    with pytest.raises(PluginError) as found:
+        block_of(flawed(WRONG[told])).lowered(8)
+    assert f"block Odd: {told}" in str(found.value)
+
+
+@pytest.mark.parametrize("number", [np.float32(2.0), np.float64(2.0), np.int64(2), 2])
+def test_a_number_may_be_of_numpy(number):
+    block_of(flawed(lambda b, n: b.activate(n, Activation.SILU, limit=number))).lowered(8)
+
+
+def test_a_value_of_another_builder_is_refused():
+    other = Builder(8)
+    theirs = other.normalize(other.x, NORM)
+    with pytest.raises(PluginError, match="Add reads 8 values that nothing before it makes"):
+        block_of(lambda b: b.add(theirs)).lowered(8)
+
+
+def operation_of(kind):
+    """An operation of a package's, with a field of a type by its name."""
+
+    @attrs.frozen(eq=False)
+    class Turn(Operation):
+        x: Value
+        table: kind
+        out: Value
+
+    return Turn
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "told"),
+    [
+        ("Linear", None, "table of Turn is None, expected a Linear"),
+        ("Temperature | None", 3, "table of Turn is 3, expected a Temperature or None"),  # which this file does not import
+        ("Thing", 3, "the types of Turn's fields are not known: name 'Thing' is not defined"),
+    ],
+)
+def test_the_operands_of_a_packages_operation_are_of_its_types(kind, table, told):
+    turn = operation_of(kind)
+    with pytest.raises(PluginError, match=re.escape(told)):
+        block_of(flawed(lambda b, n: b.write(turn(n, table, Value(8))))).lowered(8)
+
+
+def raising(error):
+    def lower(build):
+        raise error
+
+    return lower
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, RecursionError, MemoryError, GeneratorExit, OptionError])
+def test_an_error_of_lower_names_block_and_package(kind):
+    with pytest.raises(PluginError) as found:
+        block_of(raising(kind("so it is"))).lowered(8)
+    assert f"Odd cannot be lowered: {kind.__name__}: so it is" in str(found.value)
+    assert f"package {__name__.partition('.')[0]}" in str(found.value)
+    assert isinstance(found.value.__cause__, kind)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UnsupportedError("no")])
+def test_an_interrupt_and_what_is_not_supported_pass_through(error):
+    with pytest.raises(type(error)) as found:
+        block_of(raising(error)).lowered(8)
+    assert found.value is error
+
+
+@pytest.mark.parametrize("changes", [{"states": None}, {"cached": 3}, {"cached": "rows"}])
+def test_states_and_caches_that_are_none_name_the_block(changes):
+    body = {name: lambda self, value=value: value for name, value in changes.items()}
+    body["lower"] = lambda self, build: build.add(build.normalize(build.x, NORM))
+    with pytest.raises(PluginError, match=r"Odd cannot be lowered: .* of this block of package"):
+        type("Odd", (Block,), body)().lowered(8)
+
+
+class Yielding(Block):
+    def lower(self, build):
+        yield build.add(build.normalize(build.x, NORM))
+
+
+def test_a_lower_that_returns_in_place_of_writing_is_refused():
+    with pytest.raises(PluginError, match="Yielding: `lower` returns <generator"):
+        Yielding().lowered(8)
 
 
 def test_a_state_that_no_operation_keeps_is_named():
