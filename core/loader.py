@@ -140,7 +140,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     return plan
 
 
-def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend) -> str:
+def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
     what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
     name = f"blk.{n}.nextn.eh_proj.weight"
@@ -150,7 +150,10 @@ def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device:
     if not plan.nextn:
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
     if device.computes_nextn:
-        return ""
+        unasked = (
+            f"the {what} were not loaded, as no drafter in use has `uses_nextn`; a drafter that loads this one must set it"
+        )
+        return "" if is_wanted else f"{file.path}: {unasked}"
     able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_nextn))
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"
 
@@ -259,7 +262,7 @@ class Loader:
             wanted = options if options.n_ctx else evolve(options, n_ctx=whole.n_ctx_train)
             plan = whole if wants_nextn else whole.without_nextn()
             device = place(self.registry, named, file, plan, wanted)
-            if lack := _lack_of_nextn(self.registry, file, whole, device):
+            if lack := _lack_of_nextn(self.registry, file, whole, device, is_wanted=wants_nextn):
                 plan = whole.without_nextn()
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)

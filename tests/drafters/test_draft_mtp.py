@@ -316,6 +316,26 @@ def test_a_target_without_such_layers_is_refused():
         Engine.load(tiny_model("llama-dense"), n_ctx=64, threads=1, spec_type="draft-mtp", registry=REGISTRY)
 
 
+class Wrapping(DraftMtp):
+    """Loads `draft-mtp` unasked."""
+
+    name = "wrapping"
+    aliases = ()
+    uses_nextn = False
+
+    def __init__(self, options, session):
+        (self.inner,) = session.drafters("draft-mtp")
+
+
+def test_a_wrapper_that_does_not_say_that_it_uses_such_layers_is_told_to(monkeypatch):
+    how = {"n_ctx": 64, "threads": 1, "backend": "reference", "spec_type": "wrapping", "registry": REGISTRY}
+    monkeypatch.setitem(REGISTRY.drafters, "wrapping", Wrapping)
+    with pytest.raises(UnsupportedError, match=r"draft-mtp: .* not loaded, as no drafter in use has `uses_nextn`; .* must set"):
+        Engine.load(agreeing("mtp-qwen35"), **how)
+    monkeypatch.setattr(Wrapping, "uses_nextn", True)
+    Engine.load(agreeing("mtp-qwen35"), **how).close()
+
+
 class Plain(Reference):
     name = "plain"
     computes_nextn = False
