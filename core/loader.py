@@ -24,6 +24,7 @@ from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
 from augury.options import Spec, build, check_mapping, options_of, parse_specs
 from augury.placement import place
+from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
@@ -289,6 +290,15 @@ class Loader:
                 return None
 
         return self.shared.get(("tokenizer", str(reference)), make)
+
+    @staticmethod
+    def load_template(file: ModelFile, tokenizer: Tokenizer | None, *, parse_special: bool) -> ChatTemplate | None:
+        """The chat template of a file, or None where it has none that is a text: prompts work without."""
+        try:
+            return ChatTemplate.from_metadata(file.metadata, tokenizer, parse_special=parse_special)
+        except ModelFileError as error:
+            get_logger("augury.loader").warning("no chat template", model=str(file.path), reason=str(error))
+            return None
 
     def check(self) -> None:
         """See that no model's file was changed; see `Model.check`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import Factory, field, frozen
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from augury.blocks import DraftBlock, ModelPlan
     from augury.files.gguf import ModelFile
 
-_POOLING: dict[Any, str] = dict(enumerate(("none", "mean", "cls", "last", "rank")))  # by a file's `pooling_type`
+_POOLING = ("none", "mean", "cls", "last", "rank")  # by a file's `pooling_type`
 _HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2moe": "dense_2"}  # of llama.cpp's src/models
 
 
@@ -52,7 +52,7 @@ class ModelInfo:
             n_ctx_train=plan.n_ctx_train,
             n_bytes=file.n_bytes,
             digest=file.digest,
-            pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
+            pooling=_pooling_of(file),
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             nextn_features=plan.nextn_features,
             nextn_layers=plan.nextn_layers,
@@ -60,3 +60,9 @@ class ModelInfo:
             hidden_of=plan.hidden_of,
             block=plan.block,
         )
+
+
+def _pooling_of(file: ModelFile) -> str | None:
+    """The pooling that a file states, where it is a known one: nothing but embeddings needs it."""
+    stated = file.metadata.get(f"{file.architecture}.pooling_type")
+    return _POOLING[stated] if type(stated) is int and 0 <= stated < len(_POOLING) else None

@@ -186,7 +186,7 @@ class Engine(Evaluations):
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
-            template = ChatTemplate.from_metadata(file.metadata, tokenizer, parse_special=parse_special)
+            template = loader.load_template(file, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
             context = loader.load(
                 model,

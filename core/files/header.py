@@ -111,11 +111,16 @@ class _Reader:
         """Step over bytes that are known to be there afterwards; return where they start."""
         start = self.at
         if n_bytes > self.end - start:
-            if self.end < len(self.data):
-                self.fail(f"{what} needs {n_bytes} bytes at {start}, beyond the {self.end} that a header may take")
-            self.fail(f"{what} needs {n_bytes} bytes at {start}, but the file ends at {self.end}; is it truncated?")
+            lack = self.lack(n_bytes, f"but the file ends at {self.end}")
+            self.fail(f"{what} needs {n_bytes} bytes at {start}, {lack}")
         self.at = start + n_bytes
         return start
+
+    def lack(self, n_bytes: int, found: str) -> str:
+        """Why bytes that were asked for are not there: too many for any header, or not in this file."""
+        if self.at + n_bytes > MAX_HEADER_BYTES:
+            return f"beyond the {MAX_HEADER_BYTES} that a header may take; the number is wrong, download the file again"
+        return f"{found}; is it truncated?"
 
     def u32(self, what: str) -> int:
         value: int = _U32.unpack_from(self.data, self.take(4, what))[0]
@@ -149,9 +154,9 @@ class _Reader:
         n_tensors = self.u64("the number of tensors")
         n_kv = self.u64("the number of metadata entries")
         if (least := n_kv * MIN_KV_BYTES + n_tensors * MIN_TENSOR_BYTES) > self.end - self.at:
+            lack = self.lack(least, f"but {self.end - self.at} are left")
             self.fail(
-                f"{n_kv} metadata entries and {n_tensors} tensors are announced, which take {least} bytes or more, "
-                f"but {self.end - self.at} are left; is it truncated?",
+                f"{n_kv} metadata entries and {n_tensors} tensors are announced, which take {least} bytes or more, {lack}"
             )
         metadata = self.metadata(n_kv)
         alignment = self.alignment(metadata)
@@ -236,8 +241,8 @@ class _Reader:
 
     def check_room(self, n: int, item_bytes: int, what: str) -> None:
         if n * item_bytes > self.end - self.at:
-            left = f"{self.end - self.at} bytes are left; is it truncated?"
-            self.fail(f"{what} announces {n} items of {item_bytes} bytes or more, but {left}")
+            lack = self.lack(n * item_bytes, f"but {self.end - self.at} bytes are left")
+            self.fail(f"{what} announces {n} items of {item_bytes} bytes or more, {lack}")
 
     def alignment(self, metadata: dict[str, object]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)

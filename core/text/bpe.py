@@ -41,7 +41,8 @@ class BytePairCodec(Codec):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pre = pre_tokenizer(vocabulary.pre)
-        if vocabulary.merges is None and vocabulary.pre != "kimi-k2":
+        merges = vocabulary.merges
+        if merges is None and vocabulary.pre != "kimi-k2":
             raise ModelFileError("tokenizer.ggml.merges is missing, expected an array of strings; convert the model again")
         self.adds_bos = self._pre.adds_bos
         self._n_vocab = len(vocabulary.tokens)
@@ -53,7 +54,7 @@ class BytePairCodec(Codec):
         if SURROGATE.search("".join(ids)):  # bytes that are not text: no text holds them, and the library does not take them
             ids = {text: token for text, token in ids.items() if not SURROGATE.search(text)}
         self._newlines = {text: token for text, token in ids.items() if not text.strip("\n")}
-        self._tokenizer = _build(ids, vocabulary.merges or [], self._pre)
+        self._tokenizer = _build(ids, merges or [], self._pre)
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a byte that the vocabulary has no token for is left out."""
@@ -90,7 +91,8 @@ class WhitespaceCodec(BytePairCodec):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._lowercases = self._pre.lowercases if vocabulary.lowercase is None else vocabulary.lowercase
+        said = vocabulary.flag("normalizer.lowercase")
+        self._lowercases = self._pre.lowercases if said is None else said
 
     def encode(self, text: str) -> list[int]:
         if self._lowercases:

@@ -33,7 +33,7 @@ class PlamoCodec(Codec):
         if missing := [byte for byte in range(256) if byte not in found]:
             raise ModelFileError(f"the vocabulary has no token <0x{missing[0]:02X}>, expected one for each byte")
         self._bytes = [found[byte] for byte in range(256)]
-        scaled = vocabulary.known_scores() * 1e4
+        scaled = vocabulary.scores() * 1e4
         scaled = np.where(np.isfinite(scaled), np.sign(scaled) * np.floor(np.abs(scaled) + 0.5), -np.inf)
         pieces = [
             (text[::-1], score) if score > self._UNKNOWN else (unreachable(token), 0.0)

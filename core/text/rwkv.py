@@ -19,7 +19,8 @@ class RwkvCodec(Codec):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {self.spell(text): token for token, text in enumerate(vocabulary.tokens)}
-        self._unk = [] if vocabulary.unk is None else [vocabulary.unk]
+        unk = vocabulary.token("unknown")
+        self._unk = [] if unk is None else [unk]
         lengths: dict[bytes, set[int]] = {}
         for token in self._ids:
             lengths.setdefault(token[:2], set()).add(len(token))

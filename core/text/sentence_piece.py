@@ -39,7 +39,8 @@ class SentencePieceCodec(Codec):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._n_vocab = len(vocabulary.tokens)
-        self._unk = [] if vocabulary.unk is None else [vocabulary.unk]
+        unk = vocabulary.token("unknown")
+        self._unk = [] if unk is None else [unk]
         self._processor = _build(vocabulary)
 
     def encode(self, text: str) -> list[int]:
@@ -58,7 +59,7 @@ def _build(vocabulary: Vocabulary) -> SentencePieceProcessor:
     has_all_bytes = len(numbers := vocabulary.of_type(TokenType.BYTE)) == 256
     for token in numbers if has_all_bytes else ():
         types[token] = _BYTE_PIECE
-    scores = vocabulary.known_scores().astype("<f4").tobytes()
+    scores = vocabulary.scores().astype("<f4").tobytes()
     proto = [
         _piece(text.encode("utf-8", "surrogateescape"), scores[4 * token : 4 * token + 4], types[token])
         for token, text in enumerate(vocabulary.tokens)

@@ -59,6 +59,10 @@ _ROLES = (
     _Role("rep", ("fim_rep_token_id",), "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>", ends=True),
     _Role("sep", ("fim_sep_token_id",), "<|file_sep|>", ends=True),
 )
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+ROLE_KEYS = (*_END_KEYS, *(key for role in _ROLES for key in role.keys))
+"""The keys that `assign_roles` reads, without `tokenizer.ggml.`."""
+
 _ENDS = (  # separated by spaces
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
     "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
@@ -76,13 +80,13 @@ def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, 
     Args:
         ids: token text → id.
         types: (V,) int32, TokenType; mutated.
-        named: the metadata keys `tokenizer.ggml.*_token_id`, without that prefix, → id.
+        named: id by those of `ROLE_KEYS` that the file has.
 
     Returns:
         The tokens after which nothing more is generated, and those for filling in the middle: "pre", "suf", "mid", "pad",
         "rep" (repository) and "sep" (file), as far as there are any.
     """
-    ends = {named[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if key in named}
+    ends = {named[key] for key in _END_KEYS if key in named}
     fim: dict[str, int] = {}
     for role in _ROLES:
         token = next((named[key] for key in reversed(role.keys) if key in named), None)

@@ -65,20 +65,16 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}  # by token, that were asked for: texts say the same words again
         self.kind = vocabulary.kind
         self.n_vocab = len(vocabulary.tokens)
-        self.bos = vocabulary.bos
-        self.eos = vocabulary.eos
+        self.bos = vocabulary.token("bos")
+        self.eos = vocabulary.token("eos")
         self.eog = vocabulary.eog
         self.fim = vocabulary.fim
         self.suppressed = vocabulary.suppressed
-        self._last = vocabulary.sep if self.kind == "bert" else vocabulary.eos
-        adds_bos, adds_eos = vocabulary.add_bos, vocabulary.add_eos
-        if self.kind in ("bert", "rwkv"):  # even if the file says otherwise
-            adds_bos = adds_eos = self.kind == "bert"
-        if vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
-            adds_bos = True
-        self.add_bos = vocabulary.bos is not None and (codec.adds_bos if adds_bos is None else adds_bos)
-        self.add_eos = self._last is not None and (codec.adds_eos if adds_eos is None else adds_eos)
-        self.add_space_prefix = codec.adds_space_prefix if vocabulary.add_space_prefix is None else vocabulary.add_space_prefix
+        self._last = vocabulary.token("seperator") if self.kind == "bert" else self.eos  # the specification's spelling
+        self.add_bos = self.bos is not None and self._adds("bos")
+        self.add_eos = self._last is not None and self._adds("eos")
+        said = vocabulary.flag("add_space_prefix")
+        self.add_space_prefix = codec.adds_space_prefix if said is None else said
         self._prefix = " " if self.add_space_prefix and self.kind == "llama" else ""
         self._large = threading.Lock()  # held while a large text is encoded: the memory of one at a time has to be there
         self._partitions = {  # by whether control tokens are found in text
@@ -136,6 +132,16 @@ class Tokenizer:
         if add_special and self.add_eos and self._last is not None:
             ids.append(self._last)
         return ids
+
+    def _adds(self, end: str) -> bool:
+        """Whether texts begin with bos, or end with eos, by default."""
+        vocabulary, codec = self._vocabulary, self._codec
+        if self.kind in ("bert", "rwkv"):  # even if the file says otherwise
+            return self.kind == "bert"
+        if end == "bos" and isinstance(codec, BytePairCodec) and vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
+            return True
+        said = vocabulary.flag(f"add_{end}_token")
+        return (codec.adds_bos if end == "bos" else codec.adds_eos) if said is None else said
 
     @property
     def control_texts(self) -> list[str]:

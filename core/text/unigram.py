@@ -32,13 +32,13 @@ class UnigramCodec(Codec):
     adds_eos = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        if vocabulary.unk is None:
+        if (unk := vocabulary.token("unknown")) is None:
             raise ModelFileError("tokenizer.ggml.unknown_token_id is missing, expected a token of the vocabulary")
-        self._prefix = SPACE if vocabulary.add_space_prefix else ""
-        self._merges_spaces = vocabulary.remove_extra_whitespaces
+        self._prefix = SPACE if vocabulary.flag("add_space_prefix") else ""
+        self._merges_spaces = bool(vocabulary.flag("remove_extra_whitespaces"))
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED, is_stated=True)
         self._normaliser = _Normaliser(vocabulary.charsmap, [vocabulary.tokens[token] for token in user_defined])
-        scores = vocabulary.known_scores()
+        scores = vocabulary.scores()
         normal = vocabulary.of_type(TokenType.NORMAL, is_stated=True)
         worst = float(scores[normal].min()) if normal else 0.0
         scores[user_defined] = 0.0
@@ -47,7 +47,7 @@ class UnigramCodec(Codec):
             (text, float(scores[token])) if token in known else (unreachable(token), worst)
             for token, text in enumerate(vocabulary.tokens)
         ]
-        self._tokenizer = unigram_tokenizer(pieces, vocabulary.unk)
+        self._tokenizer = unigram_tokenizer(pieces, unk)
 
     def encode(self, text: str) -> list[int]:
         """Encode text; characters in a row that are in no token are one unknown token."""

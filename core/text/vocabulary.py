@@ -11,7 +11,8 @@ import numpy as np
 from attrs import field, frozen
 
 from augury.errors import ModelFileError, UnsupportedError
-from augury.text.special_token import TokenType, assign_roles
+from augury.log import get_logger
+from augury.text.special_token import ROLE_KEYS, TokenType, assign_roles
 
 Kind = TypeVar("Kind", str, int, bool)
 
@@ -23,7 +24,7 @@ _DEFAULTS = {  # special tokens where a file does not name them, by kind
     "t5": {"eos_token_id": 1, "unknown_token_id": 2},
     "plamo2": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
 }
-_NO_TOKEN = (-1, 0xFFFFFFFF)  # how some converters write that there is none
+_NO_TOKEN = (-1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # how some converters write that there is none
 
 SPACE = "▁"
 """The character that stands for a space in the tokens of most vocabularies."""
@@ -53,42 +54,65 @@ class Codec(ABC):
 
 @frozen(eq=False)
 class Vocabulary:
-    """Tokens by id, V of them, and the roles of the special ones."""
+    """Tokens by id, V of them, and the roles of the special ones.
+
+    Metadata that only some kinds use is read when it is asked for. So damage to what nothing uses harms nobody.
+    """
 
     kind: str  # tokenizer.ggml.model
-    pre: str | None  # tokenizer.ggml.pre: how text is split before byte-level BPE
     tokens: list[str] = field(repr=False)  # bytes that are not UTF-8 are surrogate escapes
     ids: dict[str, int] = field(repr=False)  # token text → id
     types: np.ndarray = field(repr=False)  # (V,) int32, TokenType, put right where a text says more than the file
     stated_types: np.ndarray = field(repr=False)  # as the file has them
-    scores: np.ndarray | None = field(repr=False)  # (V,) float32
-    merges: list[str] | None = field(repr=False)  # pairs of token texts with a space between them, the first to be merged first
-    bos: int | None
-    eos: int | None
-    unk: int | None
     eog: frozenset[int]
     fim: dict[str, int]  # tokens for filling in the middle, see `assign_roles`
-    add_bos: bool | None  # None: the file does not say
-    add_eos: bool | None
-    add_space_prefix: bool | None
-    remove_extra_whitespaces: bool
-    lowercase: bool | None
-    strip_accents: bool | None
-    sep: int | None
-    suppressed: frozenset[int]  # never to be sampled
-    charsmap: bytes = field(repr=False)  # how Unigram vocabularies normalise text
     strips_left: frozenset[int]  # special tokens to which white space before them belongs
     strips_right: frozenset[int]  # or after them
+    _metadata: Mapping[str, object] = field(repr=False)
 
-    def known_scores(self) -> np.ndarray:
+    @property
+    def pre(self) -> str | None:
+        """`tokenizer.ggml.pre`: how text is split before byte-level BPE."""
+        return "gemma4" if self.kind == "gemma4" else _optional(self._metadata, "pre", str)
+
+    def token(self, role: str) -> int | None:
+        """The token that `tokenizer.ggml.<role>_token_id` names, or the one that it is in vocabularies of this kind."""
+        return _token(self._metadata, self.kind, f"{role}_token_id", len(self.tokens))
+
+    def flag(self, key: str) -> bool | None:
+        """Whether `tokenizer.ggml.<key>` is so; None: the file does not say."""
+        return _optional(self._metadata, key, bool)
+
+    @property
+    def merges(self) -> list[str] | None:
+        """Pairs of token texts with a space between them, the first to be merged first."""
+        return _strings(self._metadata, "merges") if f"{_PREFIX}merges" in self._metadata else None
+
+    @property
+    def suppressed(self) -> frozenset[int]:
+        """Tokens that are never to be sampled."""
+        found = _numbers(self._metadata, "suppress_tokens", "iu")
+        return frozenset() if found is None else frozenset(found.tolist()) & frozenset(range(len(self.tokens)))
+
+    @property
+    def charsmap(self) -> bytes:
+        """How Unigram vocabularies normalise text."""
+        found = _numbers(self._metadata, "precompiled_charsmap", "iu")
+        return b"" if found is None else found.astype("u1").tobytes()
+
+    def scores(self) -> np.ndarray:
         """The tokens' scores, (V,) float64.
 
         Raises:
-            ModelFileError: there are none.
+            ModelFileError: there are none, or one is no number.
         """
-        if self.scores is None:
-            raise ModelFileError("tokenizer.ggml.scores is missing, expected an array of numbers; convert the model again")
-        return self.scores.astype(np.float64)
+        scores = _numbers(self._metadata, "scores", "fiu", len(self.tokens))
+        if scores is None:
+            raise ModelFileError(f"{_PREFIX}scores is missing, expected an array of numbers; convert the model again")
+        if np.isnan(scores).any():
+            wrong = int(np.isnan(scores).argmax())
+            raise ModelFileError(f"{_PREFIX}scores has no number for token {wrong}, expected one for each")
+        return scores.astype(np.float32).astype(np.float64)
 
     def of_type(self, *types: TokenType, is_stated: bool = False) -> list[int]:
         """Ids of the tokens of these types, rising; `is_stated` takes the types as the file has them."""
@@ -124,43 +148,12 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
     for token in np.flatnonzero(types == TokenType.BYTE).tolist():
         if _BYTE.fullmatch(tokens[token]) is None:
             raise ModelFileError(f"token {token} is {tokens[token]!r}, expected a byte as <0x00> to <0xFF>, as its type says")
-    scores = _numbers(metadata, "scores", "fiu", len(tokens))
-    if scores is not None and np.isnan(scores).any():
-        raise ModelFileError(f"{_PREFIX}scores has no number for token {int(np.isnan(scores).argmax())}, expected one for each")
-    named = {key: token for key, token in _DEFAULTS.get(kind, {}).items() if token < len(tokens)}
-    named |= _named_tokens(metadata, len(tokens))
     stated_types = types.copy()
-    eog, fim = assign_roles(ids, types, named)
+    named = {key: _token(metadata, kind, key, len(tokens)) for key in ROLE_KEYS}
+    eog, fim = assign_roles(ids, types, {key: token for key, token in named.items() if token is not None})
     strips_left, strips_right = _strips(metadata, ids, types)
-    suppressed = _numbers(metadata, "suppress_tokens", "iu")
-    return Vocabulary(
-        kind=kind,
-        pre="gemma4" if kind == "gemma4" else _optional(metadata, "pre", str),
-        tokens=tokens,
-        ids=ids,
-        types=types,
-        stated_types=stated_types,
-        scores=None if scores is None else scores.astype(np.float32),
-        merges=_strings(metadata, "merges") if f"{_PREFIX}merges" in metadata else None,
-        bos=named.get("bos_token_id"),
-        eos=named.get("eos_token_id"),
-        unk=named.get("unknown_token_id"),
-        eog=eog,
-        fim=fim,
-        add_bos=_optional(metadata, "add_bos_token", bool),
-        add_eos=_optional(metadata, "add_eos_token", bool),
-        add_space_prefix=_optional(metadata, "add_space_prefix", bool),
-        remove_extra_whitespaces=bool(_optional(metadata, "remove_extra_whitespaces", bool)),
-        lowercase=_optional(metadata, "normalizer.lowercase", bool),
-        strip_accents=_optional(metadata, "normalizer.strip_accents", bool),
-        sep=named.get("seperator_token_id"),  # the specification's spelling
-        suppressed=frozenset() if suppressed is None else frozenset(suppressed.tolist()) & frozenset(range(len(tokens))),
-        charsmap=b""
-        if (charsmap := _numbers(metadata, "precompiled_charsmap", "iu")) is None
-        else charsmap.astype("u1").tobytes(),
-        strips_left=strips_left,
-        strips_right=strips_right,
-    )
+    _warn_of_tokens(metadata, kind, len(tokens))
+    return Vocabulary(kind, tokens, ids, types, stated_types, eog, fim, strips_left, strips_right, metadata)
 
 
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
@@ -198,19 +191,31 @@ def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.nd
     return frozenset(), frozenset()
 
 
-def _named_tokens(metadata: Mapping[str, object], n_vocab: int) -> dict[str, int]:
-    """Look up all token ids that the metadata names, by key without its prefix."""
-    named = {}
+def _token(metadata: Mapping[str, object], kind: str, key: str, n_vocab: int) -> int | None:
+    """The token that `tokenizer.ggml.<key>` names, or the one that it is in vocabularies of this kind.
+
+    Raises:
+        ModelFileError: there is no such token.
+    """
+    if f"{_PREFIX}{key}" not in metadata:
+        default = _DEFAULTS.get(kind, {}).get(key, n_vocab)
+        return default if default < n_vocab else None
+    token = _optional(metadata, key, int)
+    if token is None or token in _NO_TOKEN:
+        return None
+    if not 0 <= token < n_vocab:
+        raise ModelFileError(f"{_PREFIX}{key} is {token}, expected a token of the vocabulary, 0 to {n_vocab - 1}")
+    return token
+
+
+def _warn_of_tokens(metadata: Mapping[str, object], kind: str, n_vocab: int) -> None:
+    """Tell of tokens that do not exist, whether or not something will ask for them."""
     for full in metadata:
         if full.startswith(_PREFIX) and full.endswith("_token_id"):
-            key = full.removeprefix(_PREFIX)
-            token = _optional(metadata, key, int)
-            if token is None or token in _NO_TOKEN:
-                continue
-            if not 0 <= token < n_vocab:
-                raise ModelFileError(f"{full} is {token}, expected a token of the vocabulary, 0 to {n_vocab - 1}")
-            named[key] = token
-    return named
+            try:
+                _token(metadata, kind, full.removeprefix(_PREFIX), n_vocab)
+            except ModelFileError as error:
+                get_logger("augury.text.vocabulary").warning("a token is not there", reason=str(error))
 
 
 def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kind | None:

@@ -31,16 +31,17 @@ class WordPieceCodec(Codec):
     adds_bos = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        if vocabulary.bos is None or vocabulary.sep is None or vocabulary.unk is None:
+        bos, sep, unk = map(vocabulary.token, ("bos", "seperator", "unknown"))
+        if bos is None or sep is None or unk is None:
             raise ModelFileError(
-                f"tokenizer.ggml.bos_token_id is {vocabulary.bos}, seperator_token_id {vocabulary.sep} and unknown_token_id "
-                f"{vocabulary.unk}; expected three tokens of the vocabulary"
+                f"tokenizer.ggml.bos_token_id is {bos}, seperator_token_id {sep} and unknown_token_id {unk}; expected three "
+                "tokens of the vocabulary"
             )
-        lowercases = vocabulary.lowercase is not False
-        strips = lowercases if vocabulary.strip_accents is None else vocabulary.strip_accents
+        lowercases, strips = vocabulary.flag("normalizer.lowercase") is not False, vocabulary.flag("normalizer.strip_accents")
+        strips = lowercases if strips is None else strips
         self._characters = _Characters(lowercases=lowercases, strips_accents=strips)
         self._ids = vocabulary.ids
-        self._unk: int = vocabulary.unk
+        self._unk = unk
         self._n_longest = max(map(len, vocabulary.tokens), default=0)
         self._cache: dict[str, list[int]] = {}
 

@@ -46,7 +46,8 @@ def of_file(
         has_factors: Whether the family divides frequencies by tensors of the file, if it has them: `rope_freqs`, or
             `rope_factors_long` and `rope_factors_short` for contexts that are longer than the original one, or not.
         sections: How the family deals pairs out to the axes of an image, in blocks or in turns. In a text all axes but the
-            last are the position; pairs of the last stay as they are.
+            last of four are the position; pairs of the last stay as they are. Files that state three axes, as Ollama's do,
+            or none have no pair of the last.
         yarn_keys: Which of the keys `rope.scaling.yarn_*` the family reads: `beta_fast`, `beta_slow`, `log_multiplier`.
 
     Source: the keys `rope.scaling.*` as llama.cpp reads them; 0 stands for "not set".
@@ -63,7 +64,10 @@ def of_file(
     if factor < _LEAST:
         keys.number("rope.scaling.factor", factor, least=_LEAST)
     magnitude = keys.number("rope.scaling.attn_factor", 0.0) or 1.0
-    n_ctx_original = keys.count("rope.scaling.original_context_length", 0, least=0, most=MAX_POSITIONS) or decoder.n_ctx_train
+
+    def n_ctx_original() -> int:
+        return keys.count("rope.scaling.original_context_length", 0, least=0, most=MAX_POSITIONS) or decoder.n_ctx_train
+
     yarn = None
     if kind == "yarn":
 
@@ -72,7 +76,7 @@ def of_file(
 
         yarn = Yarn(
             factor=factor,
-            n_ctx_original=n_ctx_original,
+            n_ctx_original=n_ctx_original(),
             beta_fast=number("beta_fast", 32.0),
             beta_slow=number("beta_slow", 1.0),
             log_multiplier=number("log_multiplier", 0.0, 0.0),
@@ -90,7 +94,7 @@ def of_file(
     short, long = _factors(decoder) if has_factors else (None, None)
     if short is long:
         return Rope(scaled(short), magnitude, is_interleaved)
-    return Rope(scaled(short), magnitude, is_interleaved, scaled(long), n_ctx_original)
+    return Rope(scaled(short), magnitude, is_interleaved, scaled(long), n_ctx_original())
 
 
 def base_of(decoder: Tensors, key: str = "rope.freq_base", default: float = 10000.0) -> float:
@@ -119,8 +123,8 @@ def local_size(decoder: Tensors) -> int:
 
 def axes(decoder: Tensors) -> Literal["blocks"] | None:
     """The `sections` of families whose files state axes of an image where they have them; see `of_file`."""
-    sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
-    return "blocks" if sections[0] and sections[1] else None
+    sections = _sections(decoder)
+    return "blocks" if sections is not None and sections[0] and sections[1] else None
 
 
 def _factors(decoder: Tensors) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -136,9 +140,19 @@ def _factors(decoder: Tensors) -> tuple[np.ndarray | None, np.ndarray | None]:
     return (short, long) if always is None else (always, always)
 
 
+def _sections(decoder: Tensors) -> tuple[int, ...] | None:
+    """How many pairs each of four axes has; None where the file does not say."""
+    key = "rope.dimension_sections"
+    if key not in decoder.keys:
+        return None
+    n = 3 if np.size(decoder.file.metadata[decoder.keys.full(key)]) == 3 else 4
+    return (*decoder.keys.counts(key, n, least=0), 0)[:4]
+
+
 def _is_of_last_axis(decoder: Tensors, n_pairs: int, sections: str) -> np.ndarray:
     """Which pairs turn by the last of four axes, (n_pairs,) bool, as ggml's rope deals them out."""
-    sizes = decoder.keys.counts("rope.dimension_sections", 4, least=0)
+    if (sizes := _sections(decoder)) is None:
+        return np.zeros(n_pairs, bool)
     if sum(sizes) == 0:
         decoder.keys.fail("rope.dimension_sections", list(sizes), "sizes of which one is above 0")
     sector = np.arange(n_pairs) % sum(sizes)

@@ -7,7 +7,8 @@ from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Draft, Drafter, Engine, ModelFileError, OptionError, PluginError, UnsupportedError, hookimpl
 from augury.files.gguf_writer import gguf_file
-from augury.loader import plan_of
+from augury.loader import Loader, plan_of
+from augury.model_info import ModelInfo
 from augury.registry import Registry
 from augury.testing.toys import TINY_TARGET
 
@@ -50,6 +51,19 @@ def test_a_text_for_a_model_without_a_known_tokenizer_is_refused_with_what_the_f
         assert len(engine.generate([1], max_tokens=2).tokens) == 2
         with pytest.raises(UnsupportedError, match=r"model is 'who-knows'.*--override-kv tokenizer.ggml.model=str:NAME"):
             engine.generate("a")
+
+
+@pytest.mark.parametrize("template", [3, ["a", "b"], [["a"]]])
+def test_a_chat_template_that_is_no_text_counts_as_none(caplog, template):
+    file = altered(tiny_file("llama-dense"), metadata={"tokenizer.chat_template": template})
+    assert Loader.load_template(file, None, parse_special=False) is None
+    assert "no chat template" in caplog.text
+
+
+@pytest.mark.parametrize("stated", [7, -1, 1.0, True, "mean", ["mean"], np.array([1, 2])])
+def test_a_pooling_that_is_not_known_is_none(stated):
+    file = altered(tiny_file("llama-dense"), metadata={"llama.pooling_type": stated})
+    assert ModelInfo.of(file, plan_of(file, registry_with_toys())).pooling is None
 
 
 def test_whole_numbers_where_weights_belong_are_refused():

@@ -263,9 +263,9 @@ def test_what_is_not_known_is_named(changes, message):
         ({"token_type": ["x"] * 6}, "token_type is an array of 6 entries, expected an array of numbers"),
         ({"token_type": [1, 1, 1, 3, 3, 6]}, "token 5 is 'Ġ', expected a byte"),
         ({"token_type": 1}, "token_type is 1, expected an array of numbers"),
-        ({"scores": np.ones(5, np.float32)}, "scores has 5 entries"),
-        ({"scores": [1.0, float("nan"), 1, 1, 1, 1]}, "scores has no number for token 1"),
-        ({"scores": [[1.0], [1.0, 2.0]]}, "scores is an array of 2 entries, expected an array of numbers"),
+        ({"model": "llama", "scores": np.ones(5, np.float32)}, "scores has 5 entries"),
+        ({"model": "llama", "scores": [1.0, float("nan"), 1, 1, 1, 1]}, "scores has no number for token 1"),
+        ({"model": "llama", "scores": [[1.0], [1.0, 2.0]]}, "scores is an array of 2 entries, expected an array of numbers"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["ab"]}, "merges holds 'ab', expected two"),
         ({"merges": ["a x"]}, "merges does not fit the tokens"),
@@ -281,6 +281,43 @@ def test_what_is_not_known_is_named(changes, message):
 def test_damaged_metadata_is_a_model_file_error(changes, message):
     with pytest.raises(ModelFileError, match=message):
         load_tokenizer(vocabularies.tiny(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": np.ones(5, np.float32)},
+        {"scores": [1.0, float("nan"), 1, 1, 1, 1]},
+        {"scores": "none"},
+        {"precompiled_charsmap": ["A", "=="]},  # as in Snowflake's files of Ollama
+        {"normalizer.lowercase": "no", "normalizer.strip_accents": 3, "remove_extra_whitespaces": 1},
+        {"eos_token_ids": "3", "added_tokens": 7, "padding_token_id": None, "unheard.of": [[1], ["x"]]},
+        {"bos_token_id": -1, "add_bos_token": 1},
+        {"eos_token_id": 2**64 - 1, "add_eos_token": "no"},
+    ],
+)
+def test_metadata_that_byte_level_bpe_does_not_use_may_be_anything(changes):
+    assert load_tokenizer(vocabularies.tiny(**changes)).encode("ab") == [2]
+
+
+@pytest.mark.parametrize("role", ["image", "padding", "mask", "seperator", "cls", "unknown", "who_knows"])
+@pytest.mark.parametrize("token", [6, -7, 2**40, "3", 1.5, True, [1]])
+def test_a_token_that_nothing_uses_need_not_be_there(caplog, role, token):
+    """As in llama.cpp's report 11212."""
+    assert load_tokenizer(vocabularies.tiny(**{f"{role}_token_id": token})).encode("ab") == [2]
+    assert f"tokenizer.ggml.{role}_token_id is" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["llama", "rwkv"])
+def test_a_token_that_the_kind_uses_has_to_be_there(model):
+    with pytest.raises(ModelFileError, match="unknown_token_id is 6, expected a token of the vocabulary, 0 to 5"):
+        load_tokenizer(vocabularies.tiny(model=model, scores=np.ones(6, np.float32), unknown_token_id=6))
+
+
+def test_sentencepiece_does_not_read_merges_nor_a_pre_tokenizer():
+    how = {"model": "llama", "scores": np.ones(6, np.float32)}
+    plain, odd = (load_tokenizer(vocabularies.tiny(**how, **more)) for more in ({}, {"merges": 3, "pre": ["x"]}))
+    assert odd.encode("ab") == plain.encode("ab")
 
 
 def test_tokens_that_say_there_is_none_are_none():
