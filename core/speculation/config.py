@@ -15,7 +15,7 @@ from attrs import frozen
 from augury.errors import OptionError
 from augury.files.nextn_file import is_nextn_alone
 from augury.interfaces import Drafter
-from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs
+from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs, similar
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -264,8 +264,9 @@ class Speculation:
         """The same with a request's own settings.
 
         Args:
-            params: False for no drafter, True or None for no wish, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the
-                drafters loaded, beside those that need no naming), and per-request options under a drafter's name.
+            params: False for no drafter, True or None for no wish, or `n_max`, `n_min`, `p_min` (of the drafters that have such
+                an option), `type` ("none" or some of the drafters loaded, beside those that need no naming), and per-request
+                options under a drafter's name.
 
         Raises:
             OptionError: A key is unknown, out of range, or can only be set when the engine is loaded.
@@ -277,16 +278,14 @@ class Speculation:
         if not hasattr(params, "items"):
             raise OptionError(f"speculative is {params!r}, expected True, False or a mapping such as {{'n_max': 8}}")
         params = self._by_name(params)
+        p_min = params.get("p_min")
+        if p_min is not None and not (_is_number(p_min) and 0 <= p_min <= 1):
+            raise OptionError(f"speculative: p_min is {p_min!r}, expected 0 to 1")
         members = [self._changed(member, params) for member in self.members]
         names = self._wanted(params.get("type", self.type))
-        limits = {key: params[key] for key in ("n_max", "n_min") if key in params}
         serving = [member.name for member in members if member.is_serving and member.name not in names] if names else []
         chosen = tuple(member for name in serving + names for member in members if member.name == name)
-        takers = chosen or members  # a request without drafts may leave p_min as it is
-        if params.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in takers):
-            asked = ";".join(each.name for each in takers) or "none"
-            raise OptionError(f"speculative: p_min is given, but {asked} has no such option")
-        return attrs.evolve(self, members=chosen, **limits)
+        return attrs.evolve(self, members=chosen, **self._limits(params))
 
     @property
     def _names(self) -> dict[str, str]:
@@ -305,6 +304,16 @@ class Speculation:
             named[known[key]] = value
         return named
 
+    def _limits(self, params: Mapping[str, Any]) -> dict[str, int]:
+        """The lengths of drafts. Of a limit that is given and one that is not, the longest wins, as in llama.cpp."""
+        limits = {
+            name: check_count(f"speculative: {name}", params.get(name, getattr(self, name)), least=0)
+            for name in ("n_max", "n_min")
+        }
+        if not limits.keys() <= params.keys():
+            limits["n_min"] = min(limits.values())
+        return limits
+
     def _wanted(self, kind: Any) -> list[str]:
         names = self._names
         if not isinstance(kind, str) or not kind.strip():
@@ -312,8 +321,9 @@ class Speculation:
         specs = [spec for spec in parse_specs(kind) if spec.name != "none"]
         for spec in specs:
             if spec.name not in names:
-                loaded = f"the engine was loaded with {self.type!r}"
-                raise OptionError(f"speculative: type is {spec.name!r}, but {loaded}; name some of that, or 'none'")
+                close = similar(spec.name, names)
+                advice = "name some of that, or 'none'" if close is None else f"did you mean {close!r}?"
+                raise OptionError(f"speculative: type is {spec.name!r}, but the engine was loaded with {self.type!r}; {advice}")
             if spec.values:
                 raise OptionError(
                     f"speculative: type takes names alone; give options as {{{spec.name!r}: {dict(spec.values)}}}"

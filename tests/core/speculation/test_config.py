@@ -34,6 +34,15 @@ def test_a_request_chooses_among_the_drafters_that_were_loaded():
     assert LOADED.override(None) is LOADED
 
 
+def test_every_request_may_bound_its_drafts():
+    easy = LOADED.override({"type": "easy", "p_min": 0.75, "n_max": 4, "n_min": 0})
+    assert (easy.type, easy.n_max, easy.n_min) == ("easy", 4, 0)
+    assert Speculation().override({"p_min": 0.75, "n_max": 4.0}).n_max == 4
+    strict = Speculation(n_max=8, n_min=6)
+    assert strict.override({"n_max": 4}) == Speculation(n_max=4, n_min=4)
+    assert strict.override({"n_min": 9}) == Speculation(n_max=8, n_min=8)
+
+
 def test_what_is_in_force_is_told_of_drafters_that_are_in_use():
     assert Speculation(n_max=4).effective() == {"type": "none", "n_max": 4, "n_min": 0}
     assert LOADED.effective() == {
@@ -75,7 +84,10 @@ def test_a_request_may_call_drafters_what_spec_type_may():
         ({"type": "sure:p_min=0.9"}, r"type takes names alone; give options as \{'sure': \{'p_min': '0.9'\}\}"),
         ({"type": ""}, "type is '', expected 'none' or some of 'sure;easy'"),
         ({"type": ["easy"]}, r"type is \['easy'\], expected"),
-        ({"type": "easy", "p_min": 0.5}, "p_min is given, but easy has no such option"),
+        ({"type": "easy", "p_min": 1.5}, "p_min is 1.5, expected 0 to 1"),
+        ({"p_min": float("nan")}, "p_min is nan"),
+        ({"n_max": 3, "n_min": 4}, "n_min is 4, expected at most n_max, which is 3"),
+        ({"type": "sute"}, "type is 'sute', but the engine was loaded with 'sure;easy'; did you mean 'sure'"),
         ({"type": "certain:p_min=0.9"}, "type takes names alone"),
         ({"sure": {}, "certain": {}}, "certain is another name of sure, which is given, too"),
         ({"sure": {"depth": 4}}, "depth can only be set when the engine is loaded"),
