@@ -101,7 +101,10 @@ class SamplingParams:
     mirostat_tau: float = option(5.0, help="surprise that is aimed at, in bits", ge=0.0, le=1e3)
     mirostat_eta: float = option(0.1, help="how fast the surprise is corrected", ge=0.0, le=1e3)
     seed: int | None = option(
-        None, help="seed of the random numbers; a new one for every request unless given", ge=0, le=2**64 - 1
+        None,
+        help="seed of the random numbers, of 64 bits with or without a sign; -1, as by default: a new one for every request",
+        ge=-(2**63),
+        le=2**64 - 1,
     )
     logit_bias: Mapping[int, float] = field(default=Factory(dict), converter=_bias)
     samplers: tuple[str, ...] = field(default=SAMPLERS, converter=_samplers)
@@ -118,6 +121,8 @@ class SamplingParams:
         if mu is not None and not (isinstance(mu, int | float) and np.isfinite(mu)):
             raise OptionError(f"mirostat_mu is {mu!r}, expected a number, or None at the beginning of a text")
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        if self.seed is not None and self.seed < 0:
+            object.__setattr__(self, "seed", None if self.seed == -1 else self.seed + 2**64)
         if self.temperature < _LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
 

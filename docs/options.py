@@ -36,8 +36,8 @@ the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. `n_max` and `n_
 the same form, and its flags are `--memory-NAME-KEY`.
 
 What is marked *per request* may be sent with a request: `{"speculative": {"draft-model": {"p_min": 0.5}}}`; every request may
-also send `n_max`, `n_min`, `p_min`, and a `type`: `"none"` or some of the drafters that were loaded.
-`{"speculative": false}`, in Python `speculative=False`, is short for `"type": "none"`. llama.cpp's spelling
+also send `n_max`, `n_min`, `p_min`, which is for those drafters that have it, and a `type`: `"none"` or some of the drafters
+that were loaded. `{"speculative": false}`, in Python `speculative=False`, is short for `"type": "none"`. llama.cpp's spelling
 `{"speculative.n_max": 8}` means the same as `{"speculative": {"n_max": 8}}`.
 """
 

@@ -182,8 +182,7 @@ class _SetOption(argparse.Action):
     """Keeps the value of the option that is its `const`."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
-        is_random = self.dest == "seed" and values == "-1"  # llama.cpp's word for it
-        setattr(namespace, self.dest, None if is_random else self.const.convert(values, str(flag)))
+        setattr(namespace, self.dest, self.const.convert(values, str(flag)))
 
 
 class _SetKeyword(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,9 @@ from augury.types import Result, Token
 
 if TYPE_CHECKING:
     from augury.text.chat_template import ChatTemplate
+
+# Claude Code's first line, such as "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=36ee5;"
+_BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;?)*\s*")
 
 
 async def plan_chat(
@@ -57,7 +61,7 @@ async def plan_chat(
     plan = await to_thread.run_sync(
         partial(
             server.chat_format.plan,
-            messages,
+            without_billing(messages),
             tools=tools,
             tool_choice=tool_choice,
             is_parallel=is_parallel,
@@ -68,6 +72,16 @@ async def plan_chat(
         )
     )
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
+
+
+def without_billing(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Messages without Claude Code's line of bills: its hash is new each time, so that no slot would hold what follows."""
+    first, *others = messages
+    text = first.get("content")
+    if first.get("role") != "system" or not isinstance(text, str) or (found := _BILLING.match(text)) is None:
+        return messages
+    rest = text[found.end() :]
+    return [{**first, "content": rest}, *others] if rest else others
 
 
 def template_of(server: Server) -> ChatTemplate:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from augury.plugins.server.errors import RequestError
@@ -59,7 +69,7 @@ def _whole(value: Any) -> Any:
 
 
 class Fields(BaseModel):
-    """A JSON object whose fields are all known, and of the right type."""
+    """A JSON object whose fields are all known, and of the right type. A field that is null is one that is left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -68,6 +78,7 @@ class Fields(BaseModel):
         return _relaxed(handler(source))
 
     @classmethod
+    @cache
     def names(cls) -> list[list[str]]:
         """The names of each field, those of llama.cpp for OpenAI's fields among them."""
         fields = cls.model_fields.items()
@@ -79,7 +90,7 @@ class Fields(BaseModel):
         if isinstance(data, dict):
             if len(data) > N_FIELDS:
                 raise ValueError(f"there are {len(data)} fields, expected {N_FIELDS} at most")
-            data = cls._read(data)
+            data = cls._read({key: value for key, value in data.items() if value is not None})
         try:
             return handler(data)
         except ValidationError as error:
@@ -90,23 +101,22 @@ class Fields(BaseModel):
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
         """The fields of an object, in the names and forms that are declared."""
+        for names in cls.names():
+            given = [name for name in names if name in data]
+            for other in given[1:]:  # such as max_tokens and n_predict, of which some clients send both
+                if data.pop(other) != data[given[0]]:
+                    raise ValueError(f"{given[0]} and {other} mean the same here, but differ; leave one of them out")
         return data
 
 
 class RequestFields(Fields):
-    """A request as OpenAI's clients send it. A field that is null is one that is left out."""
+    """A request as OpenAI's clients send it."""
 
     model: str | None = Field(None, description="any: the server has one model")
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        kept = {key: value for key, value in data.items() if key not in IGNORED and value is not None}
-        for names in cls.names():  # such as max_tokens and n_predict, of which some clients send both
-            first, *others = [name for name in names if name in kept] or names
-            for other in others:
-                if other in kept and kept.pop(other) != kept[first]:
-                    raise ValueError(f"{first} and {other} mean the same here, but differ; leave one of them out")
-        return kept
+        return super()._read({key: value for key, value in data.items() if key not in IGNORED})
 
 
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it unasked
@@ -136,13 +146,25 @@ _SAMPLING: dict[str, Any] = {
 }
 
 
+def _given(found: dict[str, Any], depth: int) -> dict[str, Any]:
+    """An object without what is null in it, or in its objects down to a depth."""
+    return {
+        key: _given(value, depth - 1) if depth and isinstance(value, dict) else value
+        for key, value in found.items()
+        if value is not None
+    }
+
+
+Given = Annotated[dict[str, Any], AfterValidator(partial(_given, depth=0))]
+"""An object whose fields are not declared: those that are null are left out, but not inside its values."""
+GivenDeep = Annotated[dict[str, Any], AfterValidator(partial(_given, depth=1))]
+"""The same, and so the objects that it holds, such as a tool's `function`."""
 Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked for at every token
 
 
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields with the same meaning for every endpoint and for `Engine.submit`; omitted ones follow the server's flags."""
 
-    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: a new one for every request")
     stop: str | Texts | None = None
     samplers: Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
     dry_sequence_breakers: Texts | None = None
@@ -158,8 +180,8 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     regex: str | None = None
     grammar: str | None = None
     choice: str | list[str] | None = None
-    constraint: str | dict[str, Any] | None = None
-    speculative: bool | dict[str, Any] | None = Field(None, description="false, or options by drafter; see Drafters")
+    constraint: str | GivenDeep | None = None
+    speculative: bool | GivenDeep | None = Field(None, description="false, or options by drafter; see Drafters")
     store: bool | None = Field(None, description="false: --collect does not keep the request")
     id_slot: int = Field(-1, ge=-1, description="the slot to wait for; -1: any")
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")
@@ -176,7 +198,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
                 kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
             elif name not in _UNDONE or name in cls.model_fields:
                 kept[name] = value
-            elif value is not None and not _is_off(_UNDONE[name], value):
+            elif not _is_off(_UNDONE[name], value):
                 instead = f"send {FOREIGN_NAMES[name]}" if name in FOREIGN_NAMES else "leave it out"
                 raise ValueError(f"{name} is {shown(value)}, which augury does not do; {instead}")
         return super()._read(kept)
@@ -194,8 +216,6 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     def engine_params(self) -> dict[str, Any]:
         """The arguments of `Engine.submit` that the request gives."""
         params = {name: value for name in _ENGINE_NAMES if (value := getattr(self, name)) is not None}
-        if self.seed == -1:
-            params["seed"] = None
         if self.samplers is not None:
             params["samplers"] = [name for name in dict.fromkeys(self.samplers) if name != _OFF_SAMPLER]
         return params | ({"slot": self.id_slot} if self.id_slot >= 0 else {})

@@ -14,7 +14,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin, text_of
+from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep, draft_origin, text_of
 from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import (
@@ -108,7 +108,7 @@ class ChatRequest(OpenAIFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     prediction: PredictedContent | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[GivenDeep] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning_format: Literal["none", "deepseek", "auto"] | None = Field(

@@ -15,7 +15,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, text_of
+from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, Given, text_of
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
@@ -51,8 +51,6 @@ class InputItem(Fields):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="without effect: no chat template knows it")
-    caller: None = None
-    namespace: None = None
 
 
 class TextFormat(Fields):
@@ -89,13 +87,13 @@ class ResponseStreamOptions(Fields):
 class ResponsesRequest(EngineFields):
     """A conversation that is to be continued."""
 
-    input: str | Annotated[list[InputItem], Field(max_length=N_MESSAGES)] = Field(min_length=1)
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(max_length=N_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Given] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None
@@ -133,9 +131,8 @@ class ResponsesRequest(EngineFields):
         )
 
     def functions(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of: those of other types are left out beside functions, as Codex sends them."""
-        tools = self.tools or []
-        return [tool for tool in tools if tool.get("type") == "function"] or tools
+        """The tools that the model is told of: those of other types, which Codex sends, are left out."""
+        return [tool for tool in self.tools or () if tool.get("type") == "function"]
 
     def schema_of_answer(self) -> dict[str, Any] | None:
         """The form of the answer."""
@@ -185,8 +182,6 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
 
 def _tool_of_chat(tool: dict[str, Any]) -> dict[str, Any]:
     """A function in the words of chat, where it stands one level deeper."""
-    if tool.get("type") != "function":
-        raise RequestError(400, f"a tool has the type {tool.get('type')!r}, expected 'function'", param="tools")
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 

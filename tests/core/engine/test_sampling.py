@@ -285,6 +285,13 @@ def test_without_a_seed_every_sampler_has_its_own():
     assert Sampler(SamplingParams(), n_vocab=V).params.seed != Sampler(SamplingParams(), n_vocab=V).params.seed
 
 
+def test_a_seed_is_a_number_of_64_bits_with_or_without_a_sign_and_minus_1_is_a_new_one():
+    assert SamplingParams(seed=-1) == SamplingParams(seed=None)
+    assert SamplingParams(seed=-42) == SamplingParams(seed=2**64 - 42)
+    assert SamplingParams(seed=-(2**63)) == SamplingParams(seed=2**63)
+    assert SamplingParams(seed=-42.0).seed == 2**64 - 42
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -293,7 +300,9 @@ def test_without_a_seed_every_sampler_has_its_own():
         ({"top_k": 1.5}, "top_k is 1.5, expected a whole number"),
         ({"top_p": 2}, "top_p is 2, expected 0 to 1"),
         ({"min_p": "much"}, "min_p is 'much', expected a number"),
-        ({"seed": -1}, "seed is -1"),
+        ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"seed": -2.5}, "seed is -2.5, expected a whole number"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {5.7: 1.0}}, "logit_bias is {5.7: 1.0}, expected a mapping from token ids"),
         ({"logit_bias": {1: float("nan")}}, "token 1 is nan"),

@@ -48,6 +48,25 @@ def test_an_answer_is_that_of_openais_chat(claude, client):
     assert claude.messages.count_tokens(model="any", messages=HELLO).input_tokens == other["usage"]["prompt_tokens"]
 
 
+def test_claude_codes_line_of_bills_is_left_out_so_that_the_prompt_stays_cached(client):
+    def asked(system, path="/v1/messages/count_tokens"):
+        return client.post(path, json={"messages": HELLO, "system": system, "max_tokens": 1}).json()
+
+    def line(cch):
+        return f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={cch};"
+
+    told = "You are a helpful assistant who knows what it said a moment ago, word for word."
+    for system in (
+        line("fa690") + told,
+        f"{line('fa690')}\n{told}",
+        [{"type": "text", "text": each} for each in (line(1), told)],
+    ):
+        assert asked(system) == asked(told)
+    assert asked([{"type": "text", "text": line(1)}]) == asked([])
+    used = [asked([{"type": "text", "text": each} for each in (line(cch), told)], "/v1/messages") for cch in ("fa690", "0aaa9")]
+    assert used[1]["usage"]["input_tokens"] == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "reason", "word"),
     [

@@ -59,7 +59,7 @@ def params(**fields):
         ({"n_predict": -1}, {"max_tokens": None}),
         ({"n_predict": 0}, {"max_tokens": 1}),
         ({"seed": 3}, {"seed": 3}),
-        ({"seed": -1}, {"seed": None}),
+        ({"seed": -1}, {"seed": -1}),
         ({"n_probs": 3}, {"logprobs": 3}),
         ({"logprobs": 3}, {"logprobs": 3}),
         ({"id_slot": 2}, {"slot": 2}),

@@ -113,12 +113,24 @@ def test_what_codex_sends_unasked_changes_nothing(ai, answer):
     assert ai.responses.create(**ASKED | {"input": items}).status in {"completed", "incomplete"}
 
 
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"name": "x"}])
+def test_tools_of_other_types_are_left_out_where_there_are_no_others(client, tool):
+    found = [client.post("/v1/responses/input_tokens", json={"input": "Hi", "tools": tools}) for tools in ([tool], [])]
+    assert [(each.status_code, each.json()) for each in found] == [(200, found[1].json())] * 2
+
+
+def test_instructions_alone_are_a_conversation(client):
+    found = client.post("/v1/responses", json={"instructions": "Greet.", "input": [], "max_output_tokens": 1})
+    assert found.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         ({"previous_response_id": "resp_1"}, "nothing is stored here; send what went before as input"),
-        ({"tools": [{"type": "web_search"}]}, "expected 'function'"),
-        ({"input": []}, "input"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
+        ({"input": []}, "input holds no message"),
+        ({"input": ""}, "input has 0 characters, expected at least 1"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input holds no message"),
         ({"input": [{"role": "user"}]}, "lacks its role or content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
