@@ -4,6 +4,7 @@ from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
 from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import (
+    FIRST_FLAGS,
     add_model_flags,
     drafter_of_nextn,
     load_engine,
@@ -23,6 +24,7 @@ from augury.cli.text_file import check_writable, read_text
 from augury.loader import plan_of
 
 __all__ = [
+    "FIRST_FLAGS",
     "FOREIGN_FLAGS_IN_SERVE",
     "FlagsAction",
     "ProgressDisplay",

@@ -11,7 +11,7 @@ from typing import Any
 from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
-from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
 from augury.cli.prompts import add_template_flag
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
@@ -36,6 +36,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         metavar="FILE",
         help="continue the conversation in this file, and save it there after every answer",
     )
+    parser.show_first(f"{FIRST_FLAGS} -n --temp -s --session --stats", words=("model",))
     parser.set_defaults(run=_run)
 
 

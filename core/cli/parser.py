@@ -83,6 +83,14 @@ class FlagsAction(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _HelpAll(argparse.Action):
+    """Describes every flag."""
+
+    def __call__(self, parser: Any, _namespace: Any, _values: Any, _flag: str | None = None) -> None:
+        sys.stdout.write(parser.format_help(is_whole=True))
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """Reads no abbreviations, so that a new flag never changes the meaning of one.
 
@@ -90,12 +98,22 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         foreign: Flags of other programs that are ignored, refused or rewritten where this parser has none of that name.
+        words: The attributes that words without a flag are for, in this order.
+        first: Flags that `--help` describes; `--help-all` describes all. If there are none, `--help` does.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
         self.foreign: Mapping[str, ForeignFlag] = {}
+        self.words: Sequence[str] = ()
+        self.first: Sequence[str] = ()
+
+    def show_first(self, flags: str, words: Sequence[str] = ()) -> None:
+        """Let `--help` describe some flags, separated by spaces, and `--help-all` all; `words` need no flag."""
+        self.first, self.words = (*flags.split(), "--help", "--help-all"), words
+        self.usage = " ".join([self.prog, *(f"[{word.upper()}]" for word in words), "[FLAG ...]"])
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
 
     @property
     def flags(self) -> dict[str, argparse.Action]:
@@ -106,6 +124,12 @@ class Parser(argparse.ArgumentParser):
         """See `argparse`; says which flags are ignored, and refuses words that are left over."""
         scan = _Scan(self, sys.argv[1:] if args is None else args)
         known, unknown = super().parse_known_args(scan.words, namespace)
+        if 0 < len(unknown) <= len(self.words):
+            for name, word in zip(self.words, unknown, strict=False):
+                if name in scan.typed:
+                    raise OptionError(f"{word!r} and {scan.typed[name]} both give a {name}; leave one out")
+                setattr(known, name, [word] if isinstance(getattr(known, name), list) else word)
+            unknown = []
         if unknown:
             places = {"-m": "a model is given by -m", "-p": "a prompt by -p"}
             advice = [text for flag, text in places.items() if flag in self.flags]
@@ -133,6 +157,33 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Write the help; argparse's own method would not report a full disk."""
         (file or sys.stdout).write(self.format_help())
+
+    def format_help(self, *, is_whole: bool = False) -> str:
+        """The help, of the flags that people use first or of all; in colours on a terminal."""
+        shown = [each for each in self._actions if each.help != argparse.SUPPRESS]
+        chosen = shown if is_whole else [each for each in shown if self._is_first(each)]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            if actions := [each for each in group._group_actions if each in chosen]:  # noqa: SLF001 - argparse offers no other way
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(actions)
+                formatter.end_section()
+        n_left = len(shown) - len(chosen)
+        formatter.add_text(f"{self.prog} --help-all describes {n_left} more flags." if n_left else self.epilog)
+        return formatter.format_help()
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        if not sys.stdout.isatty():
+            return argparse.HelpFormatter(self.prog)
+        from rich_argparse import RichHelpFormatter
+
+        return RichHelpFormatter(prog=self.prog)
+
+    def _is_first(self, action: argparse.Action) -> bool:
+        return not self.first or not action.option_strings or bool({*action.option_strings} & {*self.first})
 
     @property
     def advice(self) -> str:

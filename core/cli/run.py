@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from augury.cli.drafter_flags import warn_of_synthetic
-from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
 from augury.cli.prompts import Prompt, add_prompt_flags, add_template_flag, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
@@ -43,6 +44,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="take up what an earlier run has saved there, as far as the prompt begins like it, and save what this one came to",
     )
     parser.add_argument("--prompt-cache-ro", action="store_true", help="with --prompt-cache: leave the file as it is")
+    parser.show_first(f"-p -f --chat {FIRST_FLAGS} -n --temp -s --json-schema --json --stats", words=("model", "prompt"))
     parser.set_defaults(run=_run)
 
 
@@ -61,6 +63,8 @@ def _run(args: argparse.Namespace) -> int:
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
         show_in_brief(engine)
+        if engine.chat_template is not None and all(prompt.text is not None for prompt in prompts) and sys.stderr.isatty():
+            say("the text is continued as it is; --chat asks the model, and augury chat talks with it")
         if cache is not None and cache.exists():
             engine.load_slot(0, cache)
         writer = TokenWriter(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)

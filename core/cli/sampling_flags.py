@@ -102,7 +102,7 @@ def add_sampling_flags(
             group.add_argument(f"{flag}-file", type=Path, metavar="FILE", help="the same, read from a file", **of)
     group = parser.add_argument_group("where a text ends")
     group.add_argument(
-        *("-n", "--n-predict", "--predict"),
+        *("-n", "--n-predict", "--predict", "--max-tokens"),
         type=count(least=-2),
         default=n_predict,
         metavar="N",

@@ -84,6 +84,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
+    parser.show_first("-f --prompts -o -m -t --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
 
 

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from augury import Engine, Registry
 from augury.cli import (
+    FIRST_FLAGS,
     FOREIGN_FLAGS_IN_SERVE,
     add_model_flags,
     add_option_flag,
@@ -128,6 +129,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     template = parser.add_mutually_exclusive_group()
     template.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
     template.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
+    parser.show_first(f"{FIRST_FLAGS} --host --port --api-key --chat-template -v", words=("model",))
     parser.set_defaults(run=_run)
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from augury import Registry
-from augury.cli import add_model_flags, add_prompt_flags, add_sampling_flags, check_writable, count, counts, warn_of_synthetic
+from augury.cli import (
+    FIRST_FLAGS,
+    add_model_flags,
+    add_prompt_flags,
+    add_sampling_flags,
+    check_writable,
+    count,
+    counts,
+    warn_of_synthetic,
+)
 from augury.errors import OptionError
 from augury.plugins.bench.commands.drafters import TURNS, run_drafters
 from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
@@ -73,6 +82,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help=f"how many clients ask at once (default: {','.join(map(str, CLIENTS))})",
     )
     add_pass_flags(parser)
+    parser.show_first(f"-p -f {FIRST_FLAGS} -n --temp --against --turns --json --html --curve --vs", words=("model",))
     parser.set_defaults(run=_run)
 
 

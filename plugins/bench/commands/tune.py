@@ -10,6 +10,7 @@ from typing import Any
 
 from augury import Registry
 from augury.cli import (
+    FIRST_FLAGS,
     ProgressDisplay,
     add_model_flags,
     add_prompt_flags,
@@ -66,6 +67,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.add_argument("--turns", type=int, default=2, metavar="N", help="runs of each prompt at most (default: 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.show_first(f"-p -f {FIRST_FLAGS} -n --temp --turns --json", words=("model",))
     parser.set_defaults(run=_run)
 
 

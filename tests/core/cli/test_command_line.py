@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from commands import REPEATING, run
 
+from augury.cli.command_line import make_parser
+from augury.registry import Registry
+
 MODEL = str(Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf")
 HERE = ["-m", MODEL, "--backend", "reference", "-c", "128"]
 GREEDY = [*HERE, "--temp", "0", "-n", "12"]
@@ -287,6 +290,14 @@ def test_stats_show_drafting(capsys):
             "'no-such-model' is neither a file, nor OWNER/REPOSITORY of the Hub, nor a known model; known: deepseek-r1-1.5b, ",
         ),
         (["walk"], 2, "walk"),
+        (["run", "NAME", "-m", "OTHER"], 2, "'NAME' and -m both give a model; leave one out"),
+        (["run", "NAME", "Once", "-p", "Twice"], 2, "'Once' and -p both give a prompt; leave one out"),
+        (
+            ["run", "Once", "upon", "a", "time"],
+            2,
+            "'Once' was not expected here; a model is given by -m, a prompt by -p, quote",
+        ),
+        (["chat", "NAME", "Hi"], 2, "'NAME' was not expected here"),
         ([], 2, "COMMAND"),
         (["inspect", "-m", "x"], 2, "augury inspect has no flag -m; MODEL is given without a flag; see --help"),
         (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
@@ -367,12 +378,37 @@ def test_version_is_the_distributions(capsys):
 
 
 def test_help_shows_the_flags_of_the_drafters_in_use(capsys):
-    assert "--spec-ngram-simple-n" in run(capsys, "run", "--spec-type", "ngram-simple", "--help")[1]
-    assert "--spec-ngram-simple-n" not in run(capsys, "run", "--help")[1]
+    assert "--spec-ngram-simple-n" in run(capsys, "run", "--spec-type", "ngram-simple", "--help-all")[1]
+    assert "--spec-ngram-simple-n" not in run(capsys, "run", "--help-all")[1]
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "tune", "learn"])
+def test_help_is_short_and_says_how_many_flags_help_all_has_more(capsys, command):
+    short, whole = (run(capsys, command, flag) for flag in ("--help", "--help-all"))
+    assert (short[0], whole[0]) == (0, 0)
+    flags = [set(re.findall(r"^  (?:-\w+, )*(--?[\w-]+)", text, re.MULTILINE)) for text in (short[1], whole[1])]
+    assert flags[0] < flags[1]
+    assert len(flags[0]) <= 20
+    assert re.search(rf"augury {command} --help-all\s+describes {len(flags[1]) - len(flags[0])} more flags", short[1])
+    assert "more flags" not in whole[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["NAME", "TEXT", "-n", "3"], ["-n", "3", "NAME", "TEXT"], ["NAME", "--max-tokens", "3", "TEXT"]]
+)
+def test_model_and_prompt_may_be_words(words):
+    parser = make_parser(Registry.discover(), ["run", *words])
+    args = parser.parse_args(["run", *words])
+    assert (args.model, args.prompt, args.n_predict) == ("NAME", ["TEXT"], 3)
+    assert make_parser(Registry.discover(), ["chat"]).parse_args(["chat", "NAME"]).model == "NAME"
+
+
+def test_a_run_with_model_and_prompt_as_words_continues_it(capsys):
+    assert run(capsys, "run", MODEL, "Once", *GREEDY[2:])[:2] == run(capsys, "run", *GREEDY, "-p", "Once")[:2]
 
 
 def test_help_names_no_default_of_options_without_one(capsys):
-    shown = run(capsys, "run", "--spec-type", "draft-model;ngram-cache", "--help")[1]
+    shown = run(capsys, "run", "--spec-type", "draft-model;ngram-cache", "--help-all")[1]
     after_tree = " ".join(shown[shown.index("--spec-draft-model-tree ") :].split())
     expected = "candidates for each place --spec-draft-model-vocab"
     assert expected in after_tree

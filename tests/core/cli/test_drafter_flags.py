@@ -172,7 +172,7 @@ def test_an_option_of_its_own_counts_more_than_the_general_one():
 @pytest.mark.parametrize("words", [["--draft-params", "-m x"], ["--spec-config", "draft"], ["--spec-self", "1"]])
 def test_the_help_shows_the_options_of_the_drafter_that_is_meant(words, capsys):
     with pytest.raises(SystemExit):
-        parsed(*words, "--help")
+        parsed(*words, "--help-all")
     shown = capsys.readouterr().out
     assert ("--spec-self-spec-draft-min" if "--spec-self" in words else "--spec-draft-model-ctx") in shown
 
