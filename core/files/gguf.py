@@ -18,6 +18,7 @@ from attrs import NOTHING, define, evolve, field, frozen, setters
 
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
+from augury.files.ollama import in_llama_cpp_words
 from augury.files.override import Scalar, Untyped, overridden
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
@@ -113,6 +114,8 @@ class ModelFile:
     def open(cls, path: str | Path, override_kv: Mapping[str, Scalar | Untyped] | None = None) -> ModelFile:
         """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
 
+        What Ollama's converter names otherwise has the names of llama.cpp's.
+
         Args:
             path: The file.
             override_kv: Metadata values that take the place of the file's own.
@@ -123,6 +126,8 @@ class ModelFile:
             OptionError: A value does not fit the one that it replaces.
         """
         file = cls._open_parts(Path(path))
+        metadata, tensors = in_llama_cpp_words(file.metadata, file.tensors)
+        file.metadata, file.tensors = _unchanging(metadata), _unchanging(tensors)
         if override_kv:
             file.metadata = MappingProxyType(overridden(file.metadata, override_kv, file.path))
             file.head += repr(sorted((key, file.metadata[key]) for key in override_kv)).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from augury.blocks import Gating, Linear, Rope, Rows
 from augury.plugins.architectures.decoder import Decoder
@@ -19,13 +19,18 @@ class ChatGLM(Transformer):
     feeding = {"gate": "fused", "has_scales": False}
 
 
+def _gate(decoder: Decoder, layer: int) -> Literal["own", "fused"]:
+    """How gates are stored: fused, except in Ollama's files of GLM-OCR."""
+    return "own" if f"blk.{layer}.ffn_gate.weight" in decoder.file.tensors else "fused"
+
+
 class Glm4(Transformer):
     """Norms after attention and feed-forward, too; models that see images have positions on axes."""
 
     name = "glm4"
     rotary = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
     mixing = {"has_post_norm": True}
-    feeding = {"gate": "fused", "has_post_norm": True, "has_scales": False}
+    feeding = {"gate": _gate, "has_post_norm": True, "has_scales": False}
 
 
 class CogVLM(Transformer):

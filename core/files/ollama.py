@@ -1,0 +1,141 @@
+"""Files as Ollama's converter writes them, in llama.cpp's words: the same models under other names, with values left out.
+
+A name is replaced only where the file lacks the other one, so files of llama.cpp's converter stay as they are.
+
+Source: llama/compat/llama-ollama-compat.cpp of ollama/ollama, which does so for llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+if TYPE_CHECKING:
+    from augury.files.gguf import Tensor
+
+_NAME = re.compile(r"(blk\.\d+\.)?(.*)", re.DOTALL)
+_LONG = 131072  # positions for which the larger Gemmas 3 stretch their rope
+
+
+def _nothing(_keys: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+    return {}
+
+
+def _of_gemma3(keys: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+    if (eps := "attention.layer_norm_rms_epsilon") in keys:
+        return {}
+    n_ctx = keys.get("context_length")
+    is_long = isinstance(n_ctx, int) and n_ctx >= _LONG
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0} if is_long else {}
+    return {eps: 1e-6, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, **scaling}
+
+
+def _of_latents(_keys: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+    shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith(".ffn_latent_down.weight")]
+    return {"moe_latent_size": shapes[0][0]} if shapes else {}
+
+
+@frozen
+class _Dialect:
+    """What differs in the files of an architecture.
+
+    Attributes:
+        architecture: Its name in llama.cpp; None: the same.
+        keys: llama.cpp's names by Ollama's, without the architecture's.
+        tensors: The same, of tensors without their layer; names that end in a dot are beginnings.
+        left_out: The values that its files leave out, of the others and the tensors in llama.cpp's words.
+        pre: `tokenizer.ggml.pre`, and the value that stands for it beside none and "default".
+        kind: `tokenizer.ggml.model`, and the value that stands for it.
+    """
+
+    architecture: str | None = None
+    keys: Mapping[str, str] = {}
+    tensors: Mapping[str, str] = {}
+    left_out: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, object]] = _nothing
+    pre: tuple[str, str] | None = None
+    kind: tuple[str, str] | None = None
+
+
+_SECTIONS = {"rope.mrope_section": "rope.dimension_sections"}
+_DELTA_NET = _Dialect(tensors={"ssm_dt": "ssm_dt.bias"})
+_LATENT = {"ffn_latent_in.": "ffn_latent_down.", "ffn_latent_out.": "ffn_latent_up."}
+_DIALECTS = {
+    "deepseekocr": _Dialect("deepseek2-ocr", left_out=lambda _keys, _tensors: {"attention.layer_norm_rms_epsilon": 1e-6}),
+    "gemma3": _Dialect(
+        keys={"rope.global.freq_base": "rope.freq_base", "rope.local.freq_base": "rope.freq_base_swa"}, left_out=_of_gemma3
+    ),
+    "gemma4": _Dialect(tensors={"ffn_gate_inp.per_expert_scale": "ffn_down_exps.scale"}, kind=("gemma4", "llama")),
+    "glm4moelite": _Dialect(  # its own `_mla` sizes are those of latents, and the others those of heads
+        "deepseek2",
+        keys={"attention.key_length": "attention.key_length_mla", "attention.value_length": "attention.value_length_mla"},
+        pre=("glm4", ""),
+    ),
+    "glmocr": _Dialect(
+        "glm4",
+        keys=_SECTIONS,
+        tensors={"attn_out.": "attn_output.", "post_attn_norm.": "post_attention_norm.", "post_ffn_norm.": "post_ffw_norm."},
+        pre=("chatglm-bpe", "llama-bpe"),
+    ),
+    "gptoss": _Dialect(
+        "gpt-oss",
+        tensors={"attn_out.": "attn_output.", "attn_sinks": "attn_sinks.weight", "ffn_norm.": "post_attention_norm."},
+        left_out=lambda _keys, _tensors: {"rope.scaling.type": "yarn"},
+        pre=("gpt-4o", ""),
+    ),
+    "laguna": _Dialect(
+        keys={"rope.swa.dimension_count": "rope.dimension_count_swa", "rope.swa.freq_base": "rope.freq_base_swa"},
+        tensors={"attn_g.": "attn_gate."},
+    ),
+    "lfm2": _Dialect(tensors={"output_norm.weight": "token_embd_norm.weight"}, pre=("lfm2", "")),
+    "mistral3": _Dialect(
+        keys={
+            "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+            "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+            "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+            "rope.scaling_beta": "attention.temperature_scale",
+        },
+        pre=("tekken", ""),
+    ),
+    "nemotron_h_moe": _Dialect(tensors=_LATENT, left_out=_of_latents),
+    "nemotron_h_omni": _Dialect("nemotron_h_moe", tensors=_LATENT, left_out=_of_latents),
+    "olmo3": _Dialect("olmo2"),
+    "qwen25vl": _Dialect("qwen2vl", keys=_SECTIONS),
+    "qwen35": _DELTA_NET,
+    "qwen35moe": _DELTA_NET,
+    "qwen3next": _DELTA_NET,
+}
+
+
+def in_llama_cpp_words(
+    metadata: Mapping[str, object], tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, object], Mapping[str, Tensor]]:
+    """The metadata and tensors of a file by the names that llama.cpp's converter gives them."""
+    name = metadata.get("general.architecture")
+    dialect = _DIALECTS.get(name) if isinstance(name, str) else None
+    if dialect is None:
+        return metadata, tensors
+    named = _renamed(tensors, dialect.tensors)
+    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    is_theirs = dialect.architecture is not None  # a name that llama.cpp does not use
+    own |= {new: own[old] for old, new in dialect.keys.items() if old in own and (is_theirs or new not in own)}
+    own = {**dialect.left_out(own, named), **own}
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{name}.")}
+    for key, change in (("tokenizer.ggml.pre", dialect.pre), ("tokenizer.ggml.model", dialect.kind)):
+        if change is not None and others.get(key, "") in (change[1], "default"):
+            others[key] = change[0]
+    architecture = dialect.architecture or name
+    return {**others, "general.architecture": architecture, **{f"{architecture}.{key}": own[key] for key in own}}, named
+
+
+def _renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in tensors.items():
+        layer, rest = _NAME.fullmatch(name).groups("")
+        old = next((old for old in names if rest == old or (old.endswith(".") and rest.startswith(old))), None)
+        new = name if old is None else f"{layer}{names[old]}{rest.removeprefix(old)}"
+        new = name if new in tensors else new
+        found[new] = tensor if new == name else evolve(tensor, name=new)
+    return found
