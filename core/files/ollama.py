@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 if TYPE_CHECKING:
     from augury.files.gguf import Tensor
 
-_NAME = re.compile(r"(blk\.\d+\.)?(.*)", re.DOTALL)
+_LAYER = re.compile(r"blk\.\d+\.")
 _LONG = 131072  # positions for which the larger Gemmas 3 stretch their rope
 
 
@@ -131,11 +131,12 @@ def in_llama_cpp_words(
 
 
 def _renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
-        layer, rest = _NAME.fullmatch(name).groups("")
+        n = len(found[0]) if (found := _LAYER.match(name)) else 0
+        layer, rest = name[:n], name[n:]
         old = next((old for old in names if rest == old or (old.endswith(".") and rest.startswith(old))), None)
         new = name if old is None else f"{layer}{names[old]}{rest.removeprefix(old)}"
         new = name if new in tensors else new
-        found[new] = tensor if new == name else evolve(tensor, name=new)
-    return found
+        renamed[new] = tensor if new == name else evolve(tensor, name=new)
+    return renamed

@@ -117,6 +117,10 @@ class Attend(Operation):
         yield "sinks", n if self.sinks is None else self.sinks.size, n
         yield "slopes", n if self.slopes is None else len(self.slopes), n
 
+    def seen(self) -> tuple[int, ...]:
+        places = (self.keys, self.values, self.pooled)
+        return tuple(place for place in places if place is not None) if self.source is None else ()
+
 
 @frozen(eq=False)
 class Choose(Operation):
@@ -132,6 +136,9 @@ class Choose(Operation):
     n_chosen: int
     out: Choice
 
+    def seen(self) -> tuple[int, ...]:
+        return () if self.keys is None else (self.keys,)
+
 
 @frozen(eq=False)
 class ChooseByHead(Operation):
@@ -146,3 +153,6 @@ class ChooseByHead(Operation):
     n_chosen: int
     n_local: int
     out: Choice
+
+    def seen(self) -> tuple[int, ...]:
+        return (self.keys,)

@@ -72,7 +72,8 @@ class Builder:
 
         Operands are looked at first: the others presuppose that each is what its operation's field says.
         """
-        for each in self.operations:
+        written: Sequence[object] = self.operations  # a package may have written anything
+        for each in written:
             if not isinstance(each, Operation):
                 yield f"it writes {each!r:.80}, expected an operation"
             else:
@@ -99,9 +100,7 @@ class Builder:
             )
             if isinstance(each, ScaleToLength) and each.x.root in norms:
                 yield f"{name} writes over a norm of x, which threads keep for all that read it; scale what is made of that"
-            for rows in (operand for operand in each.operands if isinstance(operand, KeptRows)):
-                if cached[rows.cache : rows.cache + 1] != (("f32", 1, rows.width),):
-                    yield f"{name} has cache {rows.cache} for rows of {rows.width} floats, `cached` says {cached}"
+            yield from _cache_flaws(each, name, cached)
             made.update(each.made)
             kept.update(each.kept())
             written.update(each.cached())
@@ -365,3 +364,13 @@ class Builder:
         """The choice of the nearest layer before that makes one, of blocks of `size` positions."""
         self._reused.append(Choice(1, size=size))
         return self._reused[-1]
+
+
+def _cache_flaws(each: Operation, name: str, cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
+    """The caches that an operation reads and the block does not have."""
+    for place in each.seen():
+        if not 0 <= place < len(cached):
+            yield f"{name} reads cache {place}, `cached` says {cached}"
+    for rows in (operand for operand in each.operands if isinstance(operand, KeptRows)):
+        if cached[rows.cache : rows.cache + 1] != (("f32", 1, rows.width),):
+            yield f"{name} has cache {rows.cache} for rows of {rows.width} floats, `cached` says {cached}"

@@ -29,7 +29,7 @@ _WORDS: Mapping[object, str] = {
 def type_flaws(record: Any, name: str) -> Iterator[str]:
     """The fields that do not hold what their types say, in words; those of records in fields, too."""
     try:
-        kinds = _field_types(type(record))
+        kinds = _field_types(type(record))  # type: ignore[arg-type] # a class is hashable, which its own `__hash__` hides
     except NameError as error:
         yield f"the types of {name}'s fields are not known: {error}; import it for more than type checkers"
         return

@@ -94,6 +94,10 @@ class Operation(HasKernels):
         """The states of sequences that it keeps, by their places in `Block.states`."""
         return {}
 
+    def seen(self) -> tuple[int, ...]:
+        """The caches of the block that it reads, by their places in `Block.cached`; beside `KeptRows`."""
+        return ()
+
     def cached(self) -> dict[int, int]:
         """The caches of the block that it writes, by their places in `Block.cached`, and the values of a row of all heads."""
         return {}

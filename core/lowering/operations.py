@@ -28,6 +28,8 @@ from augury.blocks.parts import (
 )
 from augury.lowering.operation import Operation, Value
 
+_N_CONSTANTS: dict[Activation | GateKind, int] = {Activation.SITU: 2, Activation.XIELU: 4}
+
 
 @frozen(eq=False)
 class Normalize(Operation):
@@ -90,6 +92,7 @@ class Activate(Operation):
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "up", self.x.width if self.up is None else self.up.width, self.x.width
         yield "divisors", self.x.width if self.divisors is None else self.divisors.size, self.x.width
+        yield "constants", len(self.constants), _N_CONSTANTS.get(self.activation, 0)
 
 
 @frozen(eq=False)
@@ -117,6 +120,7 @@ class FeedExperts(Operation):
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         experts = self.experts
+        yield "constants", len(experts.constants), _N_CONSTANTS.get(experts.activation, 0)
         for matrices in (experts.up, experts.gate or experts.up):
             yield f"x of {matrices.weight}", self.x.width, matrices.n_in
             yield f"the product with {matrices.weight}", matrices.n_out, experts.down.n_in
@@ -203,6 +207,7 @@ class Gate(Operation):
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         width = self.y.width
+        yield "constants", 0, _N_CONSTANTS.get(self.activation, 0)
         yield "gates", self.gates.width, width // max(width // self.gates.width, 1)
         yield "values", width if self.values is None else self.values.width, width
         for what, size in (("norm", self.norm and self.norm.size), ("skip", self.skip and self.skip.size)):

@@ -145,7 +145,8 @@ def _sections(decoder: Tensors) -> tuple[int, ...] | None:
     key = "rope.dimension_sections"
     if key not in decoder.keys:
         return None
-    n = 3 if np.size(decoder.file.metadata[decoder.keys.full(key)]) == 3 else 4
+    stated = decoder.file.metadata[decoder.keys.full(key)]
+    n = 3 if isinstance(stated, np.ndarray) and stated.size == 3 else 4
     return (*decoder.keys.counts(key, n, least=0), 0)[:4]
 
 

@@ -79,6 +79,15 @@ def latents(build, n, keys):
 
 
 NORM = Norm("norm", 8, 1e-5)
+EXPERTS = Experts(
+    Router(Linear("router", 8, 4), 2, Gating.SOFTMAX),
+    *(Matrices(name, 4, 8, 8) for name in ("gate", "up", "down")),
+    Activation.SILU,
+    limit=None,
+    limits_activated=False,
+    weighs_input=False,
+    constants=(),
+)
 FLAWS = {
     "x of up of Multiply has 8 values, expected 9": lambda b, n: b.multiply(n, Linear("up", 9, 8), purpose="up"),
     "x, in groups of 3, of Normalize has 8 values, expected 6": lambda b, n: b.normalize(n, Norm("norm", 3, 1e-5)),
@@ -86,6 +95,16 @@ FLAWS = {
     "divisors of Activate has 9 values": lambda b, n: b.activate(n, Activation.SILU, divisors=Vector("d", 9)),
     "other of AddWeighed has 1 values, expected 8": lambda b, n: b.add_weighed(n, b.constant([1.0])),
     "x of gate of AddWeighed has 1 values": lambda b, n: b.add_weighed(n, n, Vector("gate", 8), b.constant([1.0])),
+    "constants of Activate has 0 values, expected 4": lambda b, n: b.activate(n, Activation.XIELU),
+    "constants of Activate has 1 values, expected 0": lambda b, n: b.activate(n, GateKind.SIGMOID, constants=(1.0,)),
+    "constants of FeedExperts has 0 values, expected 2": lambda b, n: b.feed_experts(
+        n, b.route(n, EXPERTS.router), attrs.evolve(EXPERTS, activation=Activation.SITU)
+    ),
+    "constants of Gate has 0 values, expected 2": lambda b, n: b.gate(n, n, Activation.SITU),
+    "Attend reads cache 1, `cached` says ()": lambda b, n: b.attend(n, 1, None, 2, 4, 1.0),
+    "Attend reads cache -1, `cached` says ()": lambda b, n: b.attend(n, -1, None, 2, 4, 1.0),
+    "Choose reads cache 3, `cached` says ()": lambda b, n: b.choose(n, None, 3, 1),
+    "ChooseByHead reads cache 0, `cached` says ()": lambda b, n: b.choose_by_head(n, 2, 0, 1, 1, 16),
     "gates of Gate has 3 values, expected 4": lambda b, n: b.gate(n, b.constant([1.0] * 3), GateKind.SIGMOID),
     "y, in parts as norm has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, Norm("norm", 3, 1e-5)),
     "y, in parts as skip has them, of Gate has 8": lambda b, n: b.gate(n, n, GateKind.SIGMOID, skip=Vector("skip", 5)),
@@ -140,17 +159,6 @@ def test_what_does_not_fit_is_named(told):
     with pytest.raises(PluginError) as found:
         block_of(flawed(FLAWS[told])).lowered(8)
     assert f"block Odd: {told}" in str(found.value)
-
-
-EXPERTS = Experts(
-    Router(Linear("router", 8, 4), 2, Gating.SOFTMAX),
-    *(Matrices(name, 4, 8, 8) for name in ("gate", "up", "down")),
-    Activation.SILU,
-    limit=None,
-    limits_activated=False,
-    weighs_input=False,
-    constants=(),
-)
 
 
 def activated(**changes):
