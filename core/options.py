@@ -290,6 +290,8 @@ def _nested(text: str, whole: str, kind: str) -> Spec:
 
 def _name(name: str, text: str, kind: str) -> str:
     if not name or not all(char.isalnum() or char in "-_." for char in name):
+        if {*"()"} & {*name} and (n_open := text.count("(") - text.count(")")):
+            raise OptionError(f"{text!r} has a bracket that is not {'closed' if n_open > 0 else 'opened'}; expected name(name)")
         found = f"{text!r}: {name!r}" if name else f"{text!r}"
         raise OptionError(f"{found} is not the name of a {kind}; expected name, or name:key=value,key=value")
     return name

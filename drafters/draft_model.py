@@ -49,6 +49,10 @@ class DraftModelOptions(LoadOptions):
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
     vocab: int | None = vocab_option()
 
+    def __attrs_post_init__(self) -> None:
+        if self.tree is not None:
+            TreeShape.of(self.tree)  # a mistake is told before the target is loaded
+
 
 class DraftModel(ModelDrafter):
     """Lets a draft model write ahead."""
@@ -62,7 +66,9 @@ class DraftModel(ModelDrafter):
         super().__init__(options, session)
         if options.model is None:
             raise OptionError("draft-model needs a second model; pass -md MODEL or --spec-type draft-model:model=MODEL")
-        self._tree = None if options.tree is None else TreeShape.of(options.tree, session.options.n_ctx)
+        self._tree = None if options.tree is None else TreeShape.of(options.tree)
+        if self._tree is not None:
+            self._tree.check(session.options.n_ctx)
         reference, load_options = options.model, options.of_target(session.options, n_ctx=options.ctx)
         key = (self.name, reference, load_options, options.backend, options.vocab)
         self.runner, translated = session.shared(key, lambda: _load(reference, load_options, options, session))

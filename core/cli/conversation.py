@@ -15,6 +15,7 @@ from augury.cli.text_file import read_text
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
+from augury.options import similar
 from augury.types import Result, Summary
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _COMMANDS = {
     "/help": "this list",
     "/exit": "leave; so do Ctrl-D and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
 }
+_EXITS = ("/quit", "/q", "/bye")  # of other programs
 _MAKE_ROOM = "/drop forgets the oldest question and its answer"
 
 
@@ -93,7 +95,8 @@ class Conversation:
                 for line in [run_line([self._summary]), *drafting_lines(self._summary)] if self._summary else ["no answer yet"]:
                     say(line)
             case _:
-                say(f"there is no command {command}; /help lists the commands")
+                meant = "/exit" if command in _EXITS else similar(command, [name.partition(" ")[0] for name in _COMMANDS])
+                say(f"there is no command {command}; {f'did you mean {meant}?' if meant else '/help lists the commands'}")
 
     def _drop(self) -> None:
         """Forget the first question and its answer, but not the messages before it, such as a system prompt."""

@@ -23,29 +23,31 @@ class TreeShape:
     depth: int
 
     @classmethod
-    def of(cls, text: str, n_ctx: int) -> TreeShape:
+    def of(cls, text: str) -> TreeShape:
         """Read a shape.
 
-        >>> TreeShape.of("2x5", 4096)
+        >>> TreeShape.of("2x5")
         TreeShape(width=2, depth=5)
 
-        Args:
-            text: The text of the option.
-            n_ctx: Positions of a slot, which holds a tree's tokens while they are verified.
-
         Raises:
-            OptionError: The text is no shape, or no slot would hold a tree of it.
+            OptionError: The text is no shape.
         """
         width, _, depth = text.partition("x")
         if not (width.isdecimal() and depth.isdecimal() and int(width) and int(depth)):
             raise OptionError(f"draft-model: tree is {text!r}, expected WIDTHxDEPTH, both at least 1, such as 2x5")
-        shape = cls(int(width), int(depth))
-        if (n := shape.width * shape.depth) > n_ctx:
+        return cls(int(width), int(depth))
+
+    def check(self, n_ctx: int) -> None:
+        """Refuse a tree that is larger than a slot of `n_ctx` positions, which hold its tokens while they are verified.
+
+        Raises:
+            OptionError: It is.
+        """
+        if (n := self.width * self.depth) > n_ctx:
             raise OptionError(
-                f"draft-model: tree is {text!r}, up to {n} tokens, expected at most the {n_ctx} that a sequence may use (-c); "
-                "choose a smaller one, such as 2x5"
+                f"draft-model: tree is {self.width}x{self.depth}, up to {n} tokens, expected at most the {n_ctx} that a sequence "
+                "may use (-c); choose a smaller one, such as 2x5"
             )
-        return shape
 
 
 def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:

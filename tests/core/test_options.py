@@ -115,3 +115,13 @@ def test_malformed_configuration_strings_are_refused(text):
 def test_what_is_no_name_is_told_with_the_kind_of_plugin(text, found):
     with pytest.raises(OptionError, match=f"^{found} is not the name of a memory manager; expected name, or name:key=value"):
         parse_specs(text, "memory manager")
+
+
+@pytest.mark.parametrize(("text", "state"), [("a(b", "closed"), ("a(b:k=v", "closed"), ("x;ab)", "opened")])
+def test_a_missing_bracket_is_named(text, state):
+    with pytest.raises(OptionError, match=f"has a bracket that is not {state}; expected name"):
+        parse_specs(text)
+
+
+def test_brackets_in_values_need_no_partner():
+    assert parse_specs("regex:pattern=[(]") == (Spec("regex", (("pattern", "[(]"),)),)

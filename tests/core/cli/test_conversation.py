@@ -67,6 +67,12 @@ def test_help_lists_every_command_that_there_is(capsys, monkeypatch, tmp_path):
     assert "there is no command" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("/quit", "/exit"), ("/bye", "/exit"), ("/ext", "/exit"), ("/laod x", "/load")])
+def test_a_command_of_another_name_is_told(typed, meant, capsys):
+    talk(typed)
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_exit_leaves_and_other_lines_do_not(capsys):
     assert talk("hello", "", "/help", "/bogus", "/exit")[1] == [True, True, True, True, False]
     assert "/bogus" in capsys.readouterr().err

@@ -7,9 +7,11 @@ from oracles.drawn_drafts import Text, distance, verified
 from oracles.models import tiny_model
 
 from augury import Engine
+from augury.drafters.draft_model import DraftModelOptions
 from augury.drafters.model.draft_runner import WrittenDraft
 from augury.drafters.model.draft_tree import TreeShape, branched
 from augury.errors import OptionError
+from augury.options import build
 from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
 from augury.types import Draft
 
@@ -104,12 +106,12 @@ def test_every_tree_is_a_chain_with_leaves(width, depth, n_more, data):
 @pytest.mark.parametrize("text", ["", "2", "x3", "0x3", "2x0", "2x-1", "axb", "2x3x4"])
 def test_what_is_no_shape_is_an_error(text):
     with pytest.raises(OptionError, match="expected WIDTHxDEPTH"):
-        TreeShape.of(text, 4096)
+        build(DraftModelOptions, {"tree": text}, "here")  # before a model is loaded
 
 
 def test_a_tree_that_no_slot_would_hold_is_refused():
-    assert TreeShape.of("8x12", 96) == TreeShape(8, 12)
-    with pytest.raises(OptionError, match=r"tree is '99999x3', up to 299997 tokens, expected at most the 96 .* \(-c\)"):
+    TreeShape.of("8x12").check(96)
+    with pytest.raises(OptionError, match=r"tree is 99999x3, up to 299997 tokens, expected at most the 96 .* \(-c\)"):
         Engine.load(
             tiny_model("llama-dense"),
             backend="reference",
