@@ -19,7 +19,7 @@ from attrs import NOTHING, define, evolve, field, frozen, setters
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
 from augury.files.ollama import in_llama_cpp_words
-from augury.files.override import Scalar, Untyped, overridden
+from augury.files.override import Scalar, Untyped, overriding
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
 
@@ -129,8 +129,9 @@ class ModelFile:
         metadata, tensors = in_llama_cpp_words(file.metadata, file.tensors)
         file.metadata, file.tensors = _unchanging(metadata), _unchanging(tensors)
         if override_kv:
-            file.metadata = MappingProxyType(overridden(file.metadata, override_kv, file.path))
-            file.head += repr(sorted((key, file.metadata[key]) for key in override_kv)).encode()
+            given = overriding(file.metadata, override_kv, file.path)
+            file.metadata = MappingProxyType({**file.metadata, **given})
+            file.head += repr(sorted(given.items())).encode()
         return file
 
     @classmethod

@@ -75,15 +75,18 @@ _READ: dict[str, Callable[[str], Scalar]] = {
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
-def overridden(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | Untyped], path: Path) -> dict[str, object]:
-    """Metadata with values in place of a file's own, or beside them; `path` names the file in messages.
+def overriding(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | Untyped], path: Path) -> dict[str, object]:
+    """The values in place of a file's own metadata, or beside it, by their full keys; `path` names the file in messages.
 
-    Whole numbers are also taken where the file has other numbers.
+    A key that begins with a dot is one of the file's architecture. Whole numbers are also taken where the file has other
+    numbers.
 
     Raises:
         OptionError: The file has something else in that place, or nothing that tells the type.
     """
-    return {**metadata, **{key: _checked(metadata, key, value, path) for key, value in overrides.items()}}
+    of_model = metadata.get("general.architecture")
+    full = {f"{of_model}{key}" if key.startswith(".") else key: value for key, value in overrides.items()}
+    return {key: _checked(metadata, key, value, path) for key, value in full.items()}
 
 
 def _checked(metadata: Mapping[str, object], key: str, value: Scalar | Untyped, path: Path) -> Scalar:

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
+from augury.cli.model_flags import overrides_of
 from augury.cli.sampling_flags import request_params
 from augury.errors import OptionError
 from augury.registry import Registry
@@ -89,11 +90,22 @@ def test_what_cannot_be_done_is_an_error_of_usage(capsys, words, told):
 
 
 @pytest.mark.parametrize(
-    "words", [["--tfs", "1"], ["--adaptive-target", "-1.0"], ["--reasoning", "auto"], ["--rope-scale", "1"]]
+    "words", [["--tfs", "1"], ["--adaptive-target", "-1.0"], ["--reasoning", "auto"], ["--rope-freq-base", "0.0"]]
 )
 def test_what_is_switched_off_is_ignored(capsys, words):
     parsed(*words)
     assert f"{words[0]} is ignored: that is off anyway" in capsys.readouterr().err
+
+
+def test_flags_of_rotary_positions_override_the_file():
+    line = "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 2048 --rope-freq-base 5e5 --yarn-ext-factor -1"
+    args = parsed(*line.split())
+    assert overrides_of(args) == {
+        ".rope.scaling.type": "yarn",
+        ".rope.scaling.factor": 4.0,
+        ".rope.scaling.original_context_length": 2048,
+        ".rope.freq_base": 5e5,
+    }
 
 
 def test_flags_of_conversations_mean_something_else_in_chat(capsys):
@@ -110,7 +122,7 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
 
 def test_a_server_takes_what_is_for_servers(capsys):
     args = parsed("--embedding", "--ui", "--threads-http", "4", "--reasoning-budget", "9", "-rea", "off", command="serve")
-    assert [value for _, value in args.server_flags] == [9, "off"]
+    assert [value for _, value, _ in args.server_flags] == [9, "off"]
     assert capsys.readouterr().err.count("ignored") == 3
     with pytest.raises(OptionError, match="--reasoning-format none"):
         parsed("--skip-chat-parsing", command="serve")
@@ -139,7 +151,7 @@ def test_another_name_means_the_same(words, expected):
 def test_flags_of_vllm_are_told_by_what_augury_calls_them(capsys):
     line = "--max-model-len 2048 --max-num-seqs 8 --served-model-name x --enable-prefix-caching --dtype auto -tp 1"
     args = parsed(*line.split(), command="serve")
-    assert (args.ctx_size, args.parallel, [value for _, value in args.server_flags]) == (2048, 8, ["x"])
+    assert (args.ctx_size, args.parallel, [value for _, value, _ in args.server_flags]) == (2048, 8, ["x"])
     assert capsys.readouterr().err.count(" is ignored: ") == 3
     with pytest.raises(OptionError, match="--speculative-config: choose drafters with --spec-type"):
         parsed("--speculative-config", '{"method": "ngram"}', command="serve")

@@ -21,6 +21,7 @@ scalars = (
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("override") / "m.gguf"
     with gguf_file(path) as writer:
+        writer.add_string("general.architecture", "x")
         writer.add_string("x.text", OWN["x.text"])
         writer.add_uint32("x.count", OWN["x.count"])
         writer.add_float32("x.scale", OWN["x.scale"])
@@ -51,6 +52,14 @@ def test_values_take_the_place_of_the_file_s_own(path):
     own = ModelFile.open(path)
     assert OWN.items() <= own.metadata.items()
     assert file.digest != own.digest == ModelFile.open(path).digest
+
+
+def test_a_key_that_begins_with_a_dot_is_one_of_the_file_s_architecture(path):
+    file = opened(path, ".count=8,.rope.scaling.factor=float:4")
+    assert (file.metadata["x.count"], file.metadata["x.rope.scaling.factor"]) == (8, 4.0)
+    assert file.digest == opened(path, "x.count=8,x.rope.scaling.factor=float:4").digest
+    with pytest.raises(OptionError, match=r"there is no metadata key 'x\.cont'; did you mean 'x\.count'"):
+        opened(path, ".cont=8")
 
 
 def test_a_value_without_a_type_is_read_as_what_the_file_has(path):
