@@ -30,7 +30,8 @@ This page is written by `make docs`, and a test compares it with what plugins an
 
 ## Drafters and other plugins
 
-`--spec-type` takes `name:key=value,key=value;name`. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
+`--spec-type` takes `name:key=value,key=value;name`. Names without options may be separated by commas, too, which need no
+quotation marks in a shell: `suffix,recycle` is `suffix;recycle`, and so `augury tune` prints it. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
 the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. `n_max` and `n_min` of one drafter alone are `--draft-max` and
 `--draft-min` where it has no such options. `outer(name:key=value)` is a drafter that wraps others. `--memory` takes one name in
 the same form, and its flags are `--memory-NAME-KEY`.
@@ -134,7 +135,10 @@ def page(registry: Registry) -> str:
     flags = {name: [each for each in command._actions if each.option_strings] for name, command in commands.choices.items()}  # noqa: SLF001
     shared = {flag for action in flags["run"] for flag in action.option_strings} - {"--json"}
     parts = [HEAD]
-    parts += [text for record in registry.records for text in _plugin(record.name, record.kind, record.plugin.options_class)]
+    names: dict[tuple[str, type], list[str]] = {}
+    for record in registry.records:
+        names.setdefault((record.kind, record.plugin.options_class), []).append(record.name)
+    parts += [text for (kind, options_class), same in names.items() for text in _plugins(same, kind, options_class)]
     parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST]
     parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
     parts += [
@@ -158,10 +162,11 @@ def page(registry: Registry) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _plugin(name: str, kind: str, options_class: type) -> Iterator[str]:
+def _plugins(names: Iterable[str], kind: str, options_class: type) -> Iterator[str]:
+    """The section of plugins that share their options."""
     options = options_of(options_class)
     if options:
-        yield f"### `{name}` ({kind})\n"
+        yield f"### {', '.join(f'`{name}`' for name in names)} ({kind})\n"
         yield _options(options.values())
         yield "\n" + "".join(f"* `{option.name}`: {notes}\n" for option in options.values() if (notes := _notes(option)))
 

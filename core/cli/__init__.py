@@ -1,6 +1,13 @@
 """The command line `augury`, and the parts of commands: flags, loading, prompts, tables and output."""
 
-from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use, takes_draft_model, warn_of_synthetic
+from augury.cli.drafter_flags import (
+    drafter_of_model,
+    drafter_options,
+    leave_out_unused,
+    names_in_use,
+    takes_draft_model,
+    warn_of_synthetic,
+)
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
 from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import (
@@ -46,6 +53,7 @@ __all__ = [
     "drafter_options",
     "flag_of",
     "fold",
+    "leave_out_unused",
     "load_engine",
     "loaded_model",
     "names_in_use",

@@ -38,9 +38,11 @@ _AS_TARGET = (  # by `dest`
 class DraftParams(FlagsAction):
     """Parses the text, and stores its values where the draft model's own flags store theirs."""
 
-    def __init__(self, *, drafter: str, options: Mapping[str, Option], keep_as: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *, takers: Mapping[str, Mapping[str, Option]], options: Mapping[str, Option], keep_as: str, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self._drafter, self._options, self._keep_as = drafter, options, keep_as
+        self._takers, self._options, self._keep_as = takers, options, keep_as
 
     def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         """Parse the text."""
@@ -53,7 +55,7 @@ class DraftParams(FlagsAction):
             if name == "model":
                 namespace.model_draft = converted
             else:
-                kept = (((self._drafter, name),), converted)
+                kept = (tuple((drafter, name) for drafter, options in self._takers.items() if name in options), converted, flag)
                 setattr(namespace, self._keep_as, (*getattr(namespace, self._keep_as), kept))
 
     def _given(self, words: Sequence[str], where: str, outer: Parser) -> dict[str, str]:

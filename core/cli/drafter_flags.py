@@ -90,8 +90,9 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
     """Add the flags of all drafters; the help shows those of the drafters that `argv` asks for."""
     owners: dict[str, list[tuple[str, Option]]] = {}
     general: list[tuple[str, str, str]] = []
-    for name, drafter in registry.drafters.items():
-        for option in options_of(drafter.options_class).values():
+    every = {name: options_of(drafter.options_class) for name, drafter in registry.drafters.items()}
+    for name, options in every.items():
+        for option in options.values():
             for flag in flags_of("drafter", name, option):
                 if flag in parser.flags:
                     general.append((parser.flags[flag].dest, name, option.name))
@@ -109,8 +110,8 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
         group.add_argument(
             *("--draft-params", "-draft"),
             action=DraftParams,
-            drafter=owner,
-            options=options_of(registry.drafters[owner].options_class),
+            takers={name: options for name, options in every.items() if "model" in options},
+            options=every[owner],
             keep_as=_DEST,
             dest=argparse.SUPPRESS,  # it is kept as others are
             metavar="FLAGS",
@@ -130,13 +131,13 @@ def add_memory_flags(group: Any, registry: Registry) -> None:
 def memory_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Values given by flags, by memory manager."""
     values: dict[str, dict[str, Any]] = {}
-    for ((name, field),), value in args.memory_values:
+    for ((name, field),), value, _ in args.memory_values:
         values.setdefault(name, {})[field] = value
     return values
 
 
 def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Values given by flags, by drafter. A flag that several drafters share applies to those in use.
+    """Values given by flags, by drafter in use.
 
     A drafter's option may have an alias that is a general flag, such as `--draft-min`: then it is that, unless given by itself.
     """
@@ -144,11 +145,32 @@ def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str
     for dest, default, name, field in args.drafter_general:
         if name in in_use and (value := getattr(args, dest)) != default:
             values.setdefault(name, {})[field] = value
-    for targets, value in args.drafter_values:
-        meant = [target for target in targets if target[0] in in_use] or targets[:1]
-        for name, field in meant:
-            values.setdefault(name, {})[field] = value
+    for targets, value, _ in args.drafter_values:
+        for name, field in targets:
+            if name in in_use:
+                values.setdefault(name, {})[field] = value
     return values
+
+
+def leave_out_unused(args: argparse.Namespace, drafters: Sequence[str]) -> None:
+    """Leave out the flags that apply to none of some drafters, with a line that says so.
+
+    Raises:
+        OptionError: A flag has the name of a drafter that is none of them.
+    """
+    kept, unused = [], dict[str, None]()
+    for targets, value, flag in args.drafter_values:
+        if any(name in drafters for name, _ in targets):
+            kept.append((targets, value, flag))
+            continue
+        for name, field in targets:
+            if flag == f"--spec-{name}-{field.replace('_', '-')}":
+                raise OptionError(f"{flag} is given, but {name} is not in use; leave it out, or name {name} in --spec-type")
+        unused[flag] = None
+    args.drafter_values = tuple(kept)
+    if unused:
+        are = "is" if len(unused) == 1 else "are"
+        say(f"augury {args.command}: {', '.join(unused)} {are} ignored: no drafter in use has such an option")
 
 
 def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:

@@ -14,6 +14,7 @@ from augury.cli.drafter_flags import (
     add_speculation_flags,
     drafter_of_model,
     drafter_options,
+    leave_out_unused,
     memory_options,
     names_in_use,
     split_draft_limits,
@@ -152,7 +153,8 @@ def add_override_flag(parser: argparse._ActionsContainer) -> None:
         default=[],
         metavar="KEY=TYPE:VALUE",
         help="metadata that takes the place of the model file's own, of type int, float, bool or str; several are separated by "
-        "commas; without TYPE the value is read as what the file has there",
+        "commas; without TYPE the value is read as what the file has there; a key that begins with a dot is one of the model's "
+        "architecture, as in .rope.scaling.factor=4",
     )
 
 
@@ -190,16 +192,15 @@ def load_engine(
     with _paused_gc(), ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         if draft_model and not takes_draft_model(in_use, args.registry, None):
             in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
-        options = drafter_options(args, in_use)
-        if spec_type != args.spec_type:  # a command that loads one drafter after the other: the engine refuses unused options
-            options = {name: given for name, given in options.items() if name in in_use}
+        if spec_type == args.spec_type:  # or else the command loads one drafter after the other, and has said it of all
+            leave_out_unused(args, in_use)
         engine = Engine.load(
             args.model,
             **{name: getattr(args, name) for name in _AS_NAMED},
             memory_options=memory_options(args),
             spec_type=rest,
             draft_model=draft_model,
-            spec_options=options,
+            spec_options=drafter_options(args, in_use),
             draft_max=n_max,
             draft_min=n_min,
             n_ctx=args.ctx_size,

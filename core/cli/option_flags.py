@@ -48,7 +48,7 @@ def add_option_flag(
 
 
 class _Keep(argparse.Action):
-    """Collects values with the options that they are for."""
+    """Collects values with the options that they are for, and the flags that gave them."""
 
     def __init__(self, *, targets: Targets, option: Option, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -56,4 +56,4 @@ class _Keep(argparse.Action):
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         value = self._option.convert("true" if values is None else values, str(flag))
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self._targets, value)))
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self._targets, value, flag)))

@@ -144,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
         )
     from augury.plugins.server.server import Server
 
-    flags = _Flags(**{name: value for ((_, name),), value in args.server_flags})
+    flags = _Flags(**{name: value for ((_, name),), value, _ in args.server_flags})
     options = _options_of(args, flags)
     args.max_queue = flags.max_queue
     warn_of_synthetic(args)

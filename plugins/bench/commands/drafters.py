@@ -12,7 +12,7 @@ from augury import Engine
 from augury.cli import (
     ProgressDisplay,
     drafter_of_model,
-    drafter_options,
+    leave_out_unused,
     load_engine,
     names_in_use,
     request_params,
@@ -90,9 +90,7 @@ def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | 
             "a draft model is given, but no drafter compared takes one; leave -md out, or add --against draft-model"
         )
     everyone = [name for texts, _ in found for name in names_in_use(texts, args.registry)]
-    for name in drafter_options(args, everyone):
-        if name not in everyone:
-            raise OptionError(f"options are given for {name}, which is not among the drafters compared")
+    leave_out_unused(args, everyone if owner is None else [*everyone, owner])
     return found
 
 

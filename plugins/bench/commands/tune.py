@@ -20,6 +20,7 @@ from augury.cli import (
     drafter_of_model,
     drafter_of_nextn,
     drafter_options,
+    leave_out_unused,
     names_in_use,
     print_json,
     print_lines,
@@ -128,9 +129,7 @@ def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]
         specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
         found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))
     tried = sorted({name for candidate in found for name in names_in_use(candidate.spec_type, args.registry)})
-    for name in drafter_options(own, tried):
-        if name not in tried:
-            raise OptionError(f"options are given for {name}, which is not tried; add it with --against {name}")
+    leave_out_unused(args, tried)
     return list(dict.fromkeys(found))
 
 

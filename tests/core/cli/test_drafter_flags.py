@@ -2,6 +2,8 @@
 
 import ast
 import re
+from argparse import Namespace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ from augury.cli.command_line import make_parser
 from augury.cli.drafter_flags import (
     drafter_of_model,
     drafter_options,
+    leave_out_unused,
     memory_options,
     names_in_use,
     split_draft_limits,
 )
+from augury.cli.option_flags import flag_of
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of
@@ -25,6 +29,14 @@ REGISTRY = Registry.discover()
 
 def parsed(*words, command="run"):
     return make_parser(REGISTRY, [command, *words]).parse_args([command, *words])
+
+
+GENERAL = {"-md", "--model-draft", "--draft-max", "--draft-min"}  # flags of their own, which some drafters' options are, too
+VALUES = {int: "2", float: "0.5", bool: "true", str: "f16"}
+
+
+def flags_given_to(drafter):
+    return [flag_of(alias) for option in options_of(drafter.options_class).values() for alias in option.aliases]
 
 
 def options(args, *in_use):
@@ -63,9 +75,41 @@ def test_flags_that_drafters_share_go_to_those_in_use():
     assert options(args, "ngram-mod")["ngram-mod"] == {"n_match": 8}
 
 
+ALIASES = {
+    flag: (option, [name for name, each in REGISTRY.drafters.items() if flag in flags_given_to(each)])
+    for drafter in REGISTRY.drafters.values()
+    for option in options_of(drafter.options_class).values()
+    for flag in map(flag_of, option.aliases)
+    if flag not in GENERAL
+}
+
+
+def test_an_alias_that_is_not_for_the_drafter_in_use_is_ignored_with_a_line_that_names_it(capsys):
+    values = {flag: option.choices[0] if option.choices else VALUES[option.kind] for flag, (option, _) in ALIASES.items()}
+    every = vars(parsed(*chain.from_iterable(values.items())))
+    for drafter in REGISTRY.drafters:
+        args = Namespace(**every)
+        leave_out_unused(args, [drafter])
+        others = ", ".join(flag for flag, (_, owners) in ALIASES.items() if drafter not in owners)
+        assert capsys.readouterr().err == f"augury run: {others} are ignored: no drafter in use has such an option\n"
+        leave_out_unused(args, [drafter])  # as when a server wakes
+        assert capsys.readouterr().err == ""
+        assert len(args.drafter_values) == sum(drafter in owners for _, owners in ALIASES.values())
+
+
+def test_a_draft_models_parameters_are_those_of_a_head_that_is_one():
+    args = parsed("--draft-params", "-ctk q8_0 -c 100")
+    assert options(args, "draft-eagle3") == {"draft-eagle3": {"cache_type_k": "q8_0"}}
+
+
+def test_a_flag_that_names_a_drafter_that_is_not_in_use_is_refused():
+    with pytest.raises(OptionError, match="--spec-ngram-mod-n-max is given, but ngram-mod is not in use"):
+        leave_out_unused(parsed("--spec-ngram-mod-n-max", "3"), ["suffix", "recycle"])
+
+
 def test_every_option_of_a_draft_model_can_be_given():
     for name, option in options_of(DraftModelOptions).items():
-        value = {int: "2", float: "0.5", bool: "true", str: "f16"}[option.kind]
+        value = VALUES[option.kind]
         args = parsed("--draft-params", f"--{name.replace('_', '-')} {value}")
         assert options(args, "draft-model")["draft-model"] == {name: option.convert(value, "test")}
 

@@ -3,7 +3,7 @@
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from augury.plugins.server import app  # noqa: F401 - all forms of requests
 from augury.plugins.server.anthropic import MessagesRequest
@@ -107,7 +107,6 @@ def test_every_optional_field_of_every_object_may_be_null(form):
 
 
 @given(st.data())
-@settings(max_examples=30)
 @pytest.mark.parametrize(("form", "body"), REQUESTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_nulls_anywhere_in_a_request_change_nothing(form, body, data):
     def with_nulls(value):

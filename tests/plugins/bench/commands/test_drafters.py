@@ -192,7 +192,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
         (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
         (["--startup", "--curve", "1"], 2, "--startup times starts alone"),
-        (["--spec-ngram-mod-n-max", "3"], 2, "options are given for ngram-mod"),
+        (["--spec-ngram-mod-n-max", "3"], 2, "--spec-ngram-mod-n-max is given, but ngram-mod is not in use"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(bench, words, code, expected):
