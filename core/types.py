@@ -308,7 +308,10 @@ class Timings:
 
 @frozen
 class DrafterStats:
-    """A drafter's figures in one request. Positions count from 0, the first token of its own; in a tree they are depths."""
+    """A drafter's figures in one request. A token that several drafters proposed counts for each of them.
+
+    Positions count from 0, the first token of its own; in a tree they are depths.
+    """
 
     calls: int = 0  # of draft
     drafts: int = 0  # calls that proposed something

@@ -31,8 +31,9 @@ This page is written by `make docs`, and a test compares it with what plugins an
 ## Drafters and other plugins
 
 `--spec-type` takes `name:key=value,key=value;name`. Names without options may be separated by commas, too, which need no
-quotation marks in a shell: `suffix,recycle` is `suffix;recycle`, and so `augury tune` prints it. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
-the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. `n_max` and `n_min` of one drafter alone are `--draft-max` and
+quotation marks in a shell: `suffix,recycle` is `suffix;recycle`, and so `augury tune` prints it. Each key is a flag as well,
+`--spec-NAME-KEY`, and the aliases below mean the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. An alias that no
+drafter in use has is ignored with a line that says so. `n_max` and `n_min` of one drafter alone are `--draft-max` and
 `--draft-min` where it has no such options. `outer(name:key=value)` is a drafter that wraps others. `--memory` takes one name in
 the same form, and its flags are `--memory-NAME-KEY`.
 

@@ -83,6 +83,8 @@ def drafting_lines(summary: Summary) -> list[str]:
         lines.append(synthetic_text(rates))
     if summary.n_restores:
         lines.append(f"{summary.n_restores} drafts undone by restoring a state, {summary.n_replayed} tokens computed again")
+    if sum(stats.drafted > 0 for stats in summary.drafters.values()) > 1:
+        lines.append("a token that several drafters proposed counts for each of them:")
     for name, stats in summary.drafters.items():
         lines.append(
             f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.used} verified, {stats.drafted} tokens drafted, "

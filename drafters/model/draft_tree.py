@@ -45,8 +45,8 @@ class TreeShape:
         """
         if (n := self.width * self.depth) > n_ctx:
             raise OptionError(
-                f"draft-model: tree is {self.width}x{self.depth}, up to {n} tokens, expected at most the {n_ctx} that a sequence "
-                "may use (-c); choose a smaller one, such as 2x5"
+                f"draft-model: tree is {self.width}x{self.depth}, up to {n} tokens, expected at most the {n_ctx} that a "
+                "sequence may use (-c); choose a smaller one, such as 2x5"
             )
 
 

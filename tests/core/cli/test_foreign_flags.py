@@ -81,6 +81,8 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["--tfs", "0.5"], "--tfs: augury knows no such sampler"),
         (["-cnv"], "-cnv: augury chat holds conversations"),
         (["--offline"], "HF_HUB_OFFLINE=1"),
+        (["--models-dir", "x"], "a server has one model, that of -m; start one for each"),
+        (["--ui"], "it is for a server: augury serve"),
     ],
 )
 def test_what_cannot_be_done_is_an_error_of_usage(capsys, words, told):

@@ -7,9 +7,9 @@ import pytest
 from commands import here, run
 from oracles.models import tiny_model
 
-from augury.cli.report import run_line
+from augury.cli.report import drafting_lines, run_line
 from augury.drafters.ngram_simple import NgramSimple
-from augury.types import Summary, Timings
+from augury.types import DrafterStats, Summary, Timings
 
 DRAFTER = f"draft-model:model={tiny_model('llama-dense-q4_0')}"
 
@@ -65,6 +65,12 @@ def test_what_is_not_a_terminal_gets_the_last_line_alone(capsys):
 def test_the_speed_of_several_requests_is_that_of_each(n, told):
     timings = Timings(prompt_s=0.5, predict_s=0.5, n_prompt=0, n_predicted=2)
     assert run_line([Summary(n_emitted=3, timings=timings)] * n) == f"prompt 0 tokens | {told}"
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_token_that_two_drafters_proposed_is_said_to_count_for_both(n):
+    told = drafting_lines(Summary(drafters={"a": DrafterStats(drafted=3), "b": DrafterStats(drafted=n)}))
+    assert ("a token that several drafters proposed counts for each of them:" in told) == bool(n)
 
 
 def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
