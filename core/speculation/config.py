@@ -304,7 +304,7 @@ class Speculation:
             named[known[key]] = value
         return named
 
-    def _limits(self, params: Mapping[str, Any]) -> dict[str, int]:
+    def _limits(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The lengths of drafts. Of a limit that is given and one that is not, the longest wins, as in llama.cpp."""
         limits = {
             name: check_count(f"speculative: {name}", params.get(name, getattr(self, name)), least=0)
