@@ -305,7 +305,7 @@ class Speculation:
         return named
 
     def _limits(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The lengths of drafts. Of a limit that is given and one that is not, the longest wins, as in llama.cpp."""
+        """The lengths of drafts. Unless the request gives both, the least is at most the longest, as in llama.cpp."""
         limits = {
             name: check_count(f"speculative: {name}", params.get(name, getattr(self, name)), least=0)
             for name in ("n_max", "n_min")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from augury.text.chat_template import ChatTemplate
 
 # Claude Code's first line, such as "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=36ee5;"
-_BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;?)*\s*")
+_BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\n]*;?)*\s*")
 
 
 async def plan_chat(
@@ -81,7 +81,7 @@ def without_billing(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[s
     if first.get("role") != "system" or not isinstance(text, str) or (found := _BILLING.match(text)) is None:
         return messages
     rest = text[found.end() :]
-    return [{**first, "content": rest}, *others] if rest else others
+    return [{**first, "content": rest}, *others] if rest or not others else others
 
 
 def template_of(server: Server) -> ChatTemplate:

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from commands import here, run
 
 from augury import cli
 from augury.cli.command_line import make_parser
@@ -95,6 +96,13 @@ def test_an_alias_that_is_not_for_the_drafter_in_use_is_ignored_with_a_line_that
         leave_out_unused(args, [drafter])  # as when a server wakes
         assert capsys.readouterr().err == ""
         assert len(args.drafter_values) == sum(drafter in owners for _, owners in ALIASES.values())
+
+
+def test_a_command_line_with_flags_of_other_drafters_runs(capsys):
+    line = "--spec-type ngram-mod --spec-draft-p-min 0.75 -ctkd q8_0 --prompt-tokens 1,2 -n 1"
+    code, _, err = run(capsys, "run", *here(), *line.split())
+    assert code == 0
+    assert "augury run: --spec-draft-p-min, -ctkd are ignored: no drafter in use has such an option\n" in err
 
 
 def test_a_draft_models_parameters_are_those_of_a_head_that_is_one():

@@ -11,13 +11,14 @@ USER = {"role": "user", "content": "Hi"}
     ("system", "rest"),
     [
         ("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=fa690;\nYou are", "You are"),
-        ("x-anthropic-billing-header: cc_version=2.1; cch=fa690;You are a=b", "You are a=b"),
+        ("x-anthropic-billing-header: cc_version=2.1; cch=fa690;a=b; and", "a=b; and"),
         ("x-anthropic-billing-header: cc_version=2.1; cch=fa690\n\nYou are", "You are"),
         ("x-anthropic-billing-header: cch=fa690;", None),
         ("You are x-anthropic-billing-header: cch=fa690;", "You are x-anthropic-billing-header: cch=fa690;"),
     ],
 )
 def test_the_line_of_bills_is_left_out_at_the_beginning_of_the_system_message_alone(system, rest):
+    assert [*without_billing([{"role": "system", "content": system}])] == [{"role": "system", "content": rest or ""}]
     expected = [] if rest is None else [{"role": "system", "content": rest}]
     assert [*without_billing([{"role": "system", "content": system}, USER])] == [*expected, USER]
 
