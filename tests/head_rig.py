@@ -115,11 +115,16 @@ class Told:
         kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
         self.runner.feed(slot, start, kept, {name: hidden[: len(kept)]})
 
+    def features_of(self, text):
+        """The hidden states of a text that are fed."""
+        passed = self.context.model.forward(Batch.chain(text, features=self.target.nextn_features[:1]))
+        return {name: passed.features(name).copy() for name in self.target.nextn_features[:1]}
+
     def request(self, text, k, slot=0, **more):
         return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
 
-    def draft(self, text, k, **more):
-        return self.runner.draft([self.request(text, k, **more)])[0].tokens
+    def draft(self, text, k, slot=0, **more):
+        return self.runner.draft([self.request(text, k, slot, **more)])[0].tokens
 
     def replayed(self, run, cuts=()):
         """The drafts of all rounds, and the logits of each one's last token."""

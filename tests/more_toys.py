@@ -139,7 +139,7 @@ def _written(reference):
     target = ModelFile.open(_fetched(TINY_TARGET, path.parent, Progress()))
     tensors = [target.tensor(name) for name in ("token_embd.weight", "output.weight")]
     embedding, output = (tensor.data.view(np.float32).reshape(tensor.shape) for tensor in tensors)
-    write_tiny_block_head(path, embedding, output=output if reference == TINY_DSPARK else None)
+    write_tiny_block_head(path, embedding, output=output if reference == TINY_DSPARK else None, kind="draft-dspark")
     return path
 
 
@@ -148,7 +148,14 @@ def _folder():
     return tempfile.TemporaryDirectory(prefix="augury-heads-")
 
 
-def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = _SIZES.head_dim, n_layers: int = 1) -> None:
+def write_tiny_head(
+    path: Path,
+    *,
+    n_embd: int = _SIZES.n_embd,
+    head_dim: int = _SIZES.head_dim,
+    n_layers: int = 1,
+    output: np.ndarray | None = None,
+) -> None:
     """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts by a token's embedding alone.
 
     Its attention looks at the token itself, whose embedding it passes on; hidden states of the target change nothing.
@@ -158,6 +165,7 @@ def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = 
         n_embd: E of the target.
         head_dim: D, of which E is a multiple.
         n_layers: Of the target, of which the first three, or the last one more than once, tell hidden states.
+        output: In place of the target's, (V, E) float32.
     """
     n_heads = n_embd // head_dim
     heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
@@ -173,11 +181,19 @@ def write_tiny_head(path: Path, *, n_embd: int = _SIZES.n_embd, head_dim: int = 
         weights["blk.0.attn_norm_2.weight"] = np.zeros(n_embd, np.float32)
         for name, values in {"attn_q": looking, "attn_k": looking, "attn_v": own}.items():
             weights[f"blk.0.{name}.weight"] = np.hstack([values, nothing])
+        if output is not None:
+            weights["output.weight"] = output
         add_weights(writer, weights)
 
 
 def write_tiny_block_head(
-    path: Path, embedding: np.ndarray, *, output: np.ndarray | None = None, head_dim: int = _SIZES.head_dim
+    path: Path,
+    embedding: np.ndarray,
+    *,
+    output: np.ndarray | None = None,
+    head_dim: int = _SIZES.head_dim,
+    kind: str = "draft-dflash",
+    own: np.ndarray | None = None,
 ) -> None:
     """Write a DFlash head that borrows its target's embedding and output: it predicts by the last token's embedding alone.
 
@@ -187,28 +203,35 @@ def write_tiny_block_head(
     Args:
         path: Where to.
         embedding: The embedding of the target, (V, E) float32; its last token is the mask.
-        output: Of the target, (V, E): the head is then one of DSpark, and predicts in each place the successor of the token
-            before.
+        output: Of the target, (V, E): the head then predicts in each place the successor of the token before.
         head_dim: D, of which E is a multiple.
+        kind: With an output: a drafter, of whose kind the head is. One of `draft-dflash` is a DFlash2 head.
+        own: The head's output in place of the target's.
     """
     n_vocab, n_embd = embedding.shape
     n_heads = n_embd // head_dim
     heads = {"head_dim": head_dim, "n_rot": head_dim, "n_heads": n_heads, "n_kv_heads": n_heads}
     sizes = evolve(_SIZES, n_embd=n_embd, n_layers=1, **heads)
-    own, mask = np.eye(n_embd, dtype=np.float32), embedding[-1] / np.linalg.norm(embedding[-1])
+    same, mask = np.eye(n_embd, dtype=np.float32), embedding[-1] / np.linalg.norm(embedding[-1])
+    lengths = np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))
     with gguf_file(path, "dflash") as writer:
         sizes.describe(writer)
         writer.add_array("dflash.target_layers", [1])
         writer.add_uint32("dflash.block_size", _BLOCK_SIZE)
         writer.add_mask_token_id(n_vocab - 1)
-        weights = _empty_layer(sizes) | {"fc.weight": 0 * own, "enc.output_norm.weight": np.ones(n_embd)}
+        weights = _empty_layer(sizes) | {"fc.weight": 0 * same, "enc.output_norm.weight": np.ones(n_embd)}
         weights |= {f"blk.0.attn_{name}_norm.weight": np.ones(head_dim) for name in "qk"}
-        weights |= {"blk.0.attn_k.weight": own, "blk.0.attn_v.weight": own - np.outer(mask, mask)}
-        weights["blk.0.attn_output.weight"] = _LOUDNESS * own
-        if output is not None:
-            lengths = np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))
+        weights |= {"blk.0.attn_k.weight": same, "blk.0.attn_v.weight": same - np.outer(mask, mask)}
+        weights["blk.0.attn_output.weight"] = _LOUDNESS * same
+        if own is not None:
+            weights["output.weight"] = own
+        if output is not None and kind == "draft-dspark":
             weights |= {"markov_w1.weight": embedding / lengths, "markov_w2.weight": 2 * output}
             weights |= {"conf_proj.weight": np.zeros((1, 2 * n_embd)), "conf_proj.bias": np.ones(1)}
+        elif output is not None:
+            writer.add_uint32("dflash.selector_top_k", n_vocab)
+            weights |= {"selector_predecessor.weight": embedding / lengths, "selector_successor.weight": 2 * output}
+            weights |= {"selector_hidden.weight": np.zeros((n_embd, n_embd)), "selector_hidden.bias": np.ones(n_embd)}
         add_weights(writer, {name: values.astype(np.float32) for name, values in weights.items()})
 
 

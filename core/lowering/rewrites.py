@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,25 +33,28 @@ def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operati
 
     A prompt's products would go to memory and back otherwise.
     """
-    following = [*operations[1:], None, None]
+    following, n_reads = [*operations[1:], None, None], _reads(operations)
     activated = set[Operation]()
-    for i, (multiply, activate, last) in enumerate(zip(operations, following, following[1:], strict=False)):
-        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _are_alone(multiply, activate, operations):
+    for multiply, activate, last in zip(operations, following, following[1:], strict=False):
+        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _are_alone(multiply, activate, n_reads):
             activated.add(activate)
-            reader = None
-            if isinstance(last, Multiply) and last.x is activate.out and len(last.linears) == 1:
-                is_alone = not any(activate.out in (value.root for value in each.read) for each in operations[i + 3 :])
-                reader = last.linears[0] if is_alone else None
+            is_read = isinstance(last, Multiply) and last.x is activate.out and len(last.linears) == 1
+            reader = last.linears[0] if is_read and n_reads[activate.out] == 1 else None
             out = (activate.out, *multiply.out)
             yield MultiplyActivated(multiply.x, multiply.linears, activate, reader, multiply.purpose, out)
         elif multiply not in activated:
             yield multiply
 
 
-def _are_alone(multiply: Multiply, activate: Activate, operations: Sequence[Operation]) -> bool:
+def _are_alone(multiply: Multiply, activate: Activate, n_reads: Counter[Value]) -> bool:
     """Whether all that is multiplied is activated, and read by nothing else."""
-    others = {value.root for each in operations if each is not activate for value in each.read}
-    return multiply.out == (activate.x, *(() if activate.up is None else (activate.up,))) and others.isdisjoint(multiply.out)
+    read = (activate.x, *(() if activate.up is None else (activate.up,)))
+    return multiply.out == read and all(n_reads[value] == 1 for value in read)
+
+
+def _reads(operations: Sequence[Operation]) -> Counter[Value]:
+    """How often the rows are read, or a part of them."""
+    return Counter(value.root for each in operations for value in each.read)
 
 
 @frozen(eq=False)
@@ -66,10 +70,16 @@ class FeedExpertsAndAdd(Operation):
 
 
 def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Add the shared expert's rows where the others' are added up, which reads and writes the sums once."""
+    """Add the shared expert's rows where the others' are added up, which reads and writes the sums once.
+
+    The sum over experts alone is not made then.
+    """
+    n_reads = _reads(operations)
 
     def join(feed: Operation, following: Operation) -> tuple[Operation, ...]:
         if not (isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out):
+            return ()
+        if n_reads[feed.out] > 1:
             return ()
         added = tuple(value for value in (following.other, following.x) if value is not None)
         return (FeedExpertsAndAdd(feed, following, feed.x, feed.routes, added, following.out),)

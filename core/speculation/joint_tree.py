@@ -161,7 +161,7 @@ class JointTree(Generic[Proposer]):
             for node, kind in zip(siblings.values(), self.kinds(siblings.values()), strict=True):
                 if 0 < chances[node] < 1:
                     agreement.see(kind, chances[node], is_right=node == right)
-            if right < 0 or not 0 < chances[right] < 1:
+            if right < 0:
                 break
 
     def best_path(self, reach: Items[float]) -> list[int]:

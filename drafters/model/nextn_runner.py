@@ -89,7 +89,6 @@ class NextnRunner:
         """How many of the first tokens of a new text (h,) int32 need not be fed again."""
         text = self._text(slot)
         text.n = text.n_agreed(history)
-        text.first = min(text.first, text.n)
         text.tokens[: len(history)], text.n_computed = history, None
         n_computed = min(self._target.n_nextn_held(slot, history, layer) for layer in range(self._n_layers))
         if n_computed and (text.n < n_computed or not text.has_before(n_computed)):
@@ -178,7 +177,6 @@ class NextnRunner:
         others = (each for each in self._texts.values() if each.has_before(n) and each.n_agreed(history[:n]) == n)
         if (other := next(others, None)) is not None:
             text.add(n - 1, other.before(n, n + 1))
-            text.tokens[n - 1] = history[n - 1]
 
     def _text(self, slot: int) -> HiddenText:
         if slot not in self._texts:

@@ -7,7 +7,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from head_rig import N_VOCAB, REGISTRY, Told
+from head_rig import N_CTX, N_VOCAB, REGISTRY, Told
 from oracles.drafts import NEXTN, agreeing, assistance, draft_file, error, parted, runs, target_of
 from oracles.models import altered, tiny_file, tiny_model
 
@@ -15,6 +15,7 @@ from augury import Engine
 from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.drafters.draft_mtp import DraftMtp, augury_drafters
+from augury.drafters.model.nextn_runner import NextnRunner
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.nextn_file import with_nextn
@@ -201,6 +202,39 @@ def test_what_comes_from_another_slot_ends_what_a_slot_held_after_it(how):
     assert told.target.n_nextn_held(1, text) == 20
     states.restore(1, states.save(0, 0))  # a checkpoint: of no positions
     assert told.target.n_nextn_held(1, text) == 20
+
+
+N_HELD = {"kept": 80, "lost": 79, "of a shorter text": 79, "of another slot": 80, "of fewer tokens": 9, "of another text": 0}
+
+
+@pytest.mark.parametrize("name", ["mtp-glm4moe", "mtp-qwen35"])
+@pytest.mark.parametrize("how", N_HELD)
+def test_of_a_new_text_the_last_hidden_state_is_fed_again_where_it_is_not_kept(name, how):
+    text, told = runs(name)[0].text[np.arange(90) % 60], Told(name, n_slots=2)
+    before, states = (text + (how == "of another text")) % N_VOCAB, told.context.memory.states
+    told.open()
+    told.tell(before[:80])
+    told.runner.begin(0, before[:81])
+    if how in ("lost", "of a shorter text"):  # the slot's state comes from a file
+        told.runner = NextnRunner(told.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
+    if how == "of a shorter text":
+        told.runner.feed(0, 0, text[:79], {name: rows[:79] for name, rows in told.features_of(text).items()})
+    if how == "of another slot":
+        states.copy(0, 1, 80)
+    if how == "of fewer tokens":  # and hidden states of the last ones; the request before was given up
+        states.restore(0, states.save(0, 10))
+    else:
+        told.runner.end(0)
+    slot = int(how == "of another slot")
+    n = told.runner.n_held(slot, text)
+    assert n == N_HELD[how]
+
+    fresh = Told(name)
+    fresh.open()
+    fresh.tell(text[:89])
+    told.runner.feed(slot, n, text[n:89], {name: rows[n:89] for name, rows in fresh.features_of(text).items()})
+    assert told.draft(text, 3, slot) == fresh.draft(text, 3)
+    assert np.array_equal(told.passed.rows(), fresh.passed.rows())
 
 
 # Several layers

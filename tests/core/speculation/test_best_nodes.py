@@ -80,6 +80,47 @@ def test_a_budget_keeps_it_as_well():
         assert distance(*outcomes(seed, limit=6, curve="dear", budget=0.0, is_costly=False)) < 1e-12
 
 
+class Drafted:
+    """A chain of tokens with given chances; each outcome is how many are accepted, with its probability."""
+
+    def __init__(self, chances):
+        self.chances, self.reach = chances, np.cumprod(chances).tolist()
+        self.slot = slot_of(request_of(planner_of(COSTS, True)), {0: len(chances)})
+        self.slot.tree.chances = list(chances)
+
+    def outcomes(self, n):
+        """Of the first n."""
+        sure = [1.0, *self.reach[:n]]
+        return [(i, sure[i] - (sure[i + 1] if i < n else 0.0)) for i in range(n + 1)]
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 3])
+@pytest.mark.parametrize("per_token_s", [0.02, 0.1, 0.3])
+def test_what_is_computed_again_is_part_of_what_a_choice_costs(n_slots, per_token_s):
+    """The best part of the ranked tokens, found by going through what can be accepted of each."""
+    curve, rng = PassCurve(*[[1.0 + per_token_s * n for n in range(40)]] * 2), np.random.default_rng(n_slots)
+    n_shortened = 0
+    for _ in range(60):
+        drafted = [Drafted(rng.uniform(0.2, 1.0, 6).tolist()) for _ in range(n_slots)]
+        ranked = sorted((-chance, i, node) for i, each in enumerate(drafted) for node, chance in enumerate(each.reach))
+        rates = {}
+        for n in range(len(ranked) + 1):
+            counts = [sum(i == slot for _, i, _ in ranked[:n]) for slot in range(n_slots)]
+            every = [
+                (each, count, outcome) for each, count in zip(drafted, counts, strict=True) for outcome in each.outcomes(count)
+            ]
+            tokens = n_slots + sum(accepted * p for _, _, (accepted, p) in every)
+            again = sum(accepted * p for _, count, (accepted, p) in every if accepted < count)
+            rates[tuple(counts)] = (tokens + 0.02 * (not n)) / (curve.known[n] + per_token_s * again)
+        slots = [each.slot for each in drafted]
+        found = best_nodes(slots, curve, replays_accepted=True)
+        counts = tuple(map(len, found.nodes))
+        assert counts == max(rates, key=rates.__getitem__)
+        assert found.expected == pytest.approx([1 + sum(each.reach[:n]) for each, n in zip(drafted, counts, strict=True)])
+        n_shortened += sum(counts) < sum(map(len, best_nodes(slots, curve).nodes))
+    assert n_shortened > 0
+
+
 FAULTS = {
     "the likeliest of the drawn first": ("(False, drawn[i].index(node), i, node)", "(False, -chance, i, node)", {"limit": 3}),
     "drawn tokens by their places": ("drawn[i].index(node), i", "0, i", {"limit": 2}),

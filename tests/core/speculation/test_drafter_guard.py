@@ -13,6 +13,7 @@ from toys import ScriptedDrafter, planner_of, toy_engine
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.drafts import CostlyAsk, DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
@@ -101,6 +102,55 @@ def run(*kinds, prompts=PROMPTS, **how):
     for prompt, result in zip(prompts, results, strict=True):
         assert list(result.tokens) == ToyModel().plain(prompt, N)
     return results, events
+
+
+def guard_of(drafter):
+    """A guard by itself, and the failures that it tells of."""
+    seen = []
+    sequence = SimpleNamespace(
+        **{"id": "a", "history": np.arange(6, dtype=np.int32), "n_left": 4},
+        speculation=SimpleNamespace(timeout_s=9.0),
+        counter=SimpleNamespace(failed=lambda name, told: seen.append(told)),
+    )
+    return DrafterGuard(drafter, "d", sequence, VOCAB, 2, lambda *_: None), seen
+
+
+def holding(n_held):
+    drafter = ScriptedDrafter(None)
+    drafter.n_held = n_held
+    return drafter
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_a_draft_is_cut_to_the_limit_with_all_that_it_says_of_its_tokens(limit, is_tree):
+    guard, _ = guard_of(ScriptedDrafter(None))
+    for n in range(1, limit + 4):
+        parents = [-1, -1, 0, 2, 1, 3, 3, 4, 7][:n] if is_tree else None
+        rows, confidence = np.eye(n, VOCAB), np.linspace(0.5, 1, n)
+        found = guard.checked(Draft(range(n), parents, rows, confidence, [i % 2 for i in range(n)]), limit)
+        kept = min(n, limit)
+        assert found.tokens.tolist() == [*range(kept)]
+        assert (None if found.parents is None else found.parents.tolist()) == (parents[:kept] if is_tree else None)
+        assert np.array_equal(found.probabilities, np.float32(rows)[:kept])
+        assert np.array_equal(found.confidence, np.float32(confidence)[:kept])
+        assert found.evidence.tolist() == [i % 2 for i in range(kept)]
+        assert len(guard.checked(Draft(range(n)), limit)) == kept
+
+
+@pytest.mark.parametrize("held", [-1, np.int64(-1), -9, 2.0, "2", None, np.ones(1, np.int32)])
+def test_what_is_no_number_of_tokens_held_is_a_fault_and_asks_for_none_again(held):
+    guard, seen = guard_of(holding(lambda _: held))
+    assert guard.n_held(5) == 5
+    assert seen == [f"n_held: PluginError: returned {held!r}, expected a number of tokens"]
+    assert guard.is_left_out
+
+
+@pytest.mark.parametrize("held", [0, 1, 7, np.int64(0), np.int32(3)])
+def test_the_number_of_tokens_held_is_told_as_it_is(held):
+    guard, seen = guard_of(holding(lambda history: held + len(history) - 6))
+    assert guard.n_held(5) == held
+    assert (seen, guard.is_left_out) == ([], False)
 
 
 class SillyError(Exception):

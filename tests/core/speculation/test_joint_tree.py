@@ -147,3 +147,20 @@ def test_what_is_forbidden_or_follows_a_wrong_token_teaches_nothing():
     tree.teach(agreement, [4, 3])
     after = agreement.of(alone, [0.4, 0.2, 0.5])
     assert [found == known for found, known in zip(after, before, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("emitted", [[1, 2], [1, 2, 3], [1, 5], [1, 2, 6], [4, 2]])
+def test_what_follows_a_certain_token_teaches_as_any_other(emitted):
+    trees = JointTree(), JointTree()
+    trees[0].add("one", Draft([1, 2, 3]), [1.0, 0.4, 0.7])
+    trees[1].add("one", Draft([2, 3]), [0.4, 0.7])
+    found, expected = Agreement(), Agreement()
+    trees[0].teach(found, emitted)
+    if emitted[0] == 1:
+        trees[1].teach(expected, emitted[1:])
+    told = [[Agreement.ALONE] * 2, [0.4, 0.7]]
+    assert found.of(*told) == expected.of(*told)
+    n_learnt = 0 if emitted[0] == 4 else 1 + (emitted[1:] == [2, 3] or emitted[1:] == [2, 6])
+    assert [each != before for each, before in zip(found.of(*told), Agreement().of(*told), strict=True)] == [
+        i < n_learnt for i in range(2)
+    ]

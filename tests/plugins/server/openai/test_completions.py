@@ -71,6 +71,20 @@ def test_a_prompt_is_scored_without_going_on(ai):
         assert {each["rank"] for each in ranked.values()} == {1, 2, ranked[token]["rank"]}
 
 
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_each_of_n_answers_to_several_prompts_has_the_log_probabilities_of_its_own_prompt(ai, max_tokens):
+    prompts = [[504, 3726, 314], [1234, 504], [28, 3726, 504, 314, 29]]
+    how = ASKED | {"max_tokens": max_tokens, "echo": True, "logprobs": 1, "extra_body": {"prompt_logprobs": 1}}
+    alone = [ai.completions.create(**how | {"prompt": prompt}).choices[0] for prompt in prompts]
+    found = ai.completions.create(**how | {"prompt": prompts, "n": 2}).choices
+    assert [choice.index for choice in found] == [*range(6)]
+    for choice, expected in zip(found, (each for each in alone for _ in range(2)), strict=True):
+        assert choice.logprobs == expected.logprobs
+        assert choice.prompt_logprobs == expected.prompt_logprobs
+        assert choice.text == expected.text
+    assert len({tuple(choice.logprobs.tokens) for choice in found}) == 3
+
+
 def test_offsets_count_characters_where_tokens_are_parts_of_them(ai):
     text = "é🌊 海"
     told = ai.completions.create(**ASKED | {"prompt": text, "max_tokens": 0}, echo=True, logprobs=0).choices[0].logprobs
