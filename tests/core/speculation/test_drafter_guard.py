@@ -108,7 +108,9 @@ def guard_of(drafter):
     """A guard by itself, and the failures that it tells of."""
     seen = []
     sequence = SimpleNamespace(
-        **{"id": "a", "history": np.arange(6, dtype=np.int32), "n_left": 4},
+        id="a",
+        history=np.arange(6, dtype=np.int32),
+        n_left=4,
         speculation=SimpleNamespace(timeout_s=9.0),
         counter=SimpleNamespace(failed=lambda name, told: seen.append(told)),
     )
