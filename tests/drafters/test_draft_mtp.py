@@ -204,14 +204,25 @@ def test_what_comes_from_another_slot_ends_what_a_slot_held_after_it(how):
     assert told.target.n_nextn_held(1, text) == 20
 
 
-N_HELD = {"kept": 80, "lost": 79, "of a shorter text": 79, "of another slot": 80, "of fewer tokens": 9, "of another text": 0}
+N_HELD = {
+    "kept": 80,
+    "lost": 79,
+    "of a shorter text": 79,
+    "of another slot": 80,
+    "of fewer tokens": 9,
+    "of another end": 39,
+    "of another text": 0,
+}
 
 
 @pytest.mark.parametrize("name", ["mtp-glm4moe", "mtp-qwen35"])
 @pytest.mark.parametrize("how", N_HELD)
 def test_of_a_new_text_the_last_hidden_state_is_fed_again_where_it_is_not_kept(name, how):
     text, told = runs(name)[0].text[np.arange(90) % 60], Told(name, n_slots=2)
-    before, states = (text + (how == "of another text")) % N_VOCAB, told.context.memory.states
+    before, states = text.copy(), told.context.memory.states
+    if how in ("of another end", "of another text"):
+        before[40 * (how == "of another end") :] += 1
+    before %= N_VOCAB
     told.open()
     told.tell(before[:80])
     told.runner.begin(0, before[:81])
@@ -221,9 +232,9 @@ def test_of_a_new_text_the_last_hidden_state_is_fed_again_where_it_is_not_kept(n
         told.runner.feed(0, 0, text[:79], {name: rows[:79] for name, rows in told.features_of(text).items()})
     if how == "of another slot":
         states.copy(0, 1, 80)
-    if how == "of fewer tokens":  # and hidden states of the last ones; the request before was given up
+    if how == "of fewer tokens":  # but hidden states of later ones
         states.restore(0, states.save(0, 10))
-    else:
+    elif how != "of another end":  # as of a request that was given up before it had begun
         told.runner.end(0)
     slot = int(how == "of another slot")
     n = told.runner.n_held(slot, text)

@@ -164,6 +164,21 @@ def test_nothing_is_drafted_after_tokens_that_were_not_fed(rig, name, n):
     assert len(made.draft(made.text[:21], 9)) == n
 
 
+@pytest.mark.parametrize(("n_kept", "is_known"), [(60, True), (56, True), (53, True), (52, False), (16, False)])
+@pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
+def test_nothing_is_drafted_where_less_is_left_of_a_slot_than_features_are_kept(rig, name, n_kept, is_known, monkeypatch):
+    made, fresh = rig(name), rig(name)
+    made.feed(0, 85)
+    made.draft(made.text[:86], 3)
+    context = made.runner._context
+    assert made.runner._text(0).fed.first == 53
+    truncate = context.truncate
+    monkeypatch.setattr(context, "truncate", lambda slot, n: truncate(slot, min(n, n_kept)))  # as by whole blocks
+    made.feed(60, 85)
+    fresh.feed(0, 85)
+    assert made.draft(made.text[:86], 3) == (fresh.draft(made.text[:86], 3) if is_known else [])
+
+
 @pytest.mark.parametrize("name", ["eagle3-llama", "dspark-qwen3"])
 def test_a_pass_that_fails_leaves_other_texts_alone(rig, name, monkeypatch):
     made = rig(name)
