@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, Literal
 
 import attrs
@@ -45,10 +46,8 @@ class Decoder(Tensors):
         n_stored: Layers of the file.
         n_layers: Layers, without layers that predict further tokens.
         n_embd: E, values of a token's residual stream.
-        n_ff: F, values between the matrices of a feed-forward, by layer.
         n_heads: H, query heads by layer.
         n_kv_heads: G, key and value heads by layer; each serves H / G query heads.
-        value_dim: D_v, values of a value.
     """
 
     def __init__(
@@ -77,29 +76,24 @@ class Decoder(Tensors):
         """
         super().__init__(file, architecture)
         keys = self.keys
-        if keys.count("expert_count", 0, least=0) and not may_have_experts:
-            raise UnsupportedError(
-                f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
-                f"supported; use a dense model"
-            )
+        if (n := keys.count("expert_count", 0, least=0)) and not may_have_experts:
+            what = "mixtures of experts are not supported; use a dense model"
+            raise UnsupportedError(f"{file.path}: {keys.full('expert_count')!r} is {n}: {what}")
         if is_causal and not keys.flag("attention.causal", default=True):
-            raise UnsupportedError(
-                f"{file.path}: {keys.full('attention.causal')!r} is false: tokens that see later ones are not supported"
-            )
+            what = "tokens that see later ones are not supported"
+            raise UnsupportedError(f"{file.path}: {keys.full('attention.causal')!r} is false: {what}")
         self.n_stored = n_stored = keys.count("block_count")
         if n_stored > len(file.tensors):
             keys.fail("block_count", n_stored, f"at most {len(file.tensors)}, the number of tensors in the file")
         self.n_layers = n_stored - keys.count("nextn_predict_layers", 0, least=0, most=n_stored - 1)
         self.n_ctx_train = keys.count("context_length", most=rope.MAX_POSITIONS)
         self.n_embd = keys.count("embedding_length")
-        self.n_ff = keys.counts("feed_forward_length", n_stored, least=least)
+        self._least = least
         self.n_heads = keys.counts("attention.head_count", n_stored, least=least)
         self.n_kv_heads = keys.counts("attention.head_count_kv", n_stored, self.n_heads, least=least)
         for n_heads, n_kv_heads in zip(self.n_heads, self.n_kv_heads, strict=True):
             if n_kv_heads and n_heads % n_kv_heads:
                 keys.fail("attention.head_count_kv", n_kv_heads, f"a divisor of the {n_heads} heads")
-        self.head_dim = self._head_dim("attention.key_length")
-        self.value_dim = self._head_dim("attention.value_length")
         self.norm_kind = norm
         key = _EPS_KEYS[norm]
         self.eps = (keys.number(key, 0.0) or least_eps) if least_eps else keys.positive(key)
@@ -363,6 +357,21 @@ class Decoder(Tensors):
         if size < self.n_rot:
             self.keys.fail("attention.indexer.key_length", size, f"at least the {self.n_rot} values that rope turns")
         return n_heads, size
+
+    @cached_property
+    def n_ff(self) -> tuple[int, ...]:
+        """F by layer; files of mixtures need not say, as the shapes of experts do."""
+        return self.keys.counts("feed_forward_length", self.n_stored, least=self._least)
+
+    @cached_property
+    def head_dim(self) -> int:  # type: ignore[override]
+        """D; latent attention has sizes of its own."""
+        return self._head_dim("attention.key_length")
+
+    @cached_property
+    def value_dim(self) -> int:
+        """D_v."""
+        return self._head_dim("attention.value_length")
 
     def _head_dim(self, key: str) -> int:
         if key in self.keys:

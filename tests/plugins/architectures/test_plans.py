@@ -57,6 +57,23 @@ def test_qwen_ropes_are_not_interleaved_and_take_no_factors():
         np.testing.assert_array_equal(attention.rope.frequencies, rope.plain(attention.head_dim, 10000.0))
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("qwen3moe-moe", "feed_forward_length", 0),
+        ("deepseek2-moe", "attention.value_length", "unknown"),
+        ("llama-dense", "rope.scaling.original_context_length", -1),
+        ("llama-dense", "pooling_type", ["mean"]),
+        ("mistral3-dense", "rope.scaling.yarn_beta_fast", 0.0),
+        ("llama-dense", "who.knows", [[1], ["x"]]),
+    ],
+)
+def test_a_key_that_the_plan_does_not_need_may_be_anything(name, key, value):
+    file = file_for_plans(name)
+    odd = plan_of(altered(file, metadata={f"{file.architecture}.{key}": value}))
+    assert odd.shapes() == plan_of(file).shapes()
+
+
 def test_biases_and_output_weights_are_optional():
     names = [f"blk.{layer}.attn_{part}.bias" for layer in (0, 1) for part in "qkv"]
     plan = plan_with("qwen2", without=[*names, "output.weight", "output.bias"])
