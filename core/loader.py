@@ -141,6 +141,16 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     return plan
 
 
+def _check_cache_types(reference: str, plan: ModelPlan, options: ModelOptions) -> None:
+    """Check those of a draft model or head, which are the target's unless others are given for it."""
+    try:
+        options.check_cache_types(plan)
+    except UnsupportedError as error:
+        kind = "head" if plan.hidden_of else "draft model"
+        ways = "with -ctkd and -ctvd; it has the target's -ctk and -ctv unless these are given"
+        raise UnsupportedError(f"{kind} {reference}: {error} for the {kind}, {ways}") from None
+
+
 def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
     what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
@@ -262,6 +272,8 @@ class Loader:
                 )
             wanted = options if options.n_ctx else evolve(options, n_ctx=whole.n_ctx_train)
             plan = whole if wants_nextn else whole.without_nextn()
+            if purpose == "draft":
+                _check_cache_types(str(reference), plan, wanted)
             device = place(self.registry, named, file, plan, wanted)
             if lack := _lack_of_nextn(self.registry, file, whole, device, is_wanted=wants_nextn):
                 plan = whole.without_nextn()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Suffix", "SuffixOptions"]
 
 
+MAX_CORPUS_TOKENS = 1 << 24  # a larger file is no corpus
 _LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each ground
 _LONGEST = _LENGTHS[-1]
 _STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length
@@ -78,7 +79,10 @@ class SuffixOptions:
         help="file for the answers of all requests, made if there is none: each learns from all others, and from earlier runs",
     )
     corpus_tokens: int = option(
-        262144, help="tokens kept there, 140 bytes of memory each; beyond, the older half is forgotten", ge=1024
+        262144,
+        help="tokens kept there, 140 bytes of memory each; beyond, the older half is forgotten",
+        ge=1024,
+        le=MAX_CORPUS_TOKENS,
     )
     corpus_learns: bool = option(True, help="whether answers are added to it", per_request=True)
 

@@ -22,6 +22,8 @@ def read_text(source: str | Path | TextIO) -> str:
         return _read(source.read, "standard input")
     try:
         with Path(source).open(encoding="utf-8-sig") as file:
+            if os.fstat(file.fileno()).st_size > 4 * _MAX_SIZE:  # a character takes four bytes at most
+                raise _too_large(str(source))
             return _read(file.read, str(source))
     except OSError as error:
         raise AuguryError(f"{source}: {error.strerror or error}") from None
@@ -53,5 +55,9 @@ def _read(read: Callable[[int], str], name: str) -> str:
     except UnicodeDecodeError:
         raise AuguryError(f"{name}: not text in UTF-8") from None
     if len(text) > _MAX_SIZE:
-        raise AuguryError(f"{name}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give less text")
+        raise _too_large(name)
     return text
+
+
+def _too_large(name: str) -> AuguryError:
+    return AuguryError(f"{name}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give less text")

@@ -87,12 +87,14 @@ def read_lookup(path: Path, n_vocab: int) -> LookupTable:
             what = "is a folder, expected a lookup file" if path.is_dir() else "there is no such lookup file"
             raise ModelFileError(f"{path}: {what}")
         n_bytes = path.stat().st_size
-        values = np.fromfile(path, dtype=np.int32)
+        if n_bytes % 4:
+            raise ModelFileError(f"{path}: is {n_bytes} bytes long, expected whole numbers of four bytes; it is no lookup file")
+        # mapped until it is known to be such a file: another one may be larger than the memory
+        values = np.memmap(path, np.int32, mode="r") if n_bytes else np.empty(0, np.int32)
+        starts = _starts(path, values)
+        values = np.array(values)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read as a lookup file: {error.strerror or error}") from error
-    if n_bytes % 4 or 4 * len(values) != n_bytes:
-        raise ModelFileError(f"{path}: is {n_bytes} bytes long, expected whole numbers of four bytes; it is no lookup file")
-    starts = _starts(path, values)
     ngrams = values[starts[:, None] + np.arange(MAX_NGRAM)]
     sizes = (ngrams >= 0).sum(axis=1)
     is_wrong = (sizes == 0) | (ngrams != np.where(np.arange(MAX_NGRAM) < sizes[:, None], ngrams, -1)).any(axis=1)

@@ -10,14 +10,17 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from augury.drafters.ngram.suffix_array import SuffixArray
+from augury.drafters.suffix import MAX_CORPUS_TOKENS
 from augury.errors import ModelFileError, OptionError
 from augury.files.atomic_file import AtomicFile
+from augury.files.checksum import checksum
 from augury.log import get_logger
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0t"
 _VERSION = 1
 _DIGEST_SIZE = 16
+_FIRST_TOKEN = _HEAD.size + _DIGEST_SIZE
+_TOKEN_SIZE = 4
 _SAVED_EVERY = 1 << 14  # learnt tokens: a killed process loses no more, unless they could not be saved
 _WAIT_S = 10.0  # at close, for another process that saves; it may have been stopped
 _PAUSE_S = 0.02
@@ -67,7 +72,7 @@ class TextCorpus:
         self._path, self._vocabulary, self._n_max = path, vocabulary, n_max
         self._new = np.empty(0, np.int32)  # texts that are not in the file, each after a -1
         self._n_until_save = _SAVED_EVERY
-        held = self._newest(_read(path, vocabulary))
+        held = self._newest(_read(path, vocabulary, n_max))
         for text in np.split(held, np.flatnonzero(held < 0))[1:]:
             self._add(text[1:])
 
@@ -103,10 +108,10 @@ class TextCorpus:
 
     def _write(self) -> None:
         with AtomicFile(self._path.resolve(), waits=False) as out:  # no other process saves until this one is through
-            texts = self._newest(np.concatenate([_read(self._path, self._vocabulary), self._new]))
+            texts = self._newest(np.concatenate([_read(self._path, self._vocabulary, self._n_max), self._new]))
             body = self._vocabulary + texts.tobytes()
             os.fchmod(out.file.fileno(), _MODE)
-            out.file.write(_HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
+            out.file.write(_HEAD.pack(_MAGIC, _VERSION, checksum(BytesIO(body), len(body))) + body)
             out.publish(is_durable=True)
         self._new = np.empty(0, np.int32)
 
@@ -123,39 +128,49 @@ class TextCorpus:
 def vocabulary_digest(tokenizer: Tokenizer | None, n_vocab: int) -> bytes:
     """16 bytes that tell vocabularies apart; without a tokenizer their sizes alone."""
     texts = [str(n_vocab)] if tokenizer is None else map(tokenizer.text, range(tokenizer.n_vocab))
-    return _checksum("\0".join(texts).encode("utf-8", "surrogateescape"))
+    data = "\0".join(texts).encode("utf-8", "surrogateescape")
+    return checksum(BytesIO(data), len(data))
 
 
-def _read(path: Path, vocabulary: bytes) -> np.ndarray:
-    """The texts of a file, (t,) int32, each after a -1; none where there is no file.
+def _read(path: Path, vocabulary: bytes, n_max: int) -> np.ndarray:
+    """The last texts of a file, (t,) int32 with t up to `n_max`, each after a -1; none where there is no file.
 
     Raises:
         ModelFileError: It cannot be read, is damaged, or of another vocabulary.
     """
-    if not path.exists():
-        return np.empty(0, np.int32)
-    if not path.is_file():
-        raise ModelFileError(f"{path}: is not a file, expected a corpus of the drafter suffix, or none yet")
     try:
-        data = path.read_bytes()
+        if not path.exists():
+            return np.empty(0, np.int32)
+        if not path.is_file():
+            raise ModelFileError(f"{path}: is not a file, expected a corpus of the drafter suffix, or none yet")
+        with path.open("rb") as file:
+            _check(path, file, vocabulary)
+            n = (os.fstat(file.fileno()).st_size - _FIRST_TOKEN) // _TOKEN_SIZE
+            file.seek(_FIRST_TOKEN + _TOKEN_SIZE * max(n - n_max, 0))
+            return np.frombuffer(file.read(_TOKEN_SIZE * n_max), np.int32)
     except OSError as error:
         raise ModelFileError(f"{path}: the corpus could not be read: {error.strerror}") from error
-    magic, version, checksum = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, b"")
+
+
+def _check(path: Path, file: BinaryIO, vocabulary: bytes) -> None:
+    """Check a file, which may be another one of any size.
+
+    Raises:
+        ModelFileError: It is no corpus, is damaged, or of another vocabulary.
+    """
+    head = file.read(_HEAD.size)
+    magic, version, stated = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, b"")
     if magic != _MAGIC:
         raise ModelFileError(f"{path}: is no corpus of the drafter suffix; choose another name")
     if version != _VERSION:
         raise ModelFileError(
             f"{path}: is a corpus of version {version}, expected {_VERSION}; remove it, or choose another name"
         )
-    body = data[_HEAD.size :]
-    if checksum != _checksum(body):
-        raise ModelFileError(f"{path}: is a damaged corpus, its checksum is wrong; remove it, or choose another name")
-    if body[:_DIGEST_SIZE] != vocabulary:
+    n_bytes = os.fstat(file.fileno()).st_size - _HEAD.size
+    is_whole = n_bytes % _TOKEN_SIZE == 0 and 0 <= n_bytes - _DIGEST_SIZE <= _TOKEN_SIZE * MAX_CORPUS_TOKENS
+    if not is_whole or checksum(file, n_bytes) != stated:
+        what = "checksum" if is_whole else "size"
+        raise ModelFileError(f"{path}: is a damaged corpus, its {what} is wrong; remove it, or choose another name")
+    file.seek(_HEAD.size)
+    if file.read(_DIGEST_SIZE) != vocabulary:
         raise ModelFileError(f"{path}: is a corpus of another vocabulary than this model's; choose another name")
-    return np.frombuffer(body, np.int32, offset=_DIGEST_SIZE)
-
-
-def _checksum(data: bytes) -> bytes:
-    from xxhash import xxh3_128_digest
-
-    return xxh3_128_digest(data)

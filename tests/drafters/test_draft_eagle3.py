@@ -77,6 +77,24 @@ def test_a_head_of_another_target_is_refused(tmp_path):
         Engine.load(tiny_model("qwen3tts-dense"), draft_model=wide, **how)
 
 
+def test_a_cache_type_that_the_head_s_keys_do_not_fit_is_refused_in_its_name():
+    path = draft_file("eagle3-gpt-oss-wide")
+    expected = rf"head {path}: cache_type_k is 'q8_0', .* but heads have 48; choose f16, bf16 or f32 for the head, with -ctkd"
+    with pytest.raises(UnsupportedError, match=expected):
+        Engine.load(tiny_model("gpt-oss-moe"), backend="reference", draft_model=path, cache_type_k="q8_0")
+    with pytest.raises(UnsupportedError, match=r"head .*: cache_type_v is 'q9', expected one of f16, .* for the head"):
+        Engine.load(
+            tiny_model("gpt-oss-moe"),
+            backend="reference",
+            draft_model=path,
+            spec_options={"draft-eagle3": {"cache_type_v": "q9"}},
+        )
+    own = {"draft-eagle3": {"cache_type_k": "f16"}}
+    how = {"draft_model": path, "cache_type_k": "q8_0", "spec_options": own, "n_ctx": 32}
+    with Engine.load(tiny_model("gpt-oss-moe"), backend="reference", **how) as engine:
+        assert engine.config["cache_type_k"] == "q8_0"
+
+
 def test_a_file_of_its_architecture_is_its_head():
     assert DraftEagle3.drafts_with(ModelFile.open(draft_file("eagle3-llama")))
     assert not DraftEagle3.drafts_with(tiny_file("llama-dense"))

@@ -85,6 +85,15 @@ def test_what_has_no_end_is_an_error(capsys, monkeypatch, words):
 def test_a_prompt_of_the_largest_size_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(text_file, "_MAX_SIZE", 4)
     assert read(tmp_path, "a.txt", "1234") == [Prompt(text="1234")]
+    assert read(tmp_path, "a.txt", "\U0001f642" * 4) == [Prompt(text="\U0001f642" * 4)]
+
+
+def test_a_huge_file_is_refused_unread(tmp_path, monkeypatch):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(3 * 10**9)
+    monkeypatch.setattr(text_file, "_read", None)
+    with pytest.raises(AuguryError, match=r"a\.txt: larger than 256 MiB"):
+        read_text(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from damage import disk_is_full
 from hypothesis import given, settings, strategies as st
 
+from augury.drafters.ngram import lookup_file
 from augury.drafters.ngram.counts import NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
 from augury.errors import ModelFileError
@@ -91,6 +92,15 @@ GOOD = (1, 2, -1, -1, 1, 3, 4)
 def test_a_damaged_file_is_an_error(tmp_path, numbers, message):
     (tmp_path / "bad.bin").write_bytes(numbers.tobytes())
     with pytest.raises(ModelFileError, match=message):
+        read_lookup(tmp_path / "bad.bin", N_VOCAB)
+
+
+def test_a_huge_file_of_another_kind_is_not_read(tmp_path, monkeypatch):
+    with (tmp_path / "bad.bin").open("wb") as file:
+        file.write(values(GOOD).tobytes())
+        file.truncate(3 * 10**9)
+    monkeypatch.setattr(lookup_file.np, "array", None)  # the copy
+    with pytest.raises(ModelFileError, match="byte 28 is cut off or has no followers"):
         read_lookup(tmp_path / "bad.bin", N_VOCAB)
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from damage import disk_is_full
 from toys import as_history
+from xxhash import xxh3_128_digest
 
 from augury.drafters.ngram import text_corpus
 from augury.drafters.ngram.text_corpus import TextCorpus, vocabulary_digest
@@ -25,6 +27,11 @@ def texts(corpus):
     """The texts that a corpus holds."""
     tokens = corpus.texts.tokens
     return [part[1:].tolist() for part in np.split(tokens, np.flatnonzero(tokens < 0))[1:]]
+
+
+def with_body(body):
+    """A file with a right checksum."""
+    return text_corpus._HEAD.pack(b"augury\0t", 1, xxh3_128_digest(body)) + body
 
 
 def saved(path, *learnt, **options):
@@ -160,7 +167,11 @@ def test_a_process_that_is_stopped_while_it_saves_keeps_nobody_waiting(tmp_path,
     ("change", "expected"),
     [
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "damaged corpus, its checksum is wrong; remove it"),
-        (lambda data: data[:-4], "damaged corpus"),
+        (lambda data: data[:-4], "damaged corpus, its checksum"),
+        (lambda data: data[:-1], "damaged corpus, its size is wrong; remove it"),
+        (lambda data: with_body(data[28:-1]), "damaged corpus, its size"),
+        (lambda data: with_body(b""), "damaged corpus, its size"),
+        (lambda data: with_body(data[28:43]), "damaged corpus, its size"),
         (lambda data: data[:20], "no corpus of the drafter suffix"),
         (lambda data: b"", "no corpus of the drafter suffix; choose another name"),
         (lambda data: b"precious text" * 9, "no corpus of the drafter suffix"),
@@ -178,6 +189,30 @@ def test_what_is_no_corpus_is_refused_and_stays_as_it_is(tmp_path, change, expec
     assert "the corpus could not be saved" in caplog.text
     assert path.read_bytes() == changed
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("head", [b"", b"corpus"])
+def test_a_huge_file_in_its_place_is_not_read(tmp_path, monkeypatch, head):
+    path = tmp_path / "corpus"
+    saved(path, [1, 2, 3])
+    if not head:
+        path.write_bytes(b"")
+    os.truncate(path, 3 * 10**9)
+    monkeypatch.setattr(text_corpus, "checksum", None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelFileError, match="its size is wrong" if head else "is no corpus"):
+        corpus_of(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000  # KiB
+
+
+def test_no_more_of_a_longer_corpus_is_read_than_is_kept(tmp_path, monkeypatch):
+    path, read = tmp_path / "corpus", []
+    saved(path, *[[i] * 255 for i in range(8)], n_max=2048)
+    monkeypatch.setattr(text_corpus.np, "frombuffer", lambda data, kind: read.append(len(data)) or np.array([-1, 7], kind))
+    assert texts(corpus_of(path, n_max=1024)) == [[7]]
+    assert read == [4 * 1024]
+    monkeypatch.undo()
+    assert texts(corpus_of(path, n_max=1024)) == [[i] * 255 for i in range(4, 8)]
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(tmp_path):
@@ -204,6 +239,8 @@ def test_a_place_that_takes_no_file_is_refused_at_once(tmp_path, monkeypatch):
         corpus_of(tmp_path / "none" / "corpus")
     with pytest.raises(ModelFileError, match="is not a file"):
         corpus_of(tmp_path)
+    with pytest.raises(ModelFileError, match="the corpus could not be read: File name too long"):
+        corpus_of(tmp_path / ("n" * 300))
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(OptionError, match="is not writable"):
         corpus_of(tmp_path / "corpus")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -73,7 +74,7 @@ def test_several_threads_and_servers_share_a_folder(tmp_path, monkeypatch):
 def test_a_disk_that_refuses_costs_the_request_and_no_other(tmp_path, monkeypatch, caplog):
     kept_here, write = Collection(tmp_path), collection.os.open
     kept_here.add([1, 2])
-    monkeypatch.setattr(collection.os, "open", lambda path, *more: write("/dev/full" if more[1:] else path, *more))
+    monkeypatch.setattr(collection.os, "open", lambda path, *more, **at: write("/dev/full" if at else path, *more, **at))
     kept_here.add([98765, 4])
     kept_here.add([98765, 4])
     monkeypatch.undo()
@@ -81,6 +82,41 @@ def test_a_disk_that_refuses_costs_the_request_and_no_other(tmp_path, monkeypatc
     assert kept(tmp_path) == [[1, 2], [5, 6]]
     assert caplog.text.count("requests cannot be kept") == 1
     assert "98765" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", "requests-before.jsonl"])
+@pytest.mark.parametrize("put", ["symlink_to", "hardlink_to"])
+def test_no_link_in_the_folder_is_followed(tmp_path, monkeypatch, caplog, name, put):
+    monkeypatch.setattr(collection, "_N_BYTES", 40)
+    mine, folder = tmp_path / "mine", tmp_path / "kept"
+    mine.write_text("of value")
+    folder.mkdir()
+    getattr(folder / name, put)(mine)
+    for _ in range(3):
+        Collection(folder).add([1, 2])
+    assert mine.read_text() == "of value"
+    assert ("requests cannot be kept" in caplog.text) == (name == "requests.jsonl")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_place_of_the_file_keeps_nobody_waiting(tmp_path, caplog, make):
+    make(tmp_path / "requests.jsonl")
+    Collection(tmp_path).add([1, 2])
+    assert "requests cannot be kept" in caplog.text
+    reader = os.open(tmp_path / "requests.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    Collection(tmp_path).add([1, 2])
+    assert make is os.mkdir or os.read(reader, 9) == b""
+    os.close(reader)
+
+
+def test_a_folder_that_became_a_link_is_not_followed(tmp_path, caplog):
+    (tmp_path / "kept").mkdir()
+    kept_here = Collection(tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / "elsewhere")
+    (tmp_path / "kept").symlink_to("elsewhere")
+    kept_here.add([1, 2])
+    assert "requests cannot be kept" in caplog.text
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize("flag", ["--collect", "--slot-save-path"])
