@@ -15,6 +15,8 @@ from bisect import bisect_right
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from machine_memory import FIRST_PARAMETER, WEIGHTS, early, names_of, read_by_constant_loads
+
 WARP = 32
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
@@ -70,6 +72,12 @@ def problems(name, found):
         if n > (most := next((bound for word, bound in by_word.items() if word in name), others)):
             yield f"{name} has {n} {unit}, expected {most} at most"
     yield from _problems_of_launches(name, found)
+    if found["early"]:
+        yield f"{name} accesses memory of the launch before until that has ended: {'; '.join(found['early'])}"
+    if found["waitless"]:
+        yield f"{name} has {found['waitless']} ends without a wait for the launch before, expected none"
+    if written := set(found["constant_loads"]) - WEIGHTS:
+        yield f"{name} has loads of {', '.join(sorted(written))} that may not see what launches write, expected only of weights"
     if found["contractible"]:
         yield f"{name} has {found['contractible']} sums and products that may be contracted, expected none"
     if found["stack"] or found["spills"]:
@@ -129,15 +137,31 @@ def report(kernels, capabilities):
         for capability, ptx in zip(capabilities, ptx_of(kernel, capabilities), strict=True):
             binary = linked(kernel, ptx, capability)
             told[capability][kernel.name], code = usage_and_code(binary.cubin)
-            given = [LETTERS.get(letter, 8) for letter in kernel.parameters]
+            given, names = [LETTERS.get(letter, 8) for letter in kernel.parameters], [*names_of(kernel)]
             facts = {"parameters": parameters(binary.cubin), "given": given, "threads": threads.get(kernel.name, WARP)}
-            facts["contractible"] = len(re.findall(CONTRACTIBLE, ptx))
-            told[capability][kernel.name] |= facts
+            facts["contractible"], facts["loads"] = len(re.findall(CONTRACTIBLE, ptx)), len(re.findall(r"\bld\.global\.", ptx))
+            told[capability][kernel.name] |= facts | {"constant_loads": read_by_constant_loads(ptx, names)}
             codes[capability].append(code)
     for capability, found in told.items():
-        for facts, text in zip(found.values(), disassembled(codes[capability], capability), strict=True):
+        for kernel, instructions in zip(kernels, disassembled(codes[capability], capability), strict=True):
+            facts, text = found[kernel.name], "\n".join(instructions.values())
             facts |= {name: len(re.findall(pattern, text)) for name, pattern in PATTERNS.items()}
+            facts |= {"early": [], "waitless": 0}
+            if first := FIRST_PARAMETER.get(capability[0]):
+                facts["early"], ends = early(instructions, places_of(kernel, first))
+                facts["waitless"] = len(ends)
     return told
+
+
+def places_of(kernel, place):
+    """The names of a kernel's pointers by their places, which begin with `place`, each at a multiple of its size."""
+    found = {}
+    for name, letter in zip(names_of(kernel), kernel.parameters, strict=True):
+        n_bytes = LETTERS.get(letter, 8)
+        place = -(-place // n_bytes) * n_bytes
+        found[place] = name
+        place += n_bytes
+    return found
 
 
 def threads_of_launches():
@@ -169,7 +193,7 @@ def parameters(cubin):
 
 
 def usage_and_code(cubin):
-    """The resources that a kernel uses, and the instructions of all its functions."""
+    """The resources that a kernel uses, and the instructions of all its functions, its own first."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -177,20 +201,21 @@ def usage_and_code(cubin):
             r"Function (?!__cuda)\S+\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", of_cuda("cuobjdump", "-res-usage", path)
         )
         of_cuda("cuobjdump", "-xtext", "all", path, cwd=folder)
-        code = b"".join(part.read_bytes() for part in sorted(Path(folder).glob("*.bin")))
+        parts = sorted(Path(folder).glob("*.bin"), key=lambda part: "__cuda" in part.name)
+        code = b"".join(part.read_bytes() for part in parts)
     return dict(zip(("registers", "stack", "shared"), map(int, numbers), strict=True)), code
 
 
 def disassembled(codes, capability):
-    """The instructions of each kernel, by one process for all: to start it takes four times as long as what it does for one."""
+    """The instructions of kernels by address, by one process for all: to start it takes four times as long as one kernel."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "code"
         path.write_bytes(b"".join(codes))
         lines = of_cuda("nvdisasm", "-ndf", "-b", "SM{}{}".format(*capability), path)
-    texts, ends = [[] for _ in codes], [*itertools.accumulate(map(len, codes))]
+    found, ends = [{} for _ in codes], [*itertools.accumulate(map(len, codes))]
     for at, instruction in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^/]+);", lines):
-        texts[bisect_right(ends, int(at, 16))].append(instruction)
-    return ["\n".join(each) for each in texts]
+        found[bisect_right(ends, int(at, 16))][int(at, 16)] = instruction.strip()
+    return found
 
 
 def of_cuda(tool, *words, cwd=None):

@@ -254,8 +254,7 @@ def is_last_block(counters, i, n):
     Why it sees it, by the PTX ISA's memory consistency model: a barrier orders the writes of a block's threads before its first
     thread's next step; that thread's addition to the counter releases them to the whole device and acquires the writes that
     earlier additions to the same counter have released; and another barrier orders that before the reads of the block's
-    threads. Each of these steps is an edge of causality order, which is transitive. It covers plain loads, not those of
-    `load8`, `load16` and `stream16`, which may take earlier reads of a multiprocessor.
+    threads. Each of these steps is an edge of causality order, which is transitive. It covers all loads but those of weights.
     """
     cuda.syncthreads()
     is_last = np.int32(0)

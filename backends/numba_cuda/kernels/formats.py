@@ -280,7 +280,7 @@ def _high_words(fmt):
     @lane
     def high_words(w, n, u):
         if n_high == 2:
-            return gpu.load8(w, gpu.index_of(n_before * n + 2 * u))
+            return gpu.weights8(w, gpu.index_of(n_before * n + 2 * u))
         one = w[gpu.index_of(n_before * n + u)] if n_high else np.uint32(0)
         return one, one
 
@@ -294,12 +294,12 @@ def words_of(fmt):
     @lane
     def main_words(w, n, u):
         if n_main == 2:
-            p, q = gpu.load8(w, 2 * u)
+            p, q = gpu.weights8(w, 2 * u)
             return p, p, p, p, q, q, q, q
-        a, b, c, d = gpu.stream16(w, gpu.index_of(4 * u))
+        a, b, c, d = gpu.weights16(w, gpu.index_of(4 * u))
         if n_main == 4:
             return a, b, c, d, a, b, c, d
-        e, f, g, h = gpu.stream16(w, gpu.index_of(4 * (n + u)))
+        e, f, g, h = gpu.weights16(w, gpu.index_of(4 * (n + u)))
         return a, b, c, d, e, f, g, h
 
     @lane
@@ -333,7 +333,7 @@ def fragment_words_of(fmt):
     @lane
     def main_words(w, n, u, i):
         if n_main == 2:
-            return gpu.load8(w, gpu.index_of(2 * u))
+            return gpu.weights8(w, gpu.index_of(2 * u))
         one = w[gpu.index_of(4 * u + i)]
         return one, w[gpu.index_of(4 * (n + u) + i)] if n_main == 8 else one
 
@@ -372,8 +372,8 @@ def floats_of(name):
 
     @lane
     def eight(w, n, u, i):
-        a, b, c, d = gpu.stream16(w, 4 * (2 * i * n + u))
-        e, f, g, h = gpu.stream16(w, 4 * ((2 * i + 1) * n + u))
+        a, b, c, d = gpu.weights16(w, 4 * (2 * i * n + u))
+        e, f, g, h = gpu.weights16(w, 4 * ((2 * i + 1) * n + u))
         return float_of(a), float_of(b), float_of(c), float_of(d), float_of(e), float_of(f), float_of(g), float_of(h)
 
     @lane
@@ -385,7 +385,7 @@ def floats_of(name):
 
     @lane
     def eight_halves(w, n, u, i):
-        p, q, r, v = gpu.stream16(w, 4 * (i * n + u))
+        p, q, r, v = gpu.weights16(w, 4 * (i * n + u))
         (a, b), (c, d), (e, f), (g, h) = two(p), two(q), two(r), two(v)
         return a, b, c, d, e, f, g, h
 

@@ -154,7 +154,7 @@ if SIMULATED:
 
     @njit
     def load16(pointer, i):
-        """Four neighbouring words from word i on, at a multiple of 16 bytes, for memory that is read often."""
+        """Four neighbouring words from word i on, at a multiple of 16 bytes, of memory that launches write."""
         refused = _refused(pointer, i, 16)
         return pointer[i] | refused, pointer[i + 1] | refused, pointer[i + 2] | refused, pointer[i + 3] | refused
 
@@ -164,7 +164,7 @@ if SIMULATED:
         refused = _refused(pointer, i, 8)
         return pointer[i] | refused, pointer[i + 1] | refused
 
-    stream16 = load16  # the same for memory that is read once
+    weights16, weights8 = load16, load8  # the same of weights, which no launch writes
 
     def bring_near(pointer, i, n_bytes):
         """Have bytes, in sixteens, brought to the nearer memory that all multiprocessors share, where GPUs can."""
@@ -212,8 +212,11 @@ else:
     float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)
     half_of_float = _ptx("{ .reg .b16 l; cvt.rn.f16.f32 l, $1; cvt.u32.u16 $0, l; }", "=r,f", uint32, float32)
 
-    def _load(instruction, n):
-        """An operation that loads n words from a pointer to words and an index."""
+    def _load(instruction, n, *, is_written):
+        """An operation that loads n words from a pointer to words and an index.
+
+        Words that launches write are loaded where this is written: not before the launch before has ended, nor a barrier.
+        """
 
         def emit(builder, values):
             pointer, index = values
@@ -221,8 +224,9 @@ else:
             to = ir.LiteralStructType([_I32] * n)
             places = ", ".join(f"${i}" for i in range(n))
             assembly = f"{instruction}.v{n}.u32 {{{places}}}, [${n}];"
-            constraints = ",".join(["=r"] * n + ["l"])
-            return _tuple(builder, builder.asm(ir.FunctionType(to, [where.type]), assembly, constraints, [where], False), n)
+            constraints = ",".join(["=r"] * n + ["l"] + ["~{memory}"] * is_written)
+            kind = ir.FunctionType(to, [where.type])
+            return _tuple(builder, builder.asm(kind, assembly, constraints, [where], is_written), n)
 
         return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
 
@@ -233,8 +237,9 @@ else:
             words = builder.insert_value(words, builder.extract_value(found, i), i)
         return words
 
-    load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
-    stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+    # `nc` reads by a cache that does not see what other multiprocessors write meanwhile, as the launch before may still do
+    load16, load8 = (_load("ld.global", n, is_written=True) for n in (4, 2))
+    weights16, weights8 = _load("ld.global.nc.L1::no_allocate", 4, is_written=False), _load("ld.global.nc", 2, is_written=False)
 
     def _at(assembly, constraints, pointee, *parameters):
         """An operation at a place (pointer, index) that is not to be moved; its result is an int32, or 0 where it has none."""

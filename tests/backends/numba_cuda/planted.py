@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels import instructions as gpu
 from augury.backends.numba_cuda.kernels.dialect import cuda, kernel
+from augury.backends.numba_cuda.kernels.norm import NormArgs
 
 
 @kernel("f", name="others_doubles")
@@ -35,3 +37,39 @@ def narrow(w, y):
 narrow_product = kernel("wf", name="multiply_Q4_K_1")(narrow)
 no_matrices = kernel("wf", name="multiply_Q4_K_matrix_16")(narrow)
 narrow_keys = kernel("wf", name="attend_f16_f16")(narrow)
+
+
+@kernel("jfi", name="others_early")
+def early(inputs, x, n):
+    value = x[cuda.threadIdx.x]
+    gpu.wait_for_launch()
+    x[n + cuda.threadIdx.x] = value
+
+
+@kernel("jfi", name="others_hasty")
+def hasty(inputs, x, n):
+    if cuda.threadIdx.x >= n:
+        return
+    gpu.wait_for_launch()
+    x[cuda.threadIdx.x] = np.float32(n)
+
+
+@kernel("jw", NormArgs, name="others_weights")
+def weights_only(inputs, x, norm):
+    weight = norm.weight[cuda.threadIdx.x]
+    gpu.wait_for_launch()
+    x[cuda.threadIdx.x] = gpu.bits_of(weight)
+
+
+@kernel("jw", name="others_constant")
+def constant(inputs, x):
+    a, b = gpu.weights8(x, 2 * cuda.threadIdx.x)
+    x[2 * cuda.threadIdx.x] = a + b
+
+
+@kernel("jfi", name="others_loop")
+def loop(inputs, x, n):
+    total = np.float32(0)
+    for i in range(n):
+        total = gpu.add(total, x[i])
+    x[0] = total
