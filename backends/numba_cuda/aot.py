@@ -60,7 +60,8 @@ def ptx_of(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[str]
     """
     library = _library_of(kernel, capabilities[0])
     library._nvvm_options["fma"] = False  # noqa: SLF001 - calls of numba's compiler do not take it
-    library._llvm_strs = [_as_written(each) for each in library.llvm_strs]  # noqa: SLF001
+    library._llvm_strs = marked = [_as_written(each) for each in library.llvm_strs]  # noqa: SLF001
+    assert library.llvm_strs == marked, "numba compiles other LLVM IR than what was marked"
     return [library.get_asm_str(cc=_OLD if _OLD <= each < _NEW else each) for each in capabilities]  # which the library keeps
 
 
@@ -69,18 +70,24 @@ def _as_written(ir: str) -> str:
 
     Others would be written out four times, with a copy for the turns that are left. Threads of a few turns each read that code
     for nothing, and have fewer registers for it.
+
+    A loop is a branch to a label that comes before it, so no branch or label may be overlooked.
     """
-    known, lines, loops = set[str](), list[str](), list[int]()
+    known, aimed, lines, loops = set[str](), set[str](), list[str](), list[int]()
     number = 1 + max((int(each) for each in re.findall(r"^!(\d+) =", ir, re.MULTILINE)), default=0)
     for line in ir.splitlines():
         if line.startswith("define"):
             known.clear()
+            aimed.clear()
         if label := re.match(r'"?([\w.$-]+)"?:', line):
             known.add(label[1])
-        turns = line.lstrip().startswith("br ") and known.intersection(re.findall(r'label %"?([\w.$-]+)"?', line))
-        if turns:
+        is_branch, targets = line.lstrip().startswith("br "), re.findall(r'label %"?([\w.$-]+)"?', line)
+        assert targets or not is_branch, f"a branch to no label in LLVM IR: {line.strip()}"
+        aimed.update(targets)
+        if is_loop := is_branch and not known.isdisjoint(targets):
             loops.append(number + 1 + len(loops))
-        lines.append(f"{line}, !llvm.loop !{loops[-1]}" if turns else line)
+        lines.append(f"{line}, !llvm.loop !{loops[-1]}" if is_loop else line)
+        assert line != "}" or aimed <= known, f"labels of LLVM IR that were not found: {sorted(aimed - known)}"
     if loops:
         lines.append(f'!{number} = !{{!"llvm.loop.unroll.runtime.disable"}}')
         lines += [f"!{loop} = distinct !{{!{loop}, !{number}}}" for loop in loops]
