@@ -41,9 +41,9 @@ class Parts:
     is_narrow: bool = False  # see `Lowering.narrowed`
 
 
-def size_of(n_tokens: int, last_position: int) -> Size:
+def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
     """The smallest size of programs that a pass fits."""
-    return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1))
+    return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1), is_run)
 
 
 class Lowering(PlanEmitters[BlockEmitter]):
@@ -102,8 +102,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def kernels(self) -> list[Kernel]:
         """The kernels of passes of every number of tokens, and of the steps between them."""
-        last = self.state_spec.n_ctx - 1
-        tapes = [self.steps(size_of(n, last), parts) for n in PASS_SIZES for parts in self._every_part()]
+        sizes = [*(size_of(n, self.state_spec.n_ctx - 1) for n in PASS_SIZES), size_of(1, 0)]  # few splits may have others
+        tapes = [self.steps(size, parts) for size in sizes for parts in self._every_part()]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
 

@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, siz
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
 from augury.backends.numba_cuda.sequences import SequenceUpdates
-from augury.backends.numba_cuda.tape import Size, tokens_of
+from augury.backends.numba_cuda.tape import Size
 from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
@@ -53,7 +53,7 @@ class CudaModel(Model):
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         self._plan, embedding = lowering.plan, lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
-        self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
+        self._n_most = MAX_TOKENS  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         is_chained = self._sequences is None and self._plan.block is None
@@ -174,7 +174,7 @@ class CudaModel(Model):
             self._device.send(staged, self._lowering.hidden)
         self._device.mark()
         if n:
-            self._program(size_of(n, int(positions.max())), parts).run()
+            self._program(size_of(n, int(positions.max()), is_run=self._is_run(n)), parts).run()
         if not self._lowering.chooses:
             return self._as_arrays(len(rows), n, parts.features)
         row_slots = np.tile(batch.slots[span][rows], n_passes)
@@ -268,6 +268,12 @@ class CudaModel(Model):
             end += len(seen) - branch
         if self._sequences is not None:
             self._sequences.write(to, span, end)
+
+    def _is_run(self, n: int) -> bool:
+        """Whether the inputs' tokens, of which there are several, are a run; see `Size`."""
+        slots, positions, branches = (self._inputs[at : at + n] for at in (inputs.SLOTS, inputs.POSITIONS, inputs.BRANCHES))
+        is_straight = (slots == slots[0]) & (positions - positions[0] == np.arange(n)) & (branches > positions)
+        return n > 1 and bool(is_straight.all())
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, tree: Tree | None) -> None:
         """Bring states of sequences up to date before a batch."""

@@ -26,9 +26,7 @@ from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 from augury.lowering import Value
 
-_SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
-_FIRST_SPLITS = 2
-_MOST_SPLITS = 8192  # of all tokens of a pass: so 256 may share one in a context of 8192 positions, of more positions fewer
+_FIRST_SPLITS = 2  # passes up to position 512, 1024, 2048 … have programs of their own
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums", "halves")
 
@@ -50,10 +48,14 @@ class Gate:
 
 @frozen
 class Size:
-    """The size of a program: up to so many tokens, each of which sees up to so many splits of positions."""
+    """The size of a program: up to so many tokens, each of which sees up to so many splits of positions.
+
+    If it `is_run`, tokens are one slot's at neighbouring positions, none of them in another cell than that of its number.
+    """
 
     n_tokens: int
     n_splits: int
+    is_run: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -65,13 +67,13 @@ def splits_of(n_positions: int) -> int:
     """The splits of programs for so many positions."""
     splits = _FIRST_SPLITS
     while splits * SPLIT < n_positions:
-        splits *= _SPLITS_PER_SIZE
+        splits *= 2
     return splits
 
 
-def tokens_of(n_splits: int) -> int:
-    """How many tokens a pass has at most where each sees so many splits: their results are kept until they are merged."""
-    return max(8, min(MAX_TOKENS, _MOST_SPLITS // n_splits))
+def splits_seen(n_splits: int, window: int, n_tokens: int) -> int:
+    """How many of the splits some tokens at neighbouring positions may see, each so many positions; of a window of 0 all."""
+    return min(n_splits, (window + n_tokens - 3) // SPLIT + 2) if window else n_splits
 
 
 def warps_of(n: int) -> int:

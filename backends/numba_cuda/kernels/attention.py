@@ -49,7 +49,7 @@ AttendArgs = record(
     f="rows slopes parts",
     w="counters",
     i="stride n_heads n_kv_heads n_of_group head_dim value_dim length window chunk sees_block n_splits has_slopes pool"
-    " n_doublings first_token first_split",
+    " n_doublings first_token step first_split",
     r="scale cap",
 )
 """The queries of attention, and its range.
@@ -60,6 +60,7 @@ on, and `counters` one for each token and merge. A token sees `window` positions
 the last multiple of `chunk` (0: all). If it `sees_block`, it sees the later tokens of its slot in the pass, too. A pooled row
 stands for `pool` positions; it then counts as a position here. Scores s become cap * tanh(s / cap), unless cap is 0.
 `n_of_group` heads attend to the same. A tile of tokens is one, `n_doublings` times doubled, and ends at multiples of that.
+Blocks are one token apart, `step` times doubled.
 """
 
 
@@ -96,21 +97,21 @@ def _seen_blocks(inputs, how, t, position):
 
 @lane
 def _are_alike(inputs, t, other):
-    """Whether two tokens find all positions in the same cells: those of their numbers, of the same slot."""
-    is_straight = (inputs[BRANCHES + t] > inputs[POSITIONS + t]) & (inputs[BRANCHES + other] > inputs[POSITIONS + other])
-    return is_straight & (inputs[SLOTS + t] == inputs[SLOTS + other])
+    """Whether two tokens are of a run: of the same slot, as far apart as their positions, which all are in their own cells."""
+    position, other_position = inputs[POSITIONS + t], inputs[POSITIONS + other]
+    is_straight = (inputs[BRANCHES + t] > position) & (inputs[BRANCHES + other] > other_position)
+    return is_straight & (inputs[SLOTS + t] == inputs[SLOTS + other]) & (other_position - position == other - t)
 
 
 @lane
 def _tile(inputs, how, t, n_tokens, position):
-    """The end of the tile that begins with token t, t if none does, and the lowest and highest position of its tokens."""
-    low, high, end, others = position, position, t, (1 << how.n_doublings) - 1
+    """The end of the tile that begins with token t, t if none does, and the position of its last token."""
+    end, others = t, (1 << how.n_doublings) - 1
     if t & others == 0 or not _are_alike(inputs, t - 1, t):
         end = np.int32(t + 1)
         while end & others and end < n_tokens and _are_alike(inputs, t, end):
-            low, high = min(low, inputs[POSITIONS + end]), max(high, inputs[POSITIONS + end])
             end = np.int32(end + 1)
-    return end, low, high
+    return end, np.int32(position + end - t - 1)
 
 
 @lane
@@ -243,16 +244,16 @@ def _attend(type_k, type_v, *, is_pooled=False):
             merge: See `MergeArgs`.
             to: With a width of 0 nothing is merged.
         """
-        split, t = cuda.blockIdx.x, np.int32(how.first_token + cuda.blockIdx.z)
-        n_tokens, place_of_t = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
+        t = np.int32(how.first_token + (cuda.blockIdx.z << how.step))
+        n_tokens, low = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
         slot, branch = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, BRANCHES + t)
-        end, low, high = _tile(inputs, how, t, n_tokens, place_of_t)
+        end, high = _tile(inputs, how, t, n_tokens, low)
         if t >= n_tokens or end == t:
             return
         (low_first, low_last), (high_first, high_last) = seen(inputs, how, t, low), seen(inputs, how, t, high)
-        start, ranges = np.int32(split * SPLIT), (low_first, high_first, low_last, high_last)
-        is_seen = start <= high_last and start + SPLIT > low_first
-        if not is_seen and (high_last >= 0 or split > 0):  # where no pooled row is seen, one block comes to merge the others
+        split, ranges = np.int32(low_first // SPLIT + cuda.blockIdx.x), (low_first, high_first, low_last, high_last)
+        start = np.int32(split * SPLIT)
+        if start > high_last and (high_last >= 0 or split > 0):  # where no pooled row is seen, one block merges the others
             return
         staged = cuda.shared.array(n_staged, np.uint32)
         cells = cuda.shared.array(SPLIT, np.int32)

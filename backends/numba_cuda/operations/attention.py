@@ -23,7 +23,7 @@ from augury.backends.numba_cuda.kernels.splits import SPLIT, MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.slot_memory import Cache
-from augury.backends.numba_cuda.tape import Tape, splits_of, tokens_of
+from augury.backends.numba_cuda.tape import Tape, splits_of, splits_seen
 from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import GateKind, Rope, Temperature
 from augury.errors import UnsupportedError
@@ -84,9 +84,8 @@ class AttendEmitter(OperationEmitter[Attend | AttendGated]):
             raise UnsupportedError("pooled rows are attended to beside a window, by a choice of blocks; use backend reference")
 
     def buffers(self) -> Mapping[str, int]:
-        n_splits = splits_of(self.scope.options.n_ctx)
-        n_bytes = self._part_bytes(n_splits)
-        return {"parts of attention": parts_bytes(n_splits, n_bytes), "counters": 4 * MAX_TOKENS * self.operation.n_heads}
+        n_bytes = parts_bytes(self._part_bytes(splits_of(self.scope.options.n_ctx)))
+        return {"parts of attention": n_bytes, "counters": 4 * MAX_TOKENS * self.operation.n_heads}
 
     def _n_pooled_splits(self, n_splits: int) -> int:
         """Splits of pooled rows, where there are so many of positions."""
@@ -98,7 +97,7 @@ class AttendEmitter(OperationEmitter[Attend | AttendGated]):
 
     def emit(self, tape: Tape) -> None:
         attend, keys, values, blocks, n_splits = self.operation, self._keys, self._values, self._blocks, tape.size.n_splits
-        n_pooled, window = self._n_pooled_splits(n_splits), attend.window if blocks is None else blocks.window
+        n_pooled, window = self._n_pooled_splits(n_splits), (attend if blocks is None else blocks).window
         rows, choice = self.layout.rows(attend.queries, tape), choice_args(tape, attend.choice, self.scope.options.n_ctx)
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "scale": attend.scale, "cap": attend.softcap or 0.0}
         arguments |= {"n_heads": attend.n_heads, "n_kv_heads": keys.n_heads, "length": self.scope.options.n_ctx}
@@ -111,20 +110,23 @@ class AttendEmitter(OperationEmitter[Attend | AttendGated]):
             arguments |= {"slopes": slopes, "has_slopes": True}
         own = AttendArgs(**arguments, sees_block=not attend.is_causal, pool=1)
         read: Arguments = {"keys": _planes(keys), "values": _planes(values), "choice": ChoiceArgs() if blocks else choice}
-        launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, own, read)]
+        most_seen = min(filter(None, (window, attend.chunk)), default=0)
+        launches = [(ATTEND[keys.kept_as, values.kept_as], n_splits, most_seen, own, read)]
         if blocks is not None and attend.pooled is not None:
             cache = self.scope.cache(attend.pooled)
             pooled = AttendArgs(**arguments, pool=blocks.size, first_split=n_splits)
             if choice.block_size:
                 choice = choice._replace(block_size=1)  # not of positions, but of blocks
             read = {"keys": _planes(cache), "values": _planes(cache), "choice": choice}
-            launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, pooled, read))
+            launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, 0, pooled, read))
         read |= self._merged(tape)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
-            for kernel, n_blocks, how, more in launches:
+            for kernel, n_all, reach, how, more in launches:
                 n_doublings = 0 if more["choice"].block_size else doublings_of_tile(n_of_group, n)
-                grid = (n_blocks, keys.n_heads * -(-n_of_group // HEADS), n)
-                how_many = how._replace(first_token=first, n_doublings=n_doublings)
+                step = n_doublings if tape.size.is_run else 0
+                n_blocks = splits_seen(n_all, reach, tape.size.n_tokens if how.sees_block else 1 << n_doublings)
+                grid = (n_blocks, keys.n_heads * -(-n_of_group // HEADS), -(-n >> step))
+                how_many = how._replace(first_token=first, n_doublings=n_doublings, step=step)
                 tape.launch(kernel, grid, ATTEND_THREADS, how=how_many, **more)
 
     def _merged(self, tape: Tape) -> Arguments:
@@ -168,9 +170,9 @@ def check_dim(what: str, dim: int) -> None:
         raise UnsupportedError(f"{what} of {dim} values, backend numba-cuda computes {expected}; choose another one")
 
 
-def parts_bytes(n_splits: int, n_bytes: int) -> int:
+def parts_bytes(n_bytes: int) -> int:
     """Bytes of splits' results for the tokens of a pass until they are merged, `n_bytes` each, as far as there is room."""
-    return max(n_bytes, min(MOST_PARTS, tokens_of(n_splits) * n_bytes))
+    return max(n_bytes, min(MOST_PARTS, MAX_TOKENS * n_bytes))
 
 
 def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
@@ -208,7 +210,7 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
 
     def buffers(self) -> Mapping[str, int]:
         n_ctx, choice = self.scope.options.n_ctx, self.operation.out
-        n_bytes = 4 * tokens_of(splits_of(n_ctx)) * choice.width * n_blocks(choice, n_ctx)
+        n_bytes = 4 * MAX_TOKENS * choice.width * n_blocks(choice, n_ctx)
         return {_SCORES: n_bytes, CHOSEN: n_bytes, _COUNTERS: 4 * MAX_TOKENS}
 
     def emit(self, tape: Tape) -> None:

@@ -73,8 +73,8 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         self._n_latent = operation.out.width // operation.attend.n_heads
 
     def buffers(self) -> Mapping[str, int]:
-        n_splits, n_heads = splits_of(self.scope.options.n_ctx), self.operation.attend.n_heads
-        return {"counters": 4 * MAX_TOKENS * n_heads, "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits))}
+        n_bytes = parts_bytes(self._part_bytes(splits_of(self.scope.options.n_ctx)))
+        return {"counters": 4 * MAX_TOKENS * self.operation.attend.n_heads, "parts of attention": n_bytes}
 
     def _part_bytes(self, n_splits: int) -> int:
         """Bytes of splits' results for a token."""

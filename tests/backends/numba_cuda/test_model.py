@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels.activation import gate
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
-from augury.backends.numba_cuda.tape import Tape, tokens_of
+from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block
 from augury.drafters.draft_model import DraftModel
 from augury.errors import UnsupportedError
@@ -117,11 +117,6 @@ def test_activations_after_products_have_the_bits_of_those_by_themselves(name, m
         assert n_gates == (0 if has_both else 1)
         monkeypatch.setattr(Tape, "multiply_gated", lambda *_: False)
     assert np.array_equal(*found)
-
-
-def test_of_a_long_context_fewer_tokens_share_a_pass():
-    lengths = {64: 256, 8192: 256, 8193: 64, 32768: 64, 32769: 16, 131072: 16, 1 << 22: 8}
-    assert {n_ctx: tokens_of(size_of(1, n_ctx - 1).n_splits) for n_ctx in lengths} == lengths
 
 
 def test_more_tokens_of_a_prompt_share_a_pass_than_may_have_logits(tiny, monkeypatch):
