@@ -2,7 +2,7 @@
 
 import itertools
 
-from oracles.drafts import HEADS, copying_head
+from oracles.drafts import HEADS, copying_head, predictable
 from oracles.models import tiny_model
 
 
@@ -10,6 +10,11 @@ def head_specs(target):
     """Drafters with a head of a target, by their names; none where its hidden states are not told."""
     heads = {kind: copying_head(target, kind) for kind in HEADS}
     return {kind: f"{kind}:model={head}" for kind, head in heads.items() if head is not None}
+
+
+def target_for(drafter, name="llama-dense"):
+    """The model of a name that a drafter drafts for: with a head one that the head is right about in half of the cases."""
+    return predictable(name) if drafter in HEADS else tiny_model(name)
 
 
 def any_two(*values):

@@ -24,8 +24,10 @@ from augury.testing.toys import TINY_TARGET, TinySource, ToyBackend
 TINY_HEAD = "tiny:head"
 TINY_DFLASH = "tiny:dflash"
 TINY_DSPARK = "tiny:dspark"
+HIDDEN = 0.3  # how much a head makes of a hidden state, beside the token's embedding
 _FOCUS = 3.0  # of a head's attention on the token itself
 _BLOCK_SIZE = 6  # tokens that a block head sees at once
+_SUCCESSION = 8.0  # of the token before in a place of a block, beside the text's last token
 _LOUDNESS = 1e4  # of a block head's attention output, beside the masks that it adds to
 _fetched = TinySource.fetch  # in any test, also where it is replaced
 
@@ -156,9 +158,9 @@ def write_tiny_head(
     n_layers: int = 1,
     output: np.ndarray | None = None,
 ) -> None:
-    """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts by a token's embedding alone.
+    """Write an EAGLE-3 head that borrows its target's embedding and output: it predicts by a token's embedding.
 
-    Its attention looks at the token itself, whose embedding it passes on; hidden states of the target change nothing.
+    Its attention looks at the token itself, whose embedding it passes on, with some of the target's hidden states.
 
     Args:
         path: Where to.
@@ -178,7 +180,7 @@ def write_tiny_head(
         writer.add_uint32("eagle3.target_hidden_size", n_embd)
         writer.add_bool("eagle3.norm_before_residual", val=True)
         weights = _empty_layer(sizes) | {"fc.weight": np.hstack([own, own, own]), "blk.0.attn_output.weight": own}
-        weights["blk.0.attn_norm_2.weight"] = np.zeros(n_embd, np.float32)
+        weights["blk.0.attn_norm_2.weight"] = np.full(n_embd, HIDDEN, np.float32)
         for name, values in {"attn_q": looking, "attn_k": looking, "attn_v": own}.items():
             weights[f"blk.0.{name}.weight"] = np.hstack([values, nothing])
         if output is not None:
@@ -226,11 +228,11 @@ def write_tiny_block_head(
         if own is not None:
             weights["output.weight"] = own
         if output is not None and kind == "draft-dspark":
-            weights |= {"markov_w1.weight": embedding / lengths, "markov_w2.weight": 2 * output}
+            weights |= {"markov_w1.weight": embedding / lengths, "markov_w2.weight": _SUCCESSION * output}
             weights |= {"conf_proj.weight": np.zeros((1, 2 * n_embd)), "conf_proj.bias": np.ones(1)}
         elif output is not None:
             writer.add_uint32("dflash.selector_top_k", n_vocab)
-            weights |= {"selector_predecessor.weight": embedding / lengths, "selector_successor.weight": 2 * output}
+            weights |= {"selector_predecessor.weight": embedding / lengths, "selector_successor.weight": _SUCCESSION * output}
             weights |= {"selector_hidden.weight": np.zeros((n_embd, n_embd)), "selector_hidden.bias": np.ones(n_embd)}
         add_weights(writer, {name: values.astype(np.float32) for name, values in weights.items()})
 

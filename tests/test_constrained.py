@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, target_for
 from more_toys import ToyConstraint, ToyOptions, registry_with_toys
-from oracles.drafts import HEADS, NEXTN, agreeing
+from oracles.drafts import HEADS, agreeing
 from oracles.models import tiny_model
 
 from augury import Engine
@@ -37,6 +37,7 @@ WAYS = DRAFTER_WAYS | {
     # 5 is forbidden, and forced after a 0 that was drawn
     "sampled of all": {"temperature": 0.9, "seed": 3, "top_k": 0, "min_p": 0.0, "logit_bias": {0: -100.0, 3: 2.0, 5: -np.inf}},
 }
+NEXTN_MODEL = "mtp-qwen35"  # with layers for draft-mtp
 OPTIONS = {"modulus": 2, "stretch": 5}
 N = 60
 CASES = [  # any two of the values, and each drafter where it is sure to draft
@@ -54,8 +55,8 @@ def prompts():
     return [phrases[i] * (2 + i) + phrases[(i + 1) % 3] * 2 for i in range(3)]
 
 
-def answers(way, model="llama-dense", **how):
-    path = agreeing(model) if model in NEXTN else tiny_model(model)
+def answers(way, drafter=None, **how):
+    path = agreeing(NEXTN_MODEL) if drafter == "draft-mtp" else target_for(drafter)
     engine = Engine.load(path, backend="numba-cpu", n_ctx=160, registry=REGISTRY, **how)
     with engine:
         params = {"max_tokens": N, "logprobs": 1, "ignore_eos": True, **WAYS[way]}
@@ -74,17 +75,21 @@ def follow(tokens, n_vocab):
         constraint.accept(token)
 
 
+def plain(way, drafter):
+    """The answers of a drafter's target without drafts."""
+    return _plain(way, drafter if drafter in (*HEADS, "draft-mtp") else None)
+
+
 @functools.cache
-def plain(way, model="llama-dense"):
-    return output(answers(way, model, threads=1, spec_type="none"))
+def _plain(way, drafter):
+    return output(answers(way, drafter, threads=1, spec_type="none"))
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("drafter", "way", "is_fixed"), CASES)
 def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
-    model = "mtp-qwen35" if drafter == "draft-mtp" else "llama-dense"  # which has no layers for it
-    results = answers(way, model, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=1)
-    assert output(results) == plain(way, model)
+    results = answers(way, drafter, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=1)
+    assert output(results) == plain(way, drafter)
     is_sure = way == "greedy" and drafter in {*SPECS, "draft-mtp"}  # what is drawn repeats itself too seldom
     if is_fixed and (drafter == "forced" or is_sure):
         assert sum(result.stats.n_accepted for result in results) > 0, "what declines every time proves nothing"
@@ -96,10 +101,10 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
 )
 def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, is_fixed, way):
     how = {"spec_verify": "rejection", "spec_fixed": is_fixed, "slots": 2, "threads": 1}
-    results = answers(way, spec_type=SPECS.get(drafter, drafter), **how)
+    results = answers(way, drafter, spec_type=SPECS.get(drafter, drafter), **how)
     assert not is_fixed or sum(result.stats.n_accepted for result in results) > 0
     if WAYS[way]["temperature"] == 0:
-        assert output(results) == plain(way)
+        assert output(results) == plain(way, drafter)
 
 
 def test_forced_tokens_are_all_accepted():

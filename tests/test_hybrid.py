@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs, target_for
+from oracles.drafts import HEADS
 from oracles.models import RECURRENT, tiny_model
 
 from augury import Engine, Registry
@@ -47,8 +48,8 @@ def prompts():
     return [[7, 8, 9] * 6, [1, 2, 3, 4], [5] * 30, [9, 7, 5, 9, 7, 5, 9]]
 
 
-def load(target, backend, **how):
-    return Engine.load(tiny_model(target), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
+def load(target, backend, drafter=None, **how):
+    return Engine.load(target_for(drafter, target), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
 
 
 def answers(engine, n, *ways):
@@ -58,9 +59,14 @@ def answers(engine, n, *ways):
     return results, output(results)
 
 
+def plain(target, backend, n, drafter=None):
+    """The answers of a drafter's target without drafts."""
+    return _plain(target, backend, n, drafter if drafter in HEADS else None)
+
+
 @functools.cache
-def plain(target, backend, n):
-    with load(target, backend, threads=1, spec_type="none") as engine:
+def _plain(target, backend, n, drafter):
+    with load(target, backend, drafter, threads=1, spec_type="none") as engine:
         return answers(engine, n, *WAYS)[1]
 
 
@@ -70,14 +76,16 @@ def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memor
     n = 40 if backend == "numba-cpu" else 16
     how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "slots": slots, "memory": memory}
     how |= {"draft_max": 5, "threads": 2 if (slots, memory) == (3, "auto") else 1}  # longer drafts only have more to reject
-    with load(target, backend, **how) as engine:
+    with load(target, backend, drafter, **how) as engine:
         results, found = answers(engine, n, *WAYS)
-    assert found == plain(target, backend, n)
+    assert found == plain(target, backend, n, drafter)
     assert all(each.failed is None for result in results for each in result.stats.drafters.values())
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted
     if "hybrid" in drafter:
         assert accepted > 0
+    if drafter in HEADS:
+        assert 0.15 < accepted / drafted < 0.75
 
 
 @pytest.mark.sample(4)

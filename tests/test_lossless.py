@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import pytest
 from cpu_backends import cpu_backends
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, head_specs
-from oracles.drafts import HEADS, agreeing, assistance
+from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, head_specs, target_for
+from oracles.drafts import HEADS, agreeing, assistance, predictable
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
@@ -62,14 +62,19 @@ def answers(engine, n, way, asked=None):
     return results
 
 
-def load(backend, **how):
+def load(backend, drafter=None, **how):
     # F32 weights, so that two backends of different numerics both find the text worth repeating
-    return Engine.load(tiny_model("llama-dense"), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
+    return Engine.load(target_for(drafter), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
+
+
+def plain(backend, n, way, drafter=None, cache_type="f16"):
+    """The answers of a drafter's target without drafts."""
+    return _plain(backend, n, way, drafter if drafter in HEADS else None, cache_type)
 
 
 @functools.cache
-def plain(backend, n, way, cache_type="f16"):
-    with load(backend, threads=1, spec_type="none", cache_type_k=cache_type, cache_type_v=cache_type) as engine:
+def _plain(backend, n, way, drafter, cache_type):
+    with load(backend, drafter, threads=1, spec_type="none", cache_type_k=cache_type, cache_type_v=cache_type) as engine:
         return output(answers(engine, n, way))
 
 
@@ -78,9 +83,9 @@ def plain(backend, n, way, cache_type="f16"):
 def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max}
     n = LONGER.get((backend, drafter), N_TOKENS[backend])
-    with load(backend, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, **how) as engine:
+    with load(backend, drafter, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, **how) as engine:
         results = answers(engine, n, way)
-    assert output(results) == plain(backend, n, way)
+    assert output(results) == plain(backend, n, way, drafter)
     if drafter in SPECS:
         drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
@@ -92,9 +97,10 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draf
 )
 def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, slots, way):
     draft_model = tiny_model("llama-dense-q4_0") if drafter == "auto" else None
-    with load("numba-cpu", spec_type=SPECS.get(drafter, drafter), draft_model=draft_model, slots=slots, threads=1) as engine:
+    how = {"spec_type": SPECS.get(drafter, drafter), "draft_model": draft_model, "slots": slots, "threads": 1}
+    with load("numba-cpu", drafter, **how) as engine:
         results = answers(engine, 120, way)
-    assert output(results) == plain("numba-cpu", 120, way)
+    assert output(results) == plain("numba-cpu", 120, way, drafter)
 
 
 @pytest.mark.sample(2)
@@ -127,7 +133,7 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     how = {"spec_type": SPECS["ngram-simple"], "spec_fixed": True, "slots": 4, "threads": 2}
     with load(backend, cache_type_k=cache_type, cache_type_v=cache_type, **how) as engine:
         results = answers(engine, n, "greedy")
-    assert output(results) == plain(backend, n, "greedy", cache_type)
+    assert output(results) == plain(backend, n, "greedy", cache_type=cache_type)
     assert sum(result.stats.n_accepted for result in results) > 0
 
 
@@ -166,7 +172,7 @@ def eventful(engine, folder, monkeypatch):
 @pytest.mark.parametrize("drafter", EVENTFUL)
 def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path, monkeypatch, caplog):
     name, spec = EVENTFUL[drafter] or (drafter, "draft-mtp")
-    path, found = agreeing(drafter) if name == drafter else tiny_model(name), []
+    path, found = agreeing(drafter) if name == drafter else target_for(drafter), []
     how = {"backend": "numba-cpu", "slots": 2, "n_ctx": 64, "threads": 1, "registry": REGISTRY, "draft_max": 4}
     for drafts in ({"spec_type": spec, "spec_fixed": True}, {"spec_type": "none"}):
         with Engine.load(path, **how, **drafts) as engine:
@@ -188,19 +194,18 @@ def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path,
 def test_seven_hundred_tokens_of_every_model_are_those_of_plain_decoding(name, drafter, threads):
     """A long text alone, then five together: other tests show, for every model, that rows do not depend on each other."""
     plan = plan_of(tiny_file(name), REGISTRY)
-    spec = SPECS[drafter]
-    if drafter in HEADS:
-        spec = head_specs(name).get(drafter, SPECS["suffix"])
-    elif plan.n_vocab != N_VOCAB:  # no tokenizers that could translate
-        spec = SPECS["suffix"]
+    specs = {key: spec for key, spec in SPECS.items() if key not in HEADS} | head_specs(name)
+    if drafter not in HEADS and plan.n_vocab != N_VOCAB:  # no tokenizers that could translate
+        drafter = "suffix"
+    drafter = drafter if drafter in specs else "suffix"
 
     def run(**how):
-        with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
+        with Engine.load(target_for(drafter, name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
             results = [each for asked in (prompts()[:1], prompts()[1:]) for each in answers(engine, 120, "sampled", asked)]
         return output(results)
 
     how = {"slots": 3, "threads": threads, "draft_max": 4}  # longer drafts only have more that is rejected
-    assert run(spec_type=spec, spec_fixed=True, **how) == run(spec_type="none", threads=1, slots=5)
+    assert run(spec_type=specs[drafter], spec_fixed=True, **how) == run(spec_type="none", threads=1, slots=5)
 
 
 # keys and values, windows, chunks, latent vectors; convolutions, delta nets, state spaces of both kinds, lightning attention
@@ -218,14 +223,14 @@ def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decod
     left_out = () if restores else ("recurrent-checkpoint",)
     drafters = {key: drafter for key, drafter in DRAFTER_SPECS.items() if " " not in key and key not in left_out}
     drafters |= {
-        "draft-model": f"draft-model:model={tiny_model(name)}",
+        "draft-model": f"draft-model:model={predictable(name)}",
         **head_specs(name),
     }
     rng = np.random.default_rng(5)
     asked = [rng.integers(0, n_vocab, 4).tolist() * 5 for _ in range(2 * len(drafters))]
 
     def run(drafters, **how):
-        with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=1024, registry=REGISTRY, **how) as engine:
+        with Engine.load(predictable(name), backend="numba-cpu", n_ctx=1024, registry=REGISTRY, **how) as engine:
             runnings = [
                 engine.submit(prompt, max_tokens=500, logprobs=0, ignore_eos=True, **WAYS[way], **given)
                 for prompt, given, way in zip(asked, drafters, itertools.cycle(WAYS), strict=False)
@@ -239,6 +244,22 @@ def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decod
     plain, _ = run(itertools.repeat({}), spec_type="none", threads=1, slots=3)
     assert drafted == plain
     assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
+
+
+@pytest.mark.parametrize("drafter", [*HEADS, "mtp-deepseek2", "mtp-gemma4-e", "mtp-qwen35"])
+def test_a_head_is_right_in_half_of_the_cases(drafter):
+    """What is accepted is tested as much as what is rejected, where tokens are drawn as well, and at all depths."""
+    if drafter in HEADS:
+        path, how = target_for(drafter), {"spec_type": SPECS[drafter]}
+    else:
+        path, how = agreeing(drafter), {"spec_type": "draft-mtp", **assistance(drafter)}
+    how |= {"n_ctx": N_CTX, "threads": 1, "slots": 2, "draft_max": 3, "spec_fixed": True, "registry": REGISTRY}
+    with Engine.load(path, backend="numba-cpu", **how) as engine:
+        for way in ("greedy", "sampled"):
+            stats = [result.stats for result in answers(engine, 40, way)]
+            assert 0.25 < sum(each.n_accepted for each in stats) / sum(each.n_drafted for each in stats) < 0.75
+            by_position = np.sum([np.resize([*each.accepted_by_position, 0, 0, 0], 3) for each in stats], axis=0)
+            assert min(by_position) > 5
 
 
 NEXTN_CASES = [

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 from gguf import GGUFValueType
-from more_toys import write_tiny_block_head, write_tiny_head
+from more_toys import HIDDEN, write_tiny_block_head, write_tiny_head
 from oracles import models
 
 from augury import Registry
@@ -32,7 +32,21 @@ from augury.loader import plan_of
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
 NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
-QUIET = ("attn_output.weight", "attn_output_b.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
+QUIET = {  # what layers add to the residual stream, by the ends of its tensors' names, and how much of it is left
+    "attn_output.bias": 0.1,
+    "attn_output.weight": 0.1,
+    "attn_output_b.weight": 0.1,
+    "ffn_down.bias": 0.1,
+    "ffn_down.weight": 0.1,
+    "ffn_down_exps.weight": 0.1,
+    "ffn_down_shexp.weight": 0.1,
+    "post_attention_norm": 0.1,
+    "post_ffw_norm": 0.1,
+    "shortconv.out_proj.weight": 0.00003,  # of a product of three
+    "ssm_out.weight": 0.1,
+}
+_TALK = 26.0  # how much more such layers say
+_SURENESS = 4.0  # factor of the logits: of a token that is drawn the likeliest one is often right
 HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")  # kinds of drafters
 DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(NEXTN)))
 
@@ -69,8 +83,14 @@ def error(name: str, logits: Sequence[np.ndarray], right: np.ndarray) -> float:
     return models.nmse(np.stack(logits), right) if name.startswith("mtp-gemma") else max(rows)
 
 
+@functools.cache
+def predictable(name: str) -> Path:
+    """A model of `models.ORACLES` whose layers say little: heads of `copying_head` are often right, and often not."""
+    return _changed(models.tiny_model(name), _predictable, "predictable")
+
+
 def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
-    """A head for a model of `models.ORACLES`, often right and often not; None where its hidden states are not told."""
+    """A head for a model of `models.ORACLES`, or for `predictable` of it; None where its hidden states are not told."""
     file = models.file_for_plans(name)
     plan = plan_of(file, Registry.discover())
     if "layer.0" not in plan.features:
@@ -87,7 +107,7 @@ def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
             tensor.data.view(np.float32).reshape(tensor.shape)
             for tensor in (target.tensor(each) for each in (plan.embedding.weight, plan.output.weight.weight))
         )
-        write_tiny_block_head(path, embedding, output=output if kind == "draft-dspark" else None, head_dim=head_dim)
+        write_tiny_block_head(path, embedding, output=output, head_dim=head_dim, kind=kind)
 
     return models.written(f"{name}-{kind}", write)
 
@@ -99,7 +119,7 @@ def agreeing(name: str, target: str = "") -> Path:
     With `target` it is another model for the same assistant.
     """
     target = target or target_of(name)
-    return _changed(draft_file(name) if target == name else models.tiny_model(target), _agreeing)
+    return _changed(draft_file(name), _agreeing) if target == name else _changed(models.tiny_model(target), _talking)
 
 
 @functools.cache
@@ -113,7 +133,7 @@ def assistance(name: str, target: str = "") -> dict[str, object]:
         if each in ("token_embd.weight", "output_norm.weight"):
             return own[each][..., : shape[-1]]  # the first values of what the model has
         if each == "nextn.pre_projection.weight":
-            return np.eye(*shape, dtype=np.float32)  # of what it is given of the token as many
+            return _mixed(shape, HIDDEN * math.sqrt(shape[1] / 2))  # embeddings are multiplied by as much
         return _agreeing(each, shape, values)
 
     return {
@@ -123,16 +143,36 @@ def assistance(name: str, target: str = "") -> dict[str, object]:
 
 
 def _agreeing(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndarray]) -> np.ndarray | None:
-    """What a tensor becomes in a model whose layers say little; None: it stays."""
-    if each.endswith(QUIET):
-        return np.float32(0.15) * values(each)
+    """What a tensor becomes in a model whose layer for further tokens predicts as it does; None: it stays."""
     if each.endswith("nextn.eh_proj.weight"):
-        return np.eye(*shape, dtype=np.float32)  # what it is given of the token
+        return _mixed(shape)
     if each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
         return np.ones(shape, np.float32)
     if each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
         return values("output_norm.weight").copy()
-    return None
+    return _predictable(each, shape, values)
+
+
+def _talking(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndarray]) -> np.ndarray | None:
+    """What a tensor becomes where the embedding is the output as well: it would repeat its last token if layers said little."""
+    if each.endswith(("post_attention_norm.weight", "post_ffw_norm.weight")):
+        return np.float32(_TALK) * values(each)
+    return _agreeing(each, shape, values)
+
+
+def _mixed(shape: tuple[int, ...], much: float = HIDDEN) -> np.ndarray:
+    """What is given of the token, with so much of the hidden state, (n, 2 E): a wrong one changes drafts."""
+    return np.eye(*shape, dtype=np.float32) + np.float32(much) * np.eye(*shape, k=shape[1] // 2, dtype=np.float32)
+
+
+def _predictable(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndarray]) -> np.ndarray | None:
+    """What a tensor becomes in a model whose layers say little; None: it stays."""
+    if each == "output.weight":
+        return np.float32(_SURENESS) * values(each)
+    if each.endswith("norm.weight"):  # also of residual streams that are normed in every layer
+        return np.float32(0.75) + np.float32(0.25) * values(each)
+    end = next((end for end in QUIET if each.endswith(end)), None)
+    return None if end is None else np.float32(QUIET[end]) * values(each)
 
 
 def _changed(source: Path, change: Callable[..., np.ndarray | None], how: str = "agreeing") -> Path:

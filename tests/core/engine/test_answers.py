@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drafter_specs import head_specs
+from drafter_specs import head_specs, target_for
 from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
 from toys import Gate, toy_engine
@@ -50,7 +50,10 @@ def test_they_are_those_of_separate_requests_and_the_prompt_is_processed_once(mo
     ],
 )
 def test_drafters_that_read_hidden_states_take_the_prompt_over_too(name, drafter):
-    path, how = agreeing(name) if name in NEXTN else tiny_model(name), {"backend": "numba-cpu", "threads": 1, "n_ctx": 160}
+    path, how = (
+        agreeing(name) if name in NEXTN else target_for(drafter, name),
+        {"backend": "numba-cpu", "threads": 1, "n_ctx": 160},
+    )
     spec, found = head_specs(name)[drafter] if drafter in HEADS else drafter, []
     for spec_type in ("none", spec):
         with Engine.load(path, spec_type=spec_type, spec_fixed=True, slots=3, **how) as engine:
@@ -58,7 +61,7 @@ def test_drafters_that_read_hidden_states_take_the_prompt_over_too(name, drafter
     assert outputs(found[0]) == outputs(found[1])
     for plain, drafted in zip(*found, strict=True):
         assert drafted.stats.n_reused >= plain.stats.n_reused - (drafter == "draft-eagle3")  # which lags behind by a token
-        assert drafted.stats.n_drafted > 0
+        assert drafted.stats.n_drafted > drafted.stats.n_accepted > 0
 
 
 def test_every_prompt_has_its_answers_in_order():
