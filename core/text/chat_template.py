@@ -15,12 +15,16 @@ from augury.errors import CapacityError, ModelFileError, OptionError, Unsupporte
 from augury.log import get_logger
 from augury.text.literal import LiteralTexts
 from augury.text.renderer import Failure, Refusal, Renderer
+from augury.text.template_habits import TemplateHabits, arguments_of
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
+__all__ = ["ChatTemplate", "arguments_of", "prompt_ids"]
+
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates have for reasoning
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"
 
 
@@ -30,6 +34,7 @@ class ChatTemplate:
     Args:
         source: the Jinja2 template.
         tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
+        tool_source: the template for conversations with tools; None for the same one.
         parse_special: read the texts of control tokens in messages as these tokens; by default they are text, so that
             nobody can write a turn into a message.
         now: tells the time to templates that write the date.
@@ -44,15 +49,17 @@ class ChatTemplate:
         source: str,
         tokenizer: Tokenizer | None = None,
         *,
+        tool_source: str | None = None,
         parse_special: bool = False,
         now: Callable[[], dt.datetime] = lambda: dt.datetime.now().astimezone(),
     ) -> None:
-        self.source = source
+        self.source, self.tool_source = source, source if tool_source is None else tool_source
         self._tokenizer = tokenizer
         self._literal = None if parse_special or tokenizer is None else LiteralTexts(tokenizer.control_texts)
         self._now = now
         self._renderer = Renderer()
         self._has_warned = False
+        self._habits = TemplateHabits(self._answered)
 
     @classmethod
     def from_metadata(
@@ -68,7 +75,9 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise ModelFileError(f"{_KEY} is of type {type(source).__name__}, expected a string")
-        return cls(source, tokenizer, parse_special=parse_special)
+        of_tools = metadata.get(f"{_KEY}.tool_use")
+        tool_source = of_tools if isinstance(of_tools, str) else None
+        return cls(source, tokenizer, tool_source=tool_source, parse_special=parse_special)
 
     def render(
         self,
@@ -77,16 +86,20 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        is_fitted: bool = True,
     ) -> str:
         """Write a conversation as the model expects it.
 
         Args:
             messages: mappings with `role` ("system", "user", "assistant" or another that the model knows) and `content`, text,
-                which may be None or missing beside `tool_calls`.
+                which may be None or missing beside `tool_calls` or reasoning.
             add_generation_prompt: end with the beginning of the model's answer. Where the last message is the assistant's, it
                 is the answer's beginning: the text ends with it, and nothing closes it.
             tools: descriptions of tools that the model may call, which the template knows as `tools`.
             kwargs: more names that the template knows, such as `enable_thinking`.
+            is_fitted: fit the messages to what the template takes: the arguments of calls may be mappings or texts, a system
+                message becomes part of the user's first one where there is no such role, and what the template refuses is
+                tried in other words. Otherwise it gets them as they are.
 
         Raises:
             OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued; or
@@ -95,14 +108,15 @@ class ChatTemplate:
             CapacityError: the process that renders cannot be started.
         """
         checked, names = _checked(messages), _names(tools, kwargs)
-        if tools and "tools" not in self.source and not self._has_warned:
+        if tools and "tools" not in self.tool_source and not self._has_warned:
             self._has_warned = True
             message, advice = "the model is not told of tools", "its chat template knows none; describe them in a message"
             get_logger("augury.chat_template").warning(message, reason=advice)
         if not add_generation_prompt or checked[-1]["role"] != "assistant":
-            return self._write(checked, names, add_generation_prompt=add_generation_prompt)
+            return self._write(checked, names, add_generation_prompt=add_generation_prompt, is_fitted=is_fitted)
         if "tool_calls" in checked[-1]:
             raise OptionError("the last message calls tools; let messages with their answers follow, of the role 'tool'")
+        checked[-1]["content"] = checked[-1].get("content") or ""
         mark = "ContinuesHere0"  # where the last message ends, in the text
         while any(mark in (message.get("content") or "") for message in checked):
             mark += "0"
@@ -117,9 +131,11 @@ class ChatTemplate:
             )
         return text
 
-    def _write(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+    def _write(
+        self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool, is_fitted: bool = True
+    ) -> str:
         try:
-            return self._rendered(messages, names, add_generation_prompt=add_generation_prompt)
+            return (self._fitted if is_fitted else self._rendered)(messages, names, add_generation_prompt=add_generation_prompt)
         except ValueError as error:
             raise OptionError(f"messages hold what JSON cannot write: {error}") from error
         except Refusal as error:
@@ -130,15 +146,34 @@ class ChatTemplate:
                 raise OptionError(f"the model's chat template {error}; {message}") from error
             raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
 
-    def _rendered(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+    def _fitted(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+        """Render the first form of the messages that the template takes; the error is that of the first one."""
+        refused: Failure | Refusal | None = None
+        for fitted, tools in self._habits.fitted(messages, names.get("tools")):
+            told = names | ({"tools": tools} if tools else {})
+            try:
+                return self._rendered(fitted, told, add_generation_prompt=add_generation_prompt)
+            except (Failure, Refusal) as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _answered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+        """What the template writes for messages that it may refuse."""
+        try:
+            return self._rendered(messages, {"tools": tools} if tools else {}, add_generation_prompt=True)
+        except (Failure, Refusal):
+            return None
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
         names = names | {
-            "messages": messages,
+            "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._special_text("bos"),
             "eos_token": self._special_text("eos"),
         }
         try:
-            return self._renderer.render(self.source, names, self._now())
+            return self._renderer.render(self.tool_source if names.get("tools") else self.source, names, self._now())
         except OSError as error:
             raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
 
@@ -173,7 +208,9 @@ class ChatTemplate:
         if self._literal is not None:
             _checked(messages), _names(options.get("tools"), options.get("kwargs"))
             given = [list(messages), options.get("tools"), options.get("kwargs")]
-            (messages, options["tools"], options["kwargs"]), separator = self._literal.marked(given, self.source)
+            (messages, options["tools"], options["kwargs"]), separator = self._literal.marked(
+                given, self.source, self.tool_source
+            )
         text = self.render(messages, **options)
         ids = tokenizer.encode(text, add_special=False, parse_special=True, n_most=n_most, separator=separator)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
@@ -203,7 +240,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
         if calls is not None and not _are_objects(calls):
             raise OptionError(f"messages[{index}]['tool_calls'] is {reprlib.repr(calls)}, expected a list of objects")
         for key in ("role", "content"):
-            if key == "content" and calls and message.get(key) is None:
+            if key == "content" and message.get(key) is None and (calls or any(message.get(name) for name in _THOUGHTS)):
                 continue
             if key not in message:
                 raise OptionError(f"messages[{index}] has no {key!r}, {expected}")

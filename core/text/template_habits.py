@@ -1,0 +1,214 @@
+"""What a chat template takes: each has an idea of its own of system messages, absent text, and the arguments of calls.
+
+Templates are asked: a conversation with words that occur nowhere else is rendered, and the words are looked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from attrs import frozen
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
+
+_ASKED, _SYSTEM, _KEY, _VALUE = "Xasked", "Xsystem", "xkey", "xvalue"
+_NAMES = ("xname", "xother")
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "Any."}}}
+_TOOLS = [{"type": "function", "function": {"name": name, "description": "Any.", "parameters": _PARAMETERS}} for name in _NAMES]
+_ABSENT = object()
+_STRANGE = (f"'{_KEY}'", f'\\"{_KEY}')  # of Python's form of a mapping, and of a text within a text
+_BETWEEN = "\n\n"
+
+
+@frozen
+class _CallHabits:
+    """How a message that calls tools is given to a template."""
+
+    takes_text: bool  # arguments are a text that holds JSON, or else a mapping
+    empty: Any  # its content, where there is none; `_ABSENT` for no such field
+
+
+class TemplateHabits:
+    """Fits conversations to a template.
+
+    Args:
+        write: renders messages with tools; None where the template fails or refuses.
+    """
+
+    def __init__(self, write: Callable[[Messages, Tools], str | None]) -> None:
+        self._write = write
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether system messages are written."""
+        asked = {"role": "user", "content": _ASKED}
+        return _SYSTEM in (self._write([{"role": "system", "content": _SYSTEM}, asked], None) or "")
+
+    @cached_property
+    def _of_calls(self) -> _CallHabits:
+        usual = (self._write([{"role": "user", "content": _ASKED}], _TOOLS) or "").count("None")
+        rendered = []
+        for takes_text in (False, True):
+            for empty in (None, "", _ABSENT):
+                text = self._write(_called(_CallHabits(takes_text, empty), _NAMES[:1]), _TOOLS)
+                if text is not None and text.count("None") <= usual:
+                    if _NAMES[0] in text and _VALUE in text and not any(each in text for each in _STRANGE):
+                        return _CallHabits(takes_text, empty)
+                    rendered.append(_CallHabits(takes_text, empty))
+        return rendered[0] if rendered else _CallHabits(takes_text=False, empty="")
+
+    @cached_property
+    def _takes_several(self) -> bool:
+        """Whether a message may call several tools, all of which are written if one is."""
+        one, both = (self._write(_called(self._of_calls, names), _TOOLS) for names in (_NAMES[:1], _NAMES))
+        told = (self._write([{"role": "user", "content": _ASKED}], _TOOLS) or "").count(_NAMES[1])
+        return one is None or (both is not None and both.count(_NAMES[1]) > told) or one.count(_NAMES[0]) == told
+
+    def fitted(self, messages: Messages, tools: Tools) -> Iterator[tuple[list[Mapping[str, Any]], Tools]]:
+        """The conversation as the template takes it, and further forms of it for a template that refuses."""
+        found = [self._message(message) for message in messages]
+        if found[0]["role"] == "system" and len(found) > 1 and not self.takes_system:
+            found = _into_first(found[0]["content"], found[1:])
+        if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not self._takes_several:
+            found = _one_by_one(found)
+        yield found, tools
+        if any(message["role"] == "system" for message in found[1:]):
+            found = [{**each, "role": "user"} if i and each["role"] == "system" else each for i, each in enumerate(found)]
+            yield found, tools
+        if tools and (whole := [_described(tool) for tool in tools]) != list(tools):
+            tools = whole
+            yield found, tools
+        if any(message.get("tool_calls") for message in found):
+            found = _with_short_ids(found)
+            yield found, tools
+        if len(joined := _joined(found)) < len(found):
+            yield joined, tools
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if calls:
+            takes_text = self._of_calls.takes_text
+            message = {**message, "tool_calls": [_call(call, takes_text=takes_text) for call in calls]}
+        if message.get("content") is not None:
+            return message
+        return _with_content(message, self._of_calls.empty if calls else "")
+
+
+def _called(habits: _CallHabits, names: Sequence[str]) -> Messages:
+    arguments = {_KEY: _VALUE}
+    said = json.dumps(arguments) if habits.takes_text else arguments
+    calls = [
+        {"id": f"callidxx{i}", "type": "function", "function": {"name": name, "arguments": said}}
+        for i, name in enumerate(names)
+    ]
+    return [{"role": "user", "content": _ASKED}, _with_content({"role": "assistant", "tool_calls": calls}, habits.empty)]
+
+
+def arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call, whatever form they were sent in: a model may have written what is no JSON object.
+
+    >>> arguments_of({"function": {"name": "f", "arguments": '{"x": 1}'}})
+    {'x': 1}
+    >>> arguments_of({"function": {"name": "f", "arguments": "x = 1"}})
+    {'arguments': 'x = 1'}
+    """
+    function = call.get("function")
+    said = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(said, str) and said.strip():
+        try:
+            said = json.loads(said, strict=False, parse_constant=_refused)
+        except (ValueError, RecursionError):
+            return {"arguments": said}
+    if isinstance(said, Mapping):
+        return said
+    return {} if said in (None, "") or (isinstance(said, str) and not said.strip()) else {"arguments": said}
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _call(call: Mapping[str, Any], *, takes_text: bool) -> Mapping[str, Any]:
+    if not isinstance(call.get("function"), Mapping):
+        return call
+    arguments: Any = arguments_of(call)
+    if takes_text:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _with_content(message: Mapping[str, Any], content: Any) -> Mapping[str, Any]:
+    if content is _ABSENT:
+        return {key: value for key, value in message.items() if key != "content"}
+    return {**message, "content": content}
+
+
+def _into_first(text: str, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages of which the user's first begins with a text; if there is none, the text is one."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": text}, *messages]
+    begun = {**messages[first], "content": f"{text}{_BETWEEN}{messages[first].get('content') or ''}"}
+    return [*messages[:first], begun, *messages[first + 1 :]]
+
+
+def _one_by_one(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages that call one tool each, with its answer after it; what else they say is said once."""
+    found: list[Mapping[str, Any]] = []
+    answers = {message.get("tool_call_id"): message for message in messages if message["role"] == "tool"}
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found += [] if message["role"] == "tool" and message.get("tool_call_id") not in answers else [message]
+            continue
+        for call in calls:
+            found.append({**message, "tool_calls": [call]})
+            message = {"role": message["role"], "content": ""}  # noqa: PLW2901 - the others only call
+            if (answer := answers.pop(call.get("id"), None)) is not None:
+                found.append(answer)
+    return found
+
+
+def _with_short_ids(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose calls have ids of nine characters, which Mistral's templates demand."""
+    ids: dict[Any, str] = {}
+    found = []
+    for message in messages:
+        calls = [
+            {**call, "id": ids.setdefault(call.get("id"), f"call{len(ids):05}")} for call in message.get("tool_calls") or ()
+        ]
+        answered = message.get("tool_call_id")
+        answers = {"tool_call_id": ids[answered]} if answered in ids else {}
+        found.append({**message, **({"tool_calls": calls} if calls else {}), **answers})
+    return found
+
+
+def _joined(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages of which those of one role in a row are one, where they are text alone."""
+    found: list[Mapping[str, Any]] = []
+    for (role, is_text), group in groupby(messages, lambda each: (each["role"], each.keys() <= {"role", "content"})):
+        alike = list(group)
+        if is_text and len(alike) > 1:
+            alike = [{"role": role, "content": _BETWEEN.join(each["content"] for each in alike)}]
+        found += alike
+    return found
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool with all that templates ask for."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    properties = parameters["properties"]
+    if isinstance(properties, Mapping):
+        of_each = {"type": "string", "description": ""}
+        parameters["properties"] = {
+            name: {**of_each, **each} if isinstance(each, Mapping) else each for name, each in properties.items()
+        }
+    return {"type": "function", **tool, "function": {"description": "", **function, "parameters": parameters}}

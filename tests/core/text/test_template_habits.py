@@ -1,0 +1,179 @@
+"""Conversations are fitted to what a chat template takes, each of which has ideas of its own."""
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from augury.errors import OptionError
+from augury.text.chat_template import ChatTemplate, arguments_of
+
+CALLS = (
+    "{{% for m in messages %}}<{{{{ m.role }}}}>{content}{{% for c in m.tool_calls or [] %}}"
+    "[{{{{ c.function.name }}}} {arguments}]{{% endfor %}}{{% endfor %}}"
+)
+CONTENTS = {
+    "that must be text": "{{ m.content.strip() }}",
+    "whose letters are looked at": "{% if 'a' in m.content %}{{ m.content }}{% else %}{{ m.content }}{% endif %}",
+    "that is written as it is": "{{ m.content }}",
+    "that may be absent": "{{ m.content or '' }}",
+    "that calls only where it is none": "{% if m.content is not none %}{{ m.content }}{% endif %}",
+}
+ARGUMENTS = {
+    "as objects": "{{ c.function.arguments | tojson }}",
+    "as texts": "{{ '' + c.function.arguments }}",
+    "as either": "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+    "key by key": "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }};{% endfor %}",
+    "as Python writes them": "{{ c.function.arguments }}",
+}
+ASKED = {"role": "user", "content": "Q"}
+
+
+def rendered(source, messages, **options):
+    template = ChatTemplate(source)
+    try:
+        return template.render(messages, **options)
+    finally:
+        template.close()
+
+
+def calling(arguments, **more):
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+        **more,
+    }
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_call_is_written_whatever_form_the_template_wants(content, arguments):
+    template = ChatTemplate(CALLS.format(content=content, arguments=arguments))
+    expected = "<user>Q<assistant>[f x=1;]" if "items" in arguments else '<user>Q<assistant>[f {"x": 1}]'
+    try:
+        for empty in ({}, {"content": None}, {"content": ""}):
+            for said in ({"x": 1}, '{"x": 1}'):
+                assert template.render([ASKED, calling(said, **empty)], add_generation_prompt=False) == expected
+        assert "again[f" in template.render([ASKED, calling({}, content="again")], add_generation_prompt=False)
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (None, {}),
+        ("", {}),
+        ("null", {}),
+        ("{}", {}),
+        ({"a": None}, {"a": None}),
+        ('{"a": "two\nlines"}', {"a": "two\nlines"}),
+        ("[1]", {"arguments": [1]}),
+        ("{'a': 1}", {"arguments": "{'a': 1}"}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ('{"a": ', {"arguments": '{"a": '}),
+    ],
+)
+def test_arguments_that_are_no_object_of_json_are_one_all_the_same(said, expected):
+    assert arguments_of({"function": {"name": "f", "arguments": said}}) == expected
+
+
+@given(st.text())
+def test_arguments_of_any_text_can_be_written_in_json(text):
+    json.dumps(arguments_of({"function": {"arguments": text}}), allow_nan=False)
+
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none here') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source", [NO_SYSTEM, "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"]
+)
+def test_a_system_message_that_a_template_has_no_place_for_begins_the_first_question(source):
+    system = {"role": "system", "content": "S"}
+    assert rendered(source, [system, ASKED]) == "[user]S\n\nQ"
+    assert rendered(source, [system, {"role": "assistant", "content": "A"}, ASKED]) == "[assistant]A[user]S\n\nQ"
+    assert (
+        rendered(NO_SYSTEM, [system, {"role": "assistant", "content": "A"}], add_generation_prompt=False)
+        == "[user]S[assistant]A"
+    )
+
+
+FIRST_ALONE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+IN_TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('in turns') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_what_a_template_refuses_is_tried_in_other_words():
+    late = {"role": "system", "content": "S"}
+    assert rendered(FIRST_ALONE, [late, ASKED, late]) == "[system]S[user]Q[user]S"
+    assert rendered(IN_TURNS, [ASKED, ASKED, {"role": "assistant", "content": "A"}, ASKED]) == "[user]Q\n\nQ[assistant]A[user]Q"
+    assert rendered(IN_TURNS, [late, ASKED, ASKED]) == "[user]S\n\nQ\n\nQ"
+
+
+def test_ids_are_short_where_a_template_demands_it():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}"
+        "{% if c.id | length != 9 %}{{ raise_exception('nine, please') }}{% endif %}{{ c.function.name }}{{ c.id }}{% endfor %}"
+        "{{ m.tool_call_id }}{{ m.content or '' }}{% endfor %}"
+    )
+    call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "42"}]
+    assert rendered(source, talk) == "[user]Q[assistant]fcall00000[tool]call0000042"
+    call["id"] = "abcdefghi"  # as it is
+    talk[2]["tool_call_id"] = "abcdefghi"
+    assert rendered(source, talk) == "[user]Q[assistant]fabcdefghi[tool]abcdefghi42"
+
+
+def test_a_template_for_tools_is_taken_where_there_are_some():
+    metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with {{ tools | length }}"}
+    template = ChatTemplate.from_metadata(metadata, None)
+    try:
+        assert [template.render([ASKED], tools=tools) for tools in (None, [{"function": {"name": "f"}}])] == ["plain", "with 1"]
+    finally:
+        template.close()
+
+
+def test_the_error_of_what_no_form_suits_is_that_of_the_first():
+    with pytest.raises(OptionError, match="refuses these messages: never 2"):
+        rendered("{{ raise_exception('never ' + (messages | length | string)) }}", [ASKED, ASKED])
+
+
+def test_tools_lack_nothing_that_a_template_asks_for():
+    source = (
+        "{% for t in tools %}{{ t.function.name + t.function.description }}"
+        "{% for k, p in t.function.parameters.properties.items() %}{{ k + p.type + p.description }}{% endfor %}{% endfor %}"
+    )
+    tools = [{"function": {"name": "f"}}, {"function": {"name": "g", "parameters": {"properties": {"x": {"type": "integer"}}}}}]
+    assert rendered(source, [ASKED], tools=tools) == "fgxinteger"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_alone_is_a_message(name):
+    source = "{% for m in messages %}<{{ m.role }}>{{ m['" + name + "'] }}{{ m.content }}{% endfor %}"
+    assert rendered(source, [ASKED, {"role": "assistant", "content": None, name: "Hm."}, ASKED]).endswith(
+        "<assistant>Hm.<user>Q"
+    )
+    with pytest.raises(OptionError, match=r"messages\[0\]\['content'\] is NoneType, expected text"):
+        rendered(source, [{"role": "assistant", "content": None}, ASKED])
+
+
+def test_a_template_is_asked_once(monkeypatch):
+    template, n = ChatTemplate(CALLS.format(content="{{ m.content }}", arguments="{{ '' + c.function.arguments }}")), []
+    render = template._renderer.render
+    monkeypatch.setattr(template._renderer, "render", lambda *words: n.append(words) or render(*words))
+    for _ in range(2):
+        template.render([{"role": "system", "content": "S"}, ASKED, calling({})], add_generation_prompt=False)
+    assert len(n) <= 10
+    n.clear()
+    template.render([{"role": "system", "content": "S"}, ASKED, calling({})], add_generation_prompt=False)
+    assert len(n) == 1
+    template.close()
