@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from attrs import frozen
 
+from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, Session
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Suffix", "SuffixOptions"]
 
 
-MAX_CORPUS_TOKENS = 1 << 24  # a larger file is no corpus
 _LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each ground
 _LONGEST = _LENGTHS[-1]
 _STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length

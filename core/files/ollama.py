@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
-if TYPE_CHECKING:
-    from augury.files.gguf import Tensor
-
+Tensors = Mapping[str, Any]  # those of `augury.files.gguf`, which imports this module
 _LAYER = re.compile(r"blk\.\d+\.")
 _LONG = 131072  # positions for which the larger Gemmas 3 stretch their rope
 
 
-def _nothing(_keys: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+def _nothing(_keys: Mapping[str, Any], _tensors: Tensors) -> Mapping[str, object]:
     return {}
 
 
-def _of_gemma3(keys: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+def _of_gemma3(keys: Mapping[str, Any], _tensors: Tensors) -> Mapping[str, object]:
     if (eps := "attention.layer_norm_rms_epsilon") in keys:
         return {}
     n_ctx = keys.get("context_length")
@@ -33,7 +31,7 @@ def _of_gemma3(keys: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Mappi
     return {eps: 1e-6, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, **scaling}
 
 
-def _of_latents(_keys: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, object]:
+def _of_latents(_keys: Mapping[str, Any], tensors: Tensors) -> Mapping[str, object]:
     shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith(".ffn_latent_down.weight")]
     return {"moe_latent_size": shapes[0][0]} if shapes else {}
 
@@ -54,7 +52,7 @@ class _Dialect:
     architecture: str | None = None
     keys: Mapping[str, str] = {}
     tensors: Mapping[str, str] = {}
-    left_out: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, object]] = _nothing
+    left_out: Callable[[Mapping[str, Any], Tensors], Mapping[str, object]] = _nothing
     pre: tuple[str, str] | None = None
     kind: tuple[str, str] | None = None
 
@@ -109,9 +107,7 @@ _DIALECTS = {
 }
 
 
-def in_llama_cpp_words(
-    metadata: Mapping[str, object], tensors: Mapping[str, Tensor]
-) -> tuple[Mapping[str, object], Mapping[str, Tensor]]:
+def in_llama_cpp_words(metadata: Mapping[str, object], tensors: Tensors) -> tuple[Mapping[str, object], Tensors]:
     """The metadata and tensors of a file by the names that llama.cpp's converter gives them."""
     name = metadata.get("general.architecture")
     dialect = _DIALECTS.get(name) if isinstance(name, str) else None
@@ -130,7 +126,7 @@ def in_llama_cpp_words(
     return {**others, "general.architecture": architecture, **{f"{architecture}.{key}": own[key] for key in own}}, named
 
 
-def _renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+def _renamed(tensors: Tensors, names: Mapping[str, str]) -> dict[str, Any]:
     renamed = {}
     for name, tensor in tensors.items():
         n = len(found[0]) if (found := _LAYER.match(name)) else 0

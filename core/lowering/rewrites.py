@@ -38,8 +38,9 @@ def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operati
     for multiply, activate, last in zip(operations, following, following[1:], strict=False):
         if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _are_alone(multiply, activate, n_reads):
             activated.add(activate)
-            is_read = isinstance(last, Multiply) and last.x is activate.out and len(last.linears) == 1
-            reader = last.linears[0] if is_read and n_reads[activate.out] == 1 else None
+            reader = None
+            if isinstance(last, Multiply) and last.x is activate.out and n_reads[activate.out] == len(last.linears) == 1:
+                reader = last.linears[0]
             out = (activate.out, *multiply.out)
             yield MultiplyActivated(multiply.x, multiply.linears, activate, reader, multiply.purpose, out)
         elif multiply not in activated:

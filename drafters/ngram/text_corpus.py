@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.drafters.ngram.suffix_array import SuffixArray
-from augury.drafters.suffix import MAX_CORPUS_TOKENS
 from augury.errors import ModelFileError, OptionError
 from augury.files.atomic_file import AtomicFile
 from augury.files.checksum import checksum
