@@ -168,17 +168,19 @@ class CountRequest(EngineFields):
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages, in the words of chat."""
+        messages = [each for message in self.messages for each in message.for_template()]
+        return [{"role": "system", "content": text_of(self.system, "\n")}, *messages] if self.system else messages
+
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and the conversation's arguments of `Engine.submit`."""
-        messages = [each for message in self.messages for each in message.for_template()]
-        if self.system:
-            messages.insert(0, {"role": "system", "content": text_of(self.system, "\n")})
         kwargs: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         form = self.output_config.format
         return await plan_chat(
             self,
             server,
-            messages,
+            self.conversation(),
             tools=[tool.for_template() for tool in self.tools or ()] or None,
             tool_choice=self.tool_choice.as_openai(),
             is_parallel=not self.tool_choice.disable_parallel_tool_use,

@@ -49,7 +49,7 @@ class Message(Fields):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
-    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking"))
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -61,7 +61,7 @@ class Message(Fields):
         """The message as chat templates know it."""
         found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if self.content is not None:
-            found["content"] = text_of(self.content)
+            found["content"] = text_of(self.content, "\n")  # as llama.cpp joins parts
         if self.role == "developer":  # OpenAI's newer word, which templates do not know
             found["role"] = "system"
         return found

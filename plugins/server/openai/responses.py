@@ -145,9 +145,17 @@ class ResponsesRequest(EngineFields):
 
 
 def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
-    """Add an item to messages; calls belong to the assistant's message before them."""
+    """Add an item to messages; calls and reasoning belong to the assistant's message that they surround."""
+    follows = bool(messages) and messages[-1]["role"] == "assistant"
+    if item.type == "reasoning":
+        thought = "\n".join(
+            part.text for part in [*(item.content if isinstance(item.content, list) else ()), *(item.summary or ())]
+        )
+        if thought:
+            messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
+        return
     if item.type == "function_call":
-        if not messages or messages[-1]["role"] != "assistant":
+        if not follows:
             messages.append({"role": "assistant", "content": None})
         call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
         messages[-1].setdefault("tool_calls", []).append(call)
@@ -158,8 +166,11 @@ def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None
     elif item.type == "message":
         if item.role is None or item.content is None:
             raise RequestError(400, f"{where} is a message, and lacks its role or content", param=where)
-        role = "system" if item.role == "developer" else item.role
-        messages.append({"role": role, "content": text_of(item.content)})
+        role, content = "system" if item.role == "developer" else item.role, text_of(item.content, "\n")
+        if role == "assistant" and follows and messages[-1]["content"] is None and "tool_calls" not in messages[-1]:
+            messages[-1]["content"] = content  # after its reasoning
+        else:
+            messages.append({"role": role, "content": content})
 
 
 @router.post("/v1/responses", responses=STREAMED)

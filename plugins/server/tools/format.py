@@ -1,35 +1,72 @@
-"""`ToolFormat`: how a family of models writes calls of tools, derived from its chat template."""
+"""`ToolFormat`: how a model writes calls of tools. Most are learnt from its chat template (`learning`); a few are known."""
 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
-from attrs import evolve, frozen
+from attrs import frozen
 
+INDEX, ID = "\x01", "\x02"
+"""Placeholders in a format's texts: the number of a call, and a call's id."""
+
+NAME = r"[\w.:/@-]"
+_LEXEME = re.compile(r"</?[^\s<>]*>?|\[/?[A-Z_]+\]|```\w*|\w+|\s+|.", re.DOTALL)
+_MARK = re.compile(r"</?[^\s<>]+>|\[/?[A-Z_]+\]|```\w*|[\[\],;}]")
 _AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
-_OBJECT_HEAD = re.compile(rf"(?:{_AROUND}|\[|\{{\s*\"tool_calls\"\s*:)*(?=\{{)")
-_OBJECT_TAIL = re.compile(rf"(?:{_AROUND}|\}})*")
-_MISTRAL_HEAD = re.compile(r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[{\s]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
-_DEEPSEEK_HEAD = re.compile(  # the vertical line is not the ASCII one
-    r"(?:\s|```|<｜tool▁calls▁begin｜>|<｜tool▁call▁end｜>)*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"  # noqa: RUF001
-    r"\s*(?P<name>[^<`\n]+?)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{)"  # noqa: RUF001
-)
-_DEEPSEEK_TAIL = re.compile(r"(?:\s|```|<｜tool▁calls?▁(?:begin|end)｜>)*")  # noqa: RUF001
+_PLACEHOLDERS = {INDEX: r"\d+", ID: r"[\w.:-]+"}
+
+
+def lexemes(text: str) -> list[str]:
+    """The parts of which a format's texts consist: marks such as `<tool_call>`, words, white space, other characters.
+
+    >>> lexemes('<tool_call>{"name')
+    ['<tool_call>', '{', '"', 'name']
+    """
+    return _LEXEME.findall(text)
+
+
+def flexible(text: str) -> str:
+    """A regular expression of a text whose white space may differ."""
+    return "".join(r"\s*" if part.isspace() else _PLACEHOLDERS.get(part, re.escape(part)) for part in lexemes(text))
+
+
+@frozen
+class Keys:
+    """How arguments are written one by one.
+
+    Attributes:
+        before_key: The text before a key.
+        before_text, after_text: The text between a key and a string, and after the string.
+        before_value, after_value: The same of other values.
+        between: The text between arguments.
+        quote: The mark around strings, if values are written as a programming language does, so that they tell their own end.
+    """
+
+    before_key: str
+    before_text: str
+    after_text: str
+    before_value: str
+    after_value: str
+    between: str = ""
+    quote: str = ""
 
 
 @frozen
 class ToolFormat:
-    """How calls are written: `begin`, a call, `between`, the next one, ..., `end`. A call is one JSON object, or a name first.
+    """How calls are written: `begin`, a call, `between`, the next one, ..., `end`.
+
+    A call is one JSON object, or a name and then its arguments: as a JSON object, or by their `keys`.
 
     Attributes:
-        name: The name of the family.
+        name: The name of the family; of formats that were learnt, `template`.
         before_name, before_arguments, after_arguments: The parts of a call, beside its name and its arguments.
         begin, between, end: The text around calls.
-        triggers: Texts or control tokens that begin calls, anywhere in an answer.
-        leads: The same at the beginning of an answer alone, written without white space.
-        head: The text before a call, up to its JSON, with the group `name` where the name stands in it.
-        tail: Text after the last call that is no content.
-        ignored: Further fields of models' calls.
+        keys: How arguments are written, if not as a JSON object.
+        name_key, arguments_key: The keys of a call that is an object.
+        opened: The beginning of calls that the prompt ends with already.
+        before_content: What an answer that is no call begins with then.
+        has_ids: Whether a call is named by its id alone, `functions.NAME:INDEX`.
         n_most: Calls in one answer; None for any number.
     """
 
@@ -40,23 +77,88 @@ class ToolFormat:
     begin: str = ""
     between: str = ""
     end: str = ""
-    triggers: tuple[str, ...] = ()
-    leads: tuple[str, ...] = ()
-    head: re.Pattern[str] = _OBJECT_HEAD
-    tail: re.Pattern[str] = _OBJECT_TAIL
-    ignored: tuple[str, ...] = ()
+    keys: Keys | None = None
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    opened: str = ""
+    before_content: str = ""
+    has_ids: bool = False
     n_most: int | None = None
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def texts(self) -> tuple[str, ...]:
         """All that it writes beside names and arguments."""
-        parts = (self.begin, self.before_name, self.before_arguments, self.after_arguments, self.between, self.end)
-        return (*parts, *self.triggers, *self.ignored)
+        keys = self.keys
+        more = () if keys is None else (keys.before_key, keys.before_text, keys.after_text, keys.before_value, keys.after_value)
+        around = (self.begin, self.before_name, self.before_arguments, self.after_arguments, self.between, self.end)
+        return (*around, *more, *self.triggers)
 
     @property
     def is_object(self) -> bool:
         """Whether a call is one JSON object, which holds the name."""
-        return self.before_name.endswith('{"name": "')
+        return self._object_at is not None
+
+    @cached_property
+    def _object_at(self) -> int | None:
+        """Where in `before_name` the object begins."""
+        found = re.search(rf'\{{[^{{}}]*"{re.escape(self.name_key)}"\s*:\s*"$', self.before_name)
+        return None if found is None else found.start()
+
+    @cached_property
+    def lead(self) -> str:
+        """The text right before a call's name, or before the object."""
+        text = self.before_name[: self._object_at].rstrip()
+        marks = [found.start() for found in re.finditer(r"<|\[(?=[A-Z])", text)]
+        return text if not marks or self.is_object else text[marks[-1] :]
+
+    @cached_property
+    def triggers(self) -> tuple[str, ...]:
+        """Texts or control tokens that begin calls, anywhere in an answer: the first mark and the last before a name."""
+        if self.name == "harmony":  # each message has a header, which tells what it is
+            return ()
+        whole = (self.begin + self.before_name[: self._object_at]).strip()
+        marks = [mark for mark in re.findall(r"<[^<>\s]+>|\[[A-Z_]+\]|<\S+|^>>>", whole) if ID not in mark]
+        if not marks and self.is_object:
+            text = re.split(r"[\[{]", whole, maxsplit=1)[0].strip()
+            return (text or "<|python_tag|>",)
+        lead = self.lead.strip() if self.lead.startswith("<") else ""
+        return tuple(dict.fromkeys((*marks[:1], lead or marks[-1]))) if marks else ()
+
+    @cached_property
+    def leads(self) -> tuple[str, ...]:
+        """Beginnings of calls that nothing marks, at the beginning of an answer alone, written without white space."""
+        if not self.is_object:
+            return ()
+        begin = (self.begin.partition(":")[0] + ":",) if self.begin.startswith("{") else ()
+        objects = [before + f'{{"{self.name_key}":' for before in ("", "```json", "```", "<tools>", "<function_call>")]
+        return (*begin, *objects, '{"type":"function"')
+
+    @cached_property
+    def around(self) -> str:
+        """A regular expression of a piece of what stands around calls."""
+        before = self.before_name[: self._object_at] if self.is_object else self.before_name.removesuffix(self.lead)
+        after = "}" if self.is_object else ""
+        chunks = {text.strip() for text in (self.begin, self.between, before, self.after_arguments.lstrip(after), self.end)}
+        marks = {mark for text in (*chunks, self.after_arguments) for mark in _MARK.findall(text)}
+        found = sorted(map(flexible, {*chunks, *marks} - {""}), key=len, reverse=True)
+        return "|".join([r"\s", *found, *([_AROUND] if self.is_object else [])])
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """The text before a call, up to the object or the arguments, with the group `name` where the name stands in it."""
+        if self.is_object:
+            outer = r'|\[|\{\s*"tool_calls"\s*:' if self.begin.startswith("{") or not self.begin else r"|\["
+            return re.compile(rf"(?:{self.around}{outer})*(?=\{{)")
+        loose = r"|\s*(?:[<\[`][^{]*)?(?=\{)" if self.keys is None and self.before_arguments.strip() else ""
+        end = rf"(?=(?!{NAME})(?s:.))" if not self.before_arguments.strip() else ""
+        return re.compile(
+            rf"(?:{self.around})*?{flexible(self.lead)}\s*(?P<name>{NAME}+?)(?:{flexible(self.before_arguments)}{end}{loose})"
+        )
+
+    @cached_property
+    def tail(self) -> re.Pattern[str]:
+        """Text after the last call that is no content."""
+        return re.compile(rf"(?:{self.around}{'|[}]' if self.is_object else ''})*")
 
 
 HERMES = ToolFormat(
@@ -65,8 +167,6 @@ HERMES = ToolFormat(
     '", "arguments": ',
     "}\n</tool_call>",
     between="\n",
-    triggers=("<tool_call>",),
-    leads=tuple(before + '{"name":' for before in ("", "```json", "```", "<tools>", "<function_call>")),  # of small models
 )
 LLAMA_3 = ToolFormat(
     "llama-3",
@@ -74,42 +174,27 @@ LLAMA_3 = ToolFormat(
     '", "parameters": ',
     "}",
     between="; ",
-    triggers=("<|python_tag|>",),
-    leads=('{"name":', '{"type":"function"'),
+    arguments_key="parameters",
 )
-MISTRAL = ToolFormat(
-    "mistral",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    begin="[TOOL_CALLS][",
-    between=", ",
-    end="]",
-    triggers=("[TOOL_CALLS]",),
-)
-MISTRAL_11 = ToolFormat(
-    "mistral-v11", "[TOOL_CALLS]", "[ARGS]", "", triggers=("[TOOL_CALLS]",), head=_MISTRAL_HEAD, ignored=("[CALL_ID]",)
-)
-DEEPSEEK = ToolFormat(
-    "deepseek",
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",  # noqa: RUF001 - its vertical line is not the ASCII one
-    "\n```json\n",
-    "\n```<｜tool▁call▁end｜>",  # noqa: RUF001
-    begin="<｜tool▁calls▁begin｜>",  # noqa: RUF001
+QWEN_XML = ToolFormat(
+    "qwen-xml",
+    "<tool_call>\n<function=",
+    ">",
+    "\n</function>\n</tool_call>",
     between="\n",
-    end="<｜tool▁calls▁end｜>",  # noqa: RUF001
-    triggers=("<｜tool▁calls▁begin｜>",),  # noqa: RUF001
-    head=_DEEPSEEK_HEAD,
-    tail=_DEEPSEEK_TAIL,
+    keys=Keys("\n<parameter=", ">\n", "\n</parameter>", ">\n", "\n</parameter>"),
 )
-DEEPSEEK_3_1 = evolve(
-    DEEPSEEK,
-    name="deepseek-v3.1",
-    before_name="<｜tool▁call▁begin｜>",  # noqa: RUF001
-    before_arguments="<｜tool▁sep｜>",  # noqa: RUF001
-    after_arguments="<｜tool▁call▁end｜>",  # noqa: RUF001
-    between="",
+LFM2 = ToolFormat(
+    "lfm2",
+    "",
+    "(",
+    ")",
+    begin="<|tool_call_start|>[",
+    between=", ",
+    end="]<|tool_call_end|>",
+    keys=Keys("", "=", "", "=", "", ", ", '"'),
 )
+GRANITE = ToolFormat("granite", '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", between=", ", end="]")
 HARMONY = ToolFormat(
     "harmony",
     "<|channel|>commentary to=functions.",
@@ -125,38 +210,25 @@ GENERIC = ToolFormat(
     begin='{"tool_calls": [',
     between=", ",
     end="]}",
-    leads=('{"tool_calls":',),
 )
 
-FORMATS = {each.name: each for each in (HERMES, LLAMA_3, MISTRAL, MISTRAL_11, DEEPSEEK, DEEPSEEK_3_1, HARMONY, GENERIC)}
+FORMATS = {each.name: each for each in (HERMES, LLAMA_3, QWEN_XML, LFM2, GRANITE, HARMONY, GENERIC)}
 """By name."""
 
-REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-"""The marks around the reasoning of models that write it into their answers; harmony has a channel for it."""
+_DESCRIBED = {  # what of a prompt with tools tells a form that the template does not write itself
+    "<function=": QWEN_XML,
+    "<|tool_call|>": GRANITE,
+    "<|tool_list_start|>": LFM2,
+    "List of tools: [": LFM2,
+    "<tool_call>": HERMES,
+    '"parameters": dictionary of argument name': LLAMA_3,
+}
 
-CHANNEL_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
-"""The marks around the reasoning of harmony."""
 
+def described(prompt: str) -> ToolFormat:
+    """The form in which a prompt that describes tools asks for calls.
 
-def tool_format(template: str) -> ToolFormat:
-    """The format that a chat template writes calls in.
-
-    >>> tool_format("{{ '<tool_call>' }}").name
+    >>> described("Write <tool_call>{...}</tool_call>").name
     'hermes'
     """
-    if "<|channel|>" in template and "<|start|>" in template:
-        return HARMONY
-    if "<｜tool▁calls▁begin｜>" in template:  # noqa: RUF001
-        return DEEPSEEK if "```json" in template else DEEPSEEK_3_1
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_11 if "[ARGS]" in template else MISTRAL
-    if "<tool_call>" in template:
-        return HERMES
-    if "tools" in template and "<|start_header_id|>" in template:
-        return LLAMA_3
-    return GENERIC
-
-
-def reasoning_tags(template: str) -> tuple[str, str]:
-    """The marks around reasoning in the answers of a chat template's model."""
-    return next((tags for tags in REASONING_TAGS if tags[1] in template), REASONING_TAGS[0])
+    return next((form for mark, form in _DESCRIBED.items() if mark in prompt), GENERIC)

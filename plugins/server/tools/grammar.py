@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import OptionError
-from augury.plugins.server.tools.format import ToolFormat
+from augury.plugins.server.tools.arguments import KeyedArguments
+from augury.plugins.server.tools.format import ID, INDEX, ToolFormat
+from augury.plugins.server.tools.notation import TYPES, types
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 _ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANYTHING = r"/(?s:.*)/"
+_PLACEHOLDERS = {INDEX: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/"}
 
 
 @frozen
@@ -43,34 +46,56 @@ class AnswerGrammar:
             described: The functions.
             is_single: Whether there may be one call alone.
             is_required: Whether there must be one; otherwise the answer may be text, and text may come before calls.
-            schema: Where no call is required: of the answer, which is JSON instead of text. If calls begin as JSON does there
-                are none, for llguidance reads both from their first letter on as one or as the other.
+            schema: Where no call is required: of the answer, which is JSON instead of text.
 
         Raises:
             OptionError: llguidance does not know one of the schemas.
         """
         form = self.tools
-        trigger = next((each for each in form.triggers if (form.begin + form.before_name).startswith(each)), "")
-        begin = form.begin or trigger
-        before_name = form.before_name if form.begin else form.before_name.removeprefix(trigger)
+        lead = (form.begin + form.before_name).strip()
+        trigger = next((each for each in form.triggers if lead.startswith(each)), "")
+        begin = (form.begin or trigger).removeprefix(form.opened)
+        before_name = form.before_name if form.begin else form.before_name.strip().removeprefix(trigger)
         between = form.between if form.begin else form.between + trigger
-        kinds = {f"call_{i}": self._call(before_name, each) for i, each in enumerate(described)}
+        rules: list[str] = []
+        kinds = {f"call_{i}": self._call(f"call_{i}", before_name, each, rules) for i, each in enumerate(described)}
         more = "" if is_single or form.n_most == 1 else f" ({self._literal(between)} call)*".replace("( ", "(")
         called = f"{self._literal(begin)} call{more} {self._literal(form.end)}"
-        rules = [f"call: {' | '.join(kinds)}", *(f"{name}: {body}" for name, body in kinds.items()), *self._reasoning()]
+        rules += [f"call: {' | '.join(kinds)}", *(f"{name}: {body}" for name, body in kinds.items()), *self._reasoning()]
         if is_required:
             return "\n".join([f"start: {self._before()}{called}", *rules])
-        if schema is not None and form.leads and not trigger:
-            return self.json(schema)
+        if schema is not None and not trigger and form.is_object:  # one language for both: they begin alike
+            either = f"({_json(schema)} | {_json(self._calls_as_json(described, is_single=is_single))})"
+            return "\n".join([f"start: {self._before()}{either}", *self._reasoning()])
         if schema is not None or form.name == "harmony":
             final = f"{self._final()} {'TEXT' if schema is None else _json(schema)}"
             return "\n".join([f"start: {self._before()}({final} | {called})", f"TEXT: {_ANYTHING}", *rules])
+        if form.opened:
+            plain = f"{self._literal(form.before_content)} TEXT"
+            return "\n".join([f"start: {self._before()}({plain} | {called})", f"TEXT: {_ANYTHING}", *rules])
         if not trigger:  # a text that begins as calls do is one
             return "\n".join([f"start: {self._before()}(TEXT | {called})", r"TEXT: /([^{\s](?s:.*))?/", *rules])
-        called = f"until {self._literal(begin.removeprefix(trigger))} call{more} {self._literal(form.end)}"
+        called = f"until {self._literal(begin.strip().removeprefix(trigger))} call{more} {self._literal(form.end)}"
         rest = "" if control_tokens(self.tokenizer, trigger) else f" & ~/(?s:.*){_escaped(trigger)}(?s:.*)/"
         rules += [self._until("until", trigger), f"TEXT: {_ANYTHING}{rest}"]
         return "\n".join([f"start: {self._before()}(TEXT | {called})", *rules])
+
+    def _calls_as_json(self, described: Sequence[Mapping[str, Any]], *, is_single: bool) -> dict[str, Any]:
+        """The schema of an answer that calls, of a form that is JSON throughout."""
+        form = self.tools
+        calls: list[dict[str, Any]] = []
+        definitions: dict[str, Any] = {}
+        for each in described:
+            arguments = _arguments(each)
+            for key in ("$defs", "definitions"):
+                definitions |= {key: definitions.get(key, {}) | arguments.get(key, {})} if key in arguments else {}
+            properties = {form.name_key: {"const": each["name"]}, form.arguments_key: arguments}
+            calls.append(_all_of(properties))
+        one: dict[str, Any] = {"anyOf": calls}
+        if not form.begin:
+            return one | definitions
+        many = {"type": "array", "items": one, "minItems": 1} | ({"maxItems": 1} if is_single else {})
+        return _all_of({form.begin.split('"')[1]: many}) | definitions
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The grammar of an answer that is JSON of a schema. Raises the errors of `calls`."""
@@ -79,11 +104,15 @@ class AnswerGrammar:
     def _final(self) -> str:
         return self._literal("<|channel|>final<|message|>") if self.tools.name == "harmony" else ""
 
-    def _call(self, before_name: str, described: Mapping[str, Any]) -> str:
-        before = self._literal(before_name + described["name"] + self.tools.before_arguments)
-        schema = described.get("parameters") or {"type": "object"}
-        name = f"the parameters of tool {described['name']!r}"
-        return f"{before} {_json(schema, name)} {self._literal(self.tools.after_arguments)}"
+    def _call(self, rule: str, before_name: str, described: Mapping[str, Any], rules: list[str]) -> str:
+        form, schema, name = self.tools, _arguments(described), _named(described)
+        before = self._literal(before_name + described["name"] + form.before_arguments)
+        body = _json(schema, name)  # which checks it, however it is written
+        if form.keys is not None:
+            written = KeyedArguments(form.keys, schema, rule, self._literal, self._up_to, lambda part: _json(part, name))
+            body = written.body()
+            rules += written.rules
+        return f"{before} {body} {self._literal(form.after_arguments)}"
 
     def _before(self) -> str:
         if self.tools.name == "harmony":
@@ -100,12 +129,22 @@ class AnswerGrammar:
 
     def _until(self, name: str, end: str) -> str:
         """A rule of a text up to its first `end`, that included."""
-        if control_tokens(self.tokenizer, end):
-            return f"{name}: {_ANYTHING} {self._literal(end)}"
-        return f"{name}[lazy]: /(?s:.*){_escaped(end)}/"
+        return self._up_to(name, "(?s:.*)", end)
+
+    def _up_to(self, name: str, expression: str, end: str) -> str:
+        """The same of a text that fits a regular expression."""
+        expression = expression.replace("/", r"\/")
+        control = [self.tokenizer.text(token) for token in control_tokens(self.tokenizer, end)] if self.tokenizer else []
+        if not control:
+            return f"{name}[lazy]: /{expression}{_escaped(end)}/"
+        at = min(end.find(mark) for mark in control)
+        return f"{name}: /{expression}{_escaped(end[:at])}/ {self._literal(end[at:])}"
 
     def _literal(self, text: str) -> str:
-        """A text in a grammar; control tokens in it are named by their ids."""
+        """A text in a grammar; control tokens in it are named by their ids, and a call's number and id may be any."""
+        parts = re.split(f"([{INDEX}{ID}])", text)
+        if len(parts) > 1:
+            return " ".join(_PLACEHOLDERS.get(part) or self._literal(part) for part in parts if part)
         control = {name: token for token, name in control_tokens(self.tokenizer, text).items()}
         parts = re.split(f"({'|'.join(map(re.escape, control))})", text) if control else [text]
         return " ".join(f"<[{control[part]}]>" if part in control else json.dumps(part) for part in parts if part)
@@ -121,7 +160,27 @@ def control_tokens(tokenizer: Tokenizer | None, text: str) -> dict[int, str]:
 
 def _escaped(text: str) -> str:
     """A text in a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
+
+
+def _named(described: Mapping[str, Any]) -> str:
+    return f"the parameters of tool {described['name']!r}"
+
+
+def _arguments(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which are an object whatever it leaves open."""
+    schema = described.get("parameters") or {}
+    allowed = types(schema)
+    if allowed - TYPES:  # of which llguidance tells
+        return schema
+    if allowed and "object" not in allowed:
+        raise OptionError(f"{_named(described)} are of type {' or '.join(sorted(allowed))}, expected an object")
+    return {**schema, "type": "object"}
+
+
+def _all_of(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object that has these properties and no other."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _json(schema: Mapping[str, Any], name: str = "its schema") -> str:

@@ -1,26 +1,28 @@
 """`AnswerParser`: splits an answer, as it streams, into reasoning, content and calls of tools.
 
-Models seldom write exactly the text of their templates: white space and the order of a call's keys may differ. Text that cannot
-be read as a call is content. Text that could still change is held back and read again: the possible beginning of a tag, and
-a call whose name is still to come.
+Models seldom write exactly the text of their templates: white space, quotes and the order of a call's keys may differ. Text
+that cannot be read as a call is content. Arguments are told as a JSON object, however they are written. Text that could still
+change is held back and read again: the possible beginning of a mark, and a call whose name is still to come.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from json import JSONDecoder
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
-from augury.plugins.server.tools.format import ToolFormat
+from augury.plugins.server.tools.format import Keys, ToolFormat
+from augury.plugins.server.tools.keyed import arguments
+from augury.plugins.server.tools.notation import Pieces, Source, value, whole
 
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS = {"arguments", "parameters"}
+_NAMES = {"name", "function"}
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _CLOSING = re.compile(r"[\s,]*\}")
-_MARK = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)  # by which JSON tells where a value ends
-_SCALAR = re.compile(r"[^\s,}\]]*")
+_N_HEAD = 400  # characters within which a mark is followed by a call's name, or is none
 _MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")  # of harmony
 _HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
@@ -35,7 +37,7 @@ class Delta:
     reasoning: str = ""
     call: int | None = None  # which call it belongs to, from 0
     name: str | None = None  # of the call's tool; with its first delta alone
-    arguments: str = ""  # a piece of a call's arguments, which together are JSON
+    arguments: str = ""  # a piece of a call's arguments, which together are a JSON object
 
 
 @define
@@ -95,221 +97,304 @@ class AnswerParser:
 
     def __init__(
         self,
-        tools: ToolFormat,
+        form: ToolFormat,
         tags: tuple[str, str] | None,
-        names: Collection[str] | None = None,
+        tools: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         is_reasoning: bool = False,
+        begun: str = "",
     ) -> None:
         """Begin to read.
 
         Args:
-            tools: How the model writes calls.
+            form: How the model writes calls.
             tags: The text around reasoning; None to leave it in the content.
-            names: Of the tools: an unmarked call at the beginning of an answer is of one of these.
-                None for any; without any no calls are looked for.
+            tools: The parameters' schemas by the names of tools: an unmarked call at the beginning of an answer is of one of
+                these. None for any; without any no calls are looked for.
             is_reasoning: Whether the prompt ends within reasoning.
+            begun: What of the prompt belongs to the content.
         """
         self.is_cut = False
-        self._tools, self._tags, self._names, self._is_reasoning = tools, tags, names, is_reasoning
-        self._has_tools = names is None or bool(names)
-        self._text = ""  # that is not read yet, with control tokens
-        self._is_whole = False
+        self._form, self._tags, self._tools, self._is_reasoning = form, tags, tools, is_reasoning
+        self._has_tools = tools is None or bool(tools)
+        self._source = Source(begun)  # with control tokens
         self._n_calls = 0
-        self._reading = self._messages() if tools.name == "harmony" else self._parts()
+        self._reading = self._messages() if form.name == "harmony" else self._parts()
 
     def push(self, text: str) -> list[Delta]:
         """Read on; returns the events that are certain."""
-        self._text += text
-        return list(iter(lambda: next(self._reading, None), None))
+        self._source.text += text
+        told: list[Delta] = []
+        while (delta := next(self._reading, None)) is not None:
+            if told and delta.call is not None and delta.name is None and (told[-1].call, told[-1].name) == (delta.call, None):
+                delta = evolve(delta, arguments=told.pop().arguments + delta.arguments)
+            told.append(delta)
+        return told
 
     def flush(self) -> list[Delta]:
         """The rest, after the end of the answer."""
-        self._is_whole = True
+        self._source.is_whole = True
         return self.push("")
 
     def _parts(self) -> _Reading[None]:
-        if self._tags is not None:
-            yield from self._reasoning(*self._tags)
-        if (yield from self._leads()) and (yield from self._calls(is_marked=False)):
+        if self._tags is not None and (yield from self._reasoning(*self._tags)):
             return
-        triggers = self._tools.triggers if self._has_tools else ()
+        if self._has_tools and self._form.opened:
+            if (yield from self._opened()):
+                return
+        elif (yield from self._leads()) and (yield from self._calls(is_marked=False)):
+            return
+        triggers = self._form.triggers if self._has_tools else ()
         while (yield from self._until("content", triggers)):
             if (yield from self._calls(is_marked=True)):
                 return
-            n_spaces = len(self._text) - len(self._text.lstrip())
-            trigger = next(each for each in triggers if self._text.startswith(each, n_spaces))
-            yield Delta(content=self._taken(n_spaces + len(trigger)))
+            yield from self._said("content", self._trigger())
 
-    def _reasoning(self, opening: str, closing: str) -> _Reading[None]:
-        while not self._is_whole and opening.startswith(self._text.lstrip()):
+    def _said(self, kind: str, trigger: str) -> _Reading[None]:
+        """A mark that begins no call; control tokens are never said."""
+        if text := "" if trigger.lstrip().startswith("<|") else trigger:
+            yield _piece(kind, text)
+
+    def _trigger(self) -> str:
+        """Takes the mark that begins the text, which begins no call."""
+        text = self._source.text
+        n_spaces = len(text) - len(text.lstrip())
+        trigger = next(each for each in self._form.triggers if text.startswith(each, n_spaces))
+        return self._source.take(n_spaces + len(trigger))
+
+    def _opened(self) -> _Reading[bool]:
+        """The beginning of an answer whose prompt ends with that of a call. Returns whether it is one."""
+        plain = self._form.before_content
+        while not self._source.is_whole and plain.startswith(self._source.text) and plain != self._source.text:
             yield None
-        begun = self._text.lstrip()
-        if self._is_reasoning or begun.startswith(opening):
-            self._text = begun.removeprefix(opening)
-            yield from self._spaces()
-            if (yield from self._until("reasoning", (closing,))):
-                self._text = self._text.lstrip().removeprefix(closing)
-            yield from self._spaces()
+        if self._source.text.startswith(plain):
+            self._source.take(len(plain))
+            return False
+        self._source.text = self._form.opened + self._source.text
+        if (yield from self._calls(is_marked=False)):
+            return True
+        self._source.take(len(self._form.opened))
+        return False
+
+    def _reasoning(self, opening: str, closing: str) -> _Reading[bool]:
+        """Reasoning, if there is any. Returns whether the answer ends with calls within it."""
+        while not self._source.is_whole and opening.startswith(self._source.text.lstrip()):
+            yield None
+        begun = self._source.text.lstrip()
+        if not (self._is_reasoning or begun.startswith(opening)):
+            return False
+        self._source.text = begun.removeprefix(opening)
+        yield from self._spaces()
+        marks = (closing, *(self._form.triggers if self._has_tools else ()))
+        while (yield from self._until("reasoning", marks)):
+            if self._source.text.lstrip().startswith(closing):
+                self._source.text = self._source.text.lstrip().removeprefix(closing)
+                break
+            if not (yield from self._is_closed(closing)) and (yield from self._calls(is_marked=True)):
+                return True
+            yield from self._said("reasoning", self._trigger())
+        yield from self._spaces()
+        return False
+
+    def _is_closed(self, closing: str) -> _Reading[bool]:
+        """Whether reasoning goes on after what may be a call, which then is none."""
+        at = 0
+        while (begun := (yield from self._head(is_marked=True))) is not None:
+            if closing in self._source.text[at:]:
+                return True
+            if self._source.is_whole:
+                return False
+            at = max(0, len(self._source.text) - len(closing))
+            yield None
+        return begun is None
 
     def _spaces(self) -> _Reading[None]:
-        while not (rest := self._text.lstrip()) and not self._is_whole:
+        while not (rest := self._source.text.lstrip()) and not self._source.is_whole:
             yield None
-        self._text = rest
+        self._source.text = rest
 
     def _until(self, kind: str, marks: Sequence[str], *, keeps_spaces: bool = False) -> _Reading[bool]:
         """Text up to the first of some marks and the white space before it, which are left. Returns whether there is one."""
-        call = self._n_calls if kind == "arguments" else None
+        source = self._source
         while True:
-            found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
-            end = min(found, default=len(self._text))
-            if not (found or self._is_whole):  # without text that may still become a mark
-                end -= max((n for mark in marks for n in range(1, len(mark)) if self._text.endswith(mark[:n])), default=0)
-            if marks and not keeps_spaces and (found or call is not None or not self._is_whole):
-                end = len(self._text[:end].rstrip())
+            found = [at for mark in marks if (at := source.text.find(mark)) >= 0]
+            end = min(found, default=len(source.text))
+            if not (found or source.is_whole):  # without text that may still become a mark
+                end -= max((n for mark in marks for n in range(1, len(mark)) if source.text.endswith(mark[:n])), default=0)
+            if marks and not keeps_spaces and (found or not source.is_whole):
+                end = len(source.text[:end].rstrip())
             if end:
-                yield Delta(call=call, **{kind: self._taken(end)})
-            if found or self._is_whole:
+                yield _piece(kind, source.take(end))
+            if found or source.is_whole:
                 return bool(found)
             yield None
 
     def _leads(self) -> _Reading[bool]:
         """Whether the text begins as calls do that nothing marks."""
-        leads = self._tools.leads if self._has_tools else ()
+        leads = self._form.leads if self._has_tools else ()
         while True:
-            squeezed = "".join(self._text.lstrip()[:200].split())  # JSON that is indented
+            squeezed = "".join(self._source.text.lstrip()[:200].split())  # JSON that is indented
             if any(squeezed.startswith(lead) for lead in leads):
                 return True
-            if self._is_whole or not any(lead.startswith(squeezed) for lead in leads):
+            if self._source.is_whole or not any(lead.startswith(squeezed) for lead in leads):
                 return False
+            yield None
+
+    def _head(self, *, is_marked: bool) -> _Reading[tuple[str, str | None, int] | None]:
+        """The name of the call that the text begins with, arguments before it, and where it ends; None if there is no call."""
+        while True:
+            text = self._source.text
+            found = self._form.head.match(text)
+            if found is None and (
+                self._source.is_whole or self._n_calls or len(text) > _N_HEAD or (self._form.is_object and "{" in text)
+            ):
+                if self._source.is_whole or not self._n_calls:
+                    return None
+            elif found is not None and not self._form.is_object:
+                begun: tuple[str | None, str | None, int] | None = (found["name"], None, found.end())
+            else:
+                begun = None if found is None else self._object(found.end())
+            if found is not None and begun is not None:
+                name, arguments, end = begun
+                is_any = (is_marked or self._n_calls) and bool(self._form.lead or self._form.is_object)
+                is_known = name is not None and (is_any or self._tools is None or name in self._tools)
+                return (name, arguments, end) if name is not None and is_known else None
+            if self._source.is_whole:
+                return None
             yield None
 
     def _calls(self, *, is_marked: bool) -> _Reading[bool]:
         """Calls, and the text after them. Returns whether there are any; otherwise nothing of the text is taken."""
-        while True:
-            head = self._tools.head.match(self._text)
-            if head is None and "{" in self._text:
-                break
-            begun = (
-                None
-                if head is None
-                else self._object(head.end())
-                if self._tools.is_object
-                else (head["name"], None, head.end())
-            )
-            if begun is None:
-                if self._is_whole:
-                    break
-                yield None
-                continue
-            name, arguments, end = begun
-            if name is None or not (is_marked or self._n_calls or self._names is None or name in self._names):
-                break
-            self._text = self._text[end:]
-            yield Delta(call=self._n_calls, name=name, arguments=arguments or "")
-            if self._tools.is_object:
-                yield from self._rest_of_object(has_arguments=arguments is not None)
+        while (begun := (yield from self._head(is_marked=is_marked))) is not None:
+            name, before, end = begun
+            self._source.take(end)
+            yield Delta(call=self._n_calls, name=name, arguments=before or "")
+            if self._form.is_object:
+                yield from self._rest_of_object(has_arguments=before is not None)
+            elif self._form.keys is None:
+                yield from self._arguments()
             else:
-                yield from self._value()
+                yield from self._by_key(self._form.keys, name)
             self._n_calls += 1
         if not self._n_calls:
             return False
-        while not self._is_whole:
+        while not self._source.is_whole:
             yield None
-        if rest := self._tools.tail.sub("", self._text, count=1).strip():
+        rest = self._form.tail.sub("", self._source.text, count=1).strip()
+        if rest and not any(mark.startswith(rest) for text in self._form.texts for mark in (text.strip(), *text.split())):
             yield Delta(content=rest)
         return True
 
     def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
         """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
-        arguments, at = None, at + 1
-        while (key := _KEY.match(self._text, at)) is not None:
-            known, _ = _decoded(key[1], 0)
-            value, end = _decoded(self._text, key.end())
-            if end is None:
+        arguments, at, text = None, at + 1, self._source.text
+        while (key := _KEY.match(text, at)) is not None:
+            known = _decoded(key[1], 0)[0]
+            if known in {self._form.name_key, "name"} and text.startswith('"', key.end()):
+                name, end = _decoded(text, key.end())
+                return None if end is None else (name, arguments, end)
+            source = Source(text[key.end() :], self._source.is_whole)
+            if (found := whole(source)) is None:
                 return None
-            if known == "name" and self._text.startswith('"', key.end()):
-                return value, arguments, end
-            arguments, at = value if known in _ARGUMENTS else arguments, end
-        return None if _CLOSING.match(self._text, at) is None else (None, None, at)
+            at = len(text) - len(source.text)
+            arguments = _as_object(found) if self._is_arguments(known) else arguments
+        return None if _CLOSING.match(text, at) is None else (None, None, at)
+
+    def _is_arguments(self, key: str) -> bool:
+        return key in _ARGUMENTS or key == self._form.arguments_key
 
     def _rest_of_object(self, *, has_arguments: bool) -> _Reading[None]:
-        while (closing := _CLOSING.match(self._text)) is None:
-            if (key := _KEY.match(self._text)) is not None:
-                self._text = self._text[key.end() :]
-                is_read = not has_arguments and _decoded(key[1], 0)[0] in _ARGUMENTS
-                yield from self._value(is_read=is_read)
+        while (closing := _CLOSING.match(self._source.text)) is None:
+            if (key := _KEY.match(self._source.text)) is not None:
+                self._source.take(key.end())
+                is_read = not has_arguments and self._is_arguments(_decoded(key[1], 0)[0])
+                yield from self._arguments(is_read=is_read)
                 has_arguments |= is_read
-            elif self._is_whole:
-                self._text, self.is_cut = "", True
+            elif self._source.is_whole:
+                self._source.text, self.is_cut = "", True
                 return
             else:
                 yield None
-        self._text = self._text[closing.end() :]
+        self._source.take(closing.end())
         if not has_arguments:
             yield Delta(call=self._n_calls, arguments="{}")
 
-    def _value(self, *, is_read: bool = True) -> _Reading[None]:
-        """A JSON value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
+    def _arguments(self, *, is_read: bool = True) -> _Reading[None]:
+        """A value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
         yield from self._spaces()
-        is_text, is_scalar = self._text.startswith('"'), not self._text.startswith(('"', "{", "["))
-        held, depth, is_string, is_over = "", 0, False, False
-        while not is_over:
-            end, is_over = len(self._text), self._is_whole
-            if is_scalar and (scalar := _SCALAR.match(self._text)) is not None:
-                is_over |= scalar.end() < end
-                end = scalar.end() if is_over else 0
-            for mark in () if is_scalar else _MARK.finditer(self._text):
-                if mark[0] == "\\":  # the escaped character is still to come
-                    end = end if self._is_whole else mark.start()
-                elif mark[0] == '"':
-                    is_string = not is_string
-                elif not is_string:
-                    depth += (mark[0] in "{[") - (mark[0] in "}]")
-                if not (depth or is_string):
-                    end, is_over = mark.end(), True
-                    break
-            piece = self._taken(end)
-            held = held + piece if is_text else ""
-            if piece and is_read and not is_text:
-                yield Delta(call=self._n_calls, arguments=piece)
-            if not is_over:
+        is_streamed = self._source.text.startswith("{")
+        held, is_complete = yield from self._told(value(self._source), is_held=not (is_read and is_streamed))
+        self.is_cut |= not is_complete and (self._source.is_whole or not held)
+        if is_read and not is_streamed and (is_complete or not self._source.is_whole):
+            yield Delta(call=self._n_calls, arguments=_as_object(held))
+
+    def _told(self, pieces: Pieces[bool], *, is_held: bool = False) -> _Reading[tuple[str, bool]]:
+        """Tells pieces as a call's arguments, or holds them. Returns what is held, and whether they are complete."""
+        held = ""
+        while True:
+            try:
+                piece = next(pieces)
+            except StopIteration as stopped:
+                return held, stopped.value
+            if piece is None:
                 yield None
-        self.is_cut |= depth > 0  # a text ends within an object, whose end is missed, too
-        if is_text and is_read:
-            yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
+            elif is_held:
+                held += piece
+            elif piece:
+                yield Delta(call=self._n_calls, arguments=piece)
+
+    def _by_key(self, keys: Keys, name: str) -> _Reading[None]:
+        yield from self._spaces()
+        if self._source.text.startswith("{"):  # JSON all the same
+            yield from self._arguments()
+            return
+        schema = (self._tools or {}).get(name) or {}
+        end = self._form.after_arguments.strip().split("\n")[0]
+        _, is_complete = yield from self._told(arguments(self._source, keys, schema, end))
+        self.is_cut |= not is_complete
 
     def _messages(self) -> _Reading[None]:
         """Harmony's; the end of one is read with the next one's header."""
         while True:
-            while (at := self._text.find(_MESSAGE)) < 0:
-                if not self._is_whole:
+            while (at := self._source.text.find(_MESSAGE)) < 0:
+                if not self._source.is_whole:
                     yield None
                     continue
-                if rest := _HEADER.sub("", self._text).strip():
+                if rest := _HEADER.sub("", self._source.text).strip():
                     yield Delta(content=rest)
                 return
-            header = self._taken(at + len(_MESSAGE))
+            header = self._source.take(at + len(_MESSAGE))
             recipient = _RECIPIENT.search(header) if self._has_tools else None
             if recipient is not None:
                 yield Delta(call=self._n_calls, name=recipient[1])
-                yield from self._spaces()
-                yield from self._until("arguments", _MESSAGE_ENDS)
+                yield from self._arguments()
                 self._n_calls += 1
+                for piece in self._until("content", _MESSAGE_ENDS):
+                    if piece is None:
+                        yield None
             else:
                 kind = "reasoning" if self._tags is not None and "analysis" in header else "content"
                 yield from self._until(kind, _MESSAGE_ENDS, keeps_spaces=True)
 
-    def _taken(self, n: int) -> str:
-        taken, self._text = self._text[:n], self._text[n:]
-        return taken
+
+def _piece(kind: str, text: str) -> Delta:
+    return Delta(reasoning=text) if kind == "reasoning" else Delta(content=text)
 
 
 def _decoded(text: str, at: int) -> tuple[str, int | None]:
-    """A JSON value, and where it ends; None where it does not. For a text that holds JSON, the inner value."""
+    """A text in JSON, and where it ends; None where it does not."""
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        found, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
         return "", None
-    # half of a surrogate pair could not be sent
-    return value.encode(errors="replace").decode() if isinstance(value, str) else text[at:end], end
+    return str(found).encode(errors="replace").decode(), end  # half of a surrogate pair could not be sent
+
+
+def _as_object(written: str) -> str:
+    """Arguments as a JSON object: of a text that holds JSON that, and nothing of what is none."""
+    with_text = written.startswith('"')
+    text, end = _decoded(written, 0) if with_text else (written, 0)
+    source = Source(text.strip(), is_whole=True)
+    if end is None or not source.text.startswith("{"):
+        return "{}"
+    return "".join(filter(None, value(source)))

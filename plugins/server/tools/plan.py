@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import Factory, define, field, frozen
-from pydantic_core import from_json
+from attrs import define, field, frozen
 
-from augury.errors import OptionError
-from augury.plugins.server.tools.format import CHANNEL_TAGS, GENERIC, HARMONY, ToolFormat, reasoning_tags, tool_format
+from augury.errors import OptionError, UnsupportedError
+from augury.plugins.server.tools.format import GENERIC, HARMONY, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
+from augury.plugins.server.tools.learning import learn
 from augury.plugins.server.tools.parser import AnswerParser
+from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, ends_within, reasoning_tags
+from augury.text.chat_template import arguments_of
 from augury.types import Token
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 _NAME = re.compile(r"[\w.:/@-]{1,256}")  # which every format can write and read
-_N_BEGINNINGS = 64  # sets of variables that are remembered; clients may think of ever more
 
 _DESCRIPTION = """\
 You may call these functions:
@@ -42,13 +43,14 @@ class ChatPlan:
 
     params: dict[str, Any]
     _format: ChatFormat
-    _names: Collection[str]  # of the tools that may be called
+    _called: Mapping[str, Mapping[str, Any]]  # the parameters' schemas of the tools that may be called
     _is_reasoning: bool
     _tags: tuple[str, str] | None
 
     def parser(self) -> AnswerParser:
         """For one answer."""
-        return AnswerParser(self._format.tools, self._tags, self._names, is_reasoning=self._is_reasoning)
+        begun = self._format.tags[0] if self._tags is None and self._is_reasoning else ""
+        return AnswerParser(self._format.tools, self._tags, self._called, is_reasoning=self._is_reasoning, begun=begun)
 
     def text(self, token: Token) -> str:
         """A token's text for the parser; of a control token that the format is written with its name."""
@@ -72,13 +74,18 @@ class ChatFormat:
     tags: tuple[str, str] = field(init=False)
     may_reason: bool = field(init=False)
     control: dict[int, str] = field(init=False)
-    _begins: dict[str, bool] = Factory(dict)  # whether prompts end within reasoning, by the template's variables
 
     def __attrs_post_init__(self) -> None:
-        source = "" if self.template is None else self.template.source
-        self.tools, self.tags = tool_format(source), reasoning_tags(source)
+        source = "" if self.template is None else self.template.source + self.template.tool_source
+        self.tools, self.tags = learn(self._rendered), reasoning_tags(source)
         self.may_reason = self.tags[1] in source
-        self.control = control_tokens(self.tokenizer, "".join([*self.tools.marks, *self.tags]))
+        self.control = control_tokens(self.tokenizer, " ".join([*self.tools.texts, *self.tags]))
+
+    def _rendered(self, messages: Sequence[Message], *, tools: Any, add_generation_prompt: bool) -> str:
+        if self.template is None:
+            raise UnsupportedError("this model has no chat template")
+        told = tools if "tools" in self.template.tool_source else None
+        return self.template.render(messages, tools=told, add_generation_prompt=add_generation_prompt, is_fitted=False)
 
     def plan(
         self,
@@ -110,15 +117,17 @@ class ChatFormat:
         """
         described = [_described(tool) for tool in tools or ()]
         forced = _forced(described, tool_choice)
-        names = () if tool_choice == "none" else tuple(each["name"] for each in described)
-        is_reasoning = messages[-1].get("role") != "assistant" and self._begins_reasoning(kwargs)
+        names = {} if tool_choice == "none" else {each["name"]: each.get("parameters") or {} for each in described}
         params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
+        if self.tools.has_ids:
+            params["messages"] = _with_named_ids(params["messages"])
         if self.tools is GENERIC:
             params["messages"] = [_as_text(message) for message in params["messages"]]
             if names:
                 params["messages"] = _with_tools(described, params["messages"])
         elif names:
             params["tools"] = list(tools or ())
+        is_reasoning = self._ends_within_reasoning(params, kwargs)
         tags = self.tags if self.may_reason else None
         grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
         if forced:
@@ -144,16 +153,12 @@ class ChatFormat:
             return None
         return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}
 
-    def _begins_reasoning(self, kwargs: Mapping[str, Any] | None) -> bool:
+    def _ends_within_reasoning(self, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> bool:
+        """Whether this request's own prompt does: templates decide by its tools, roles, switches and words."""
         if self.template is None or not self.may_reason:
             return False
-        key = json.dumps(kwargs or {}, sort_keys=True, default=str)
-        if key not in self._begins:
-            if len(self._begins) == _N_BEGINNINGS:
-                self._begins.clear()
-            prompt = self.template.render([{"role": "user", "content": "?"}], kwargs=kwargs)
-            self._begins[key] = prompt.rstrip().endswith(self.tags[0])
-        return self._begins[key]
+        prompt = self.template.render(params["messages"], tools=params.get("tools"), kwargs=kwargs)
+        return ends_within(prompt, self.tags, is_continued=params["messages"][-1].get("role") == "assistant")
 
 
 def _described(tool: Any) -> Mapping[str, Any]:
@@ -190,21 +195,33 @@ def _forced(described: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """A message with its calls' arguments as mappings, which templates expect."""
-    found = dict(message)
-    if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_call_for_template(call) for call in calls]
-    return found
+    """A message with its calls' arguments as mappings."""
+    if not (calls := message.get("tool_calls")):
+        return dict(message)
+    return {**message, "tool_calls": [_call_for_template(call) for call in calls]}
 
 
 def _call_for_template(call: Any) -> dict[str, Any]:
-    try:
-        function = dict(call["function"])
-        if isinstance(arguments := function["arguments"], str):
-            function["arguments"] = from_json(arguments or "{}", allow_inf_nan=False)
-    except (TypeError, KeyError, ValueError):
-        raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON") from None
-    return {**call, "function": function}
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON")
+    return {**call, "function": {**function, "arguments": arguments_of(call)}}
+
+
+def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have the ids that Kimi's templates write in place of names: `functions.NAME:INDEX`."""
+    ids: dict[Any, str] = {}
+    found = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            ids[call.get("id")] = named = f"functions.{call['function']['name']}:{len(ids)}"
+            calls.append({**call, "id": named})
+        answered = message.get("tool_call_id")
+        found.append(
+            message | ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": ids[answered]} if answered in ids else {})
+        )
+    return found
 
 
 def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,5 +238,7 @@ def _as_text(message: Message) -> dict[str, Any]:
         return {"role": "user", "content": f"The function returned: {message.get('content')}"}
     if calls := message.get("tool_calls"):
         made = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
-        return {"role": message["role"], "content": json.dumps({"tool_calls": made})}
+        said = [text for text in (message.get("content"), json.dumps({"tool_calls": made})) if text]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**others, "content": "\n".join(said)}
     return dict(message)

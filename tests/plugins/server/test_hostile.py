@@ -30,7 +30,6 @@ from augury.plugins.server.llama_cpp.infill import InfillRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.completions import CompletionRequest
 from augury.plugins.server.server import Server, ServerOptions
-from augury.plugins.server.tools.plan import _N_BEGINNINGS, ChatFormat
 from augury.text.chat_template import ChatTemplate
 
 JSON = {"Content-Type": "application/json"}
@@ -391,13 +390,6 @@ def test_texts_of_biases_do_not_hold_up_the_event_loop():
     with pytest.raises(OptionError, match="enough"):
         asyncio.run(completion.answer(body, [[1]], None, server, is_list=False))
     assert threads != [threading.main_thread()]
-
-
-def test_what_is_remembered_of_variables_of_templates_has_an_end():
-    form = ChatFormat(ChatTemplate("<think></think>{{ messages[0].content }}"), None)
-    for i in range(_N_BEGINNINGS + 2):
-        form.plan([{"role": "user", "content": "Hi"}], kwargs={"x": i})
-    assert len(form._begins) == 2
 
 
 def test_a_template_that_fails_with_some_messages_alone_is_not_broken():

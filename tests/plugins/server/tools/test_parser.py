@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - DeepSeek's vertical line is not the ASCII one
 """What models write when they reason and call tools, as a whole and letter by letter."""
 
 import json
@@ -7,11 +6,17 @@ from time import perf_counter
 import pytest
 from hypothesis import given, strategies as st
 
-from augury.plugins.server.tools.format import FORMATS, REASONING_TAGS, tool_format
+from augury.plugins.server.tools.format import FORMATS, ToolFormat
 from augury.plugins.server.tools.parser import AnswerParser, Call, collect
 
 ARGUMENTS = '{"city": "S\\u00e3o {Paulo}", "days": [1, 2], "at": {"x": "}]\\""}}'
-THINK = REASONING_TAGS[0]
+THINK = ("<think>", "</think>")
+JSON = [form for form in FORMATS.values() if form.keys is None]
+FORMS = FORMATS | {
+    "mistral": ToolFormat("mistral", '{"name": "', '", "arguments": ', "}", "[TOOL_CALLS][", ", ", "]"),
+    "mistral-v11": ToolFormat("mistral-v11", "[TOOL_CALLS]", "[ARGS]", ""),
+    "kimi": ToolFormat("kimi", "<|call_begin|>functions.", ":\x01<|args|>", "<|call_end|>", "<|calls|>", "", "<|calls_end|>"),
+}
 F, G = Call("f", "{}"), Call("g", "{}")
 
 
@@ -35,7 +40,7 @@ def both(text, *how, **more):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", JSON, ids=lambda form: form.name)
 def test_calls_are_read_as_templates_write_them(form, n):
     calls = [("weather", ARGUMENTS), ("now", "{}")][: form.n_most or n]
     answer = both(written(form, calls), form, THINK)
@@ -43,7 +48,9 @@ def test_calls_are_read_as_templates_write_them(form, n):
     assert answer.content == ""
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.triggers], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [form for form in JSON if form.triggers and form.name != "harmony"], ids=lambda form: form.name
+)
 def test_reasoning_and_content_may_come_before_calls(form):
     body = written(form, [("now", "{}")])
     body = body if body.startswith(form.triggers) else form.triggers[0] + body
@@ -67,11 +74,18 @@ def test_reasoning_and_content_may_come_before_calls(form):
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]', [F]),
         ("mistral-v11", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", [F]),
         ("mistral-v11", "[TOOL_CALLS]f{}[TOOL_CALLS]g{}", [F, G]),
-        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", [F]),
+        ("mistral-v11", "[TOOL_CALLS]f[ARGS]\n{}", [F]),
+        ("kimi", "<|call_begin|>functions.f:12<|args|>{}<|call_end|>", [F]),
+        ("kimi", "<|calls|><|call_begin|>functions.f<|args|>{}<|call_end|>\n<|calls_end|>", [F]),
+        ("granite", '<|tool_call|>[{"arguments": {}, "name": "f"}]', [F]),
+        ("lfm2", "<|tool_call_start|>[f(), g( )]<|tool_call_end|>", [F, G]),
+        ("lfm2", "<|tool_call_start|>[f(a='it\\'s', b=None)]<|tool_call_end|>", [Call("f", '{"a":"it\'s","b":null}')]),
+        ("qwen-xml", "<function=f>\n<parameter=a>\n[1]\n</parameter>\n</function>", [Call("f", '{"a":[1]}')]),
+        ("qwen-xml", '<tool_call><function=f>{"a": 1}</function></tool_call>', [Call("f", '{"a": 1}')]),
     ],
 )
 def test_calls_are_read_as_models_write_them(name, text, calls):
-    answer = both(text, FORMATS[name], THINK)
+    answer = both(text, FORMS[name], THINK)
     assert answer.calls == calls
     assert answer.content == ""
 
@@ -93,13 +107,13 @@ def test_calls_are_read_as_models_write_them(name, text, calls):
     ],
 )
 def test_what_is_no_call_is_content(name, text):
-    answer = both(text, FORMATS[name], THINK)
+    answer = both(text, FORMS[name], THINK)
     assert (answer.content.replace(" ", ""), answer.calls, answer.reasoning) == (text.replace(" ", ""), [], "")
 
 
 def test_calls_that_cannot_be_sent_as_they_are_written_are_read_all_the_same():
     half = r'<tool_call>{"name": "f\ud800", "arguments": "\udfff"}</tool_call>'
-    assert both(half, FORMATS["hermes"], THINK).calls == [Call("f?", "?")]
+    assert both(half, FORMATS["hermes"], THINK).calls == [Call("f?", "{}")]
     deep = "[" * 3000
     answer = both('<tool_call>{"name": "f", "arguments": {"x": ' + deep, FORMATS["hermes"], THINK)
     assert answer.calls == [Call("f", '{"x": ' + deep)]
@@ -134,7 +148,7 @@ def test_whether_an_answer_ends_within_a_call_is_told(text, is_cut):
     ("form", "arguments"),
     [
         (form, arguments)
-        for form in FORMATS.values()
+        for form in JSON
         for arguments in ("{}", '"{}"')
         if form.name != "harmony" and (form.is_object or arguments == "{}")
     ],
@@ -148,10 +162,87 @@ def test_of_every_format_arguments_that_end_too_early_are_told_as_cut(form, argu
     assert [parser.is_cut for parser in parsers] == [False, True]
 
 
-def test_arguments_that_are_no_json_end_where_their_braces_do():
-    text = """<tool_call>{"name": "f", "arguments": {'a': [1, None]}}</tool_call> Done."""
-    answer = both(text, FORMATS["hermes"], THINK)
-    assert (answer.content, answer.calls) == ("Done.", [Call("f", "{'a': [1, None]}")])
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{'a': [1, None]}", {"a": [1, None]}),
+        ('{"a": "two\nlines\t"}', {"a": "two\nlines\t"}),
+        (r'{"path": "C:\dir", "at": "\u12"}', {"path": "C:\\dir", "at": "\\u12"}),
+        ("{a: True, b: [1, 2,],}", {"a": True, "b": [1, 2]}),
+        ('{"a": 1 "b": NaN}', {"a": 1, "b": None}),
+        ('{"a": [1}', {"a": [1]}),
+        ("null", {}),
+        ('"null"', {}),
+        ('""', {}),
+        ("[1]", {}),
+        (r'"{\"a\": \"x\ny\"}"', {"a": "x\ny"}),
+    ],
+)
+def test_arguments_are_json_however_they_are_written(written, expected):
+    answer = both(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call> Done.', FORMATS["hermes"], THINK)
+    assert answer.content in ("Done.", "")
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [("f", expected)]
+
+
+@given(st.text(alphabet="{}[]\"\\,:='au1 \nN.", max_size=20))
+def test_whatever_arguments_are_they_are_told_as_an_object(written):
+    answer = both(f'<tool_call>{{"name": "f", "arguments": {{{written}', FORMATS["hermes"], THINK)
+    parser = AnswerParser(FORMATS["hermes"], THINK)
+    told = collect(parser.push(f'<tool_call>{{"name": "f", "arguments": {{{written}') + parser.flush())
+    assert told == answer
+    if not parser.is_cut:
+        assert isinstance(json.loads(told.calls[0].arguments), dict)
+
+
+@pytest.mark.parametrize("rest", ["", "\n", "\n<tool_", "\n<tool_call>", '\n<tool_call>\n{"na', "\n</tool_"])
+def test_an_answer_that_is_cut_between_calls_leaves_no_half_mark(rest):
+    answer = both(written(FORMATS["hermes"], [("f", "{}")]).removesuffix("\n</tool_call>") + rest, FORMATS["hermes"], THINK)
+    assert (answer.content, answer.calls) == ("", [F])
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "expected"),
+    [
+        ({"type": "string"}, "75001", "75001"),
+        ({"type": "string"}, ' "a"\n', ' "a"\n'),
+        ({"type": "integer"}, "75001", 75001),
+        ({"type": "number"}, "1.5", 1.5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "3", 3),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "3", "3"),
+        ({"$ref": "#/$defs/code"}, "3", "3"),
+        ({"enum": ["3", "4"]}, "3", "3"),
+        ({"type": "object"}, "{'a': None}", {"a": None}),
+        ({"type": "array"}, '["a",]', ["a"]),
+        ({}, "3", 3),
+        ({}, "three", "three"),
+        ({"type": "integer"}, "three", "three"),
+    ],
+)
+def test_values_without_quotes_have_the_type_that_their_schema_says(schema, written, expected):
+    root = {"properties": {"x": schema}, "$defs": {"code": {"type": "string"}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=x>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = both(text, FORMATS["qwen-xml"], THINK, {"f": root}).calls
+    assert json.loads(call.arguments) == {"x": expected}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_call_within_reasoning_that_never_ends_is_one(is_open):
+    text = 'I need it.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    begun = "" if is_open else "<think>"
+    answer = both(begun + text, FORMATS["hermes"], THINK, is_reasoning=is_open)
+    assert (answer.reasoning, answer.content, answer.calls) == ("I need it.", "", [F])
+    answer = both(f"{begun}{text} No.</think>Yes.", FORMATS["hermes"], THINK, is_reasoning=is_open)
+    assert (answer.reasoning, answer.content, answer.calls) == (f"{text} No.", "Yes.", [])
+    answer = both(f"{begun}A <tool_call>?", FORMATS["hermes"], THINK, is_reasoning=is_open)
+    assert (answer.reasoning, answer.calls) == ("A <tool_call>?", [])
+
+
+def test_content_may_begin_in_the_prompt():
+    assert (
+        both("Hm.</think>Hi.", FORMATS["hermes"], None, is_reasoning=True, begun="<think>").content == "<think>Hm.</think>Hi."
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,16 +264,16 @@ def test_a_piece_costs_the_same_however_much_came_before(begun):
 def test_json_with_a_name_is_a_call_if_it_is_that_of_a_tool():
     text = '```json\n{"name": "Ada", "arguments": {"a": 1}}\n``` is JSON.'
     for form in (FORMATS["hermes"], FORMATS["llama-3"]):
-        assert both(text.strip("`json\n"), form, THINK, ("f",)).calls == []
-    assert both(text, FORMATS["hermes"], THINK, ("f",)).content == text
-    assert both(text, FORMATS["hermes"], THINK, ("f", "Ada")).calls == [Call("Ada", '{"a": 1}')]
-    assert both(f"<tool_call>{text[8:]}", FORMATS["hermes"], THINK, ("f",)).calls == [Call("Ada", '{"a": 1}')]
+        assert both(text.strip("`json\n"), form, THINK, {"f": {}}).calls == []
+    assert both(text, FORMATS["hermes"], THINK, {"f": {}}).content == text
+    assert both(text, FORMATS["hermes"], THINK, {"f": {}, "Ada": {}}).calls == [Call("Ada", '{"a": 1}')]
+    assert both(f"<tool_call>{text[8:]}", FORMATS["hermes"], THINK, {"f": {}}).calls == [Call("Ada", '{"a": 1}')]
 
 
 def test_without_tools_and_tags_the_answer_is_content_to_the_letter():
     for text in ("<think>a</think> \n", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ' {"name":'):
         for form in ("hermes", "llama-3", "generic"):
-            assert both(text, FORMATS[form], None, ()).content == text
+            assert both(text, FORMATS[form], None, {}).content == text
 
 
 def test_reasoning_goes_on_from_the_prompt_and_may_be_cut_short():
@@ -212,13 +303,13 @@ FRAGMENTS = (
         "[TOOL_CALLS]",
         "[ARGS]",
         "f",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁sep｜>",
+        "<function=",
+        "<parameter=a>",
     ),
     *(
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁end｜>",
+        "</parameter>",
+        "</function>",
+        "<|tool_call_start|>[f(a=",
         "<|channel|>",
         "analysis",
         "final",
@@ -230,13 +321,13 @@ FRAGMENTS = (
 
 @given(
     st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
-    st.sampled_from(sorted(FORMATS)),
+    st.sampled_from(sorted(FORMS)),
     st.sampled_from([THINK, None]),
-    st.sampled_from([None, (), ("f",), ("g",)]),
+    st.sampled_from([None, {}, {"f": {}}, {"g": {}}]),
     st.booleans(),
 )
 def test_whatever_is_written_a_stream_takes_nothing_back(text, name, tags, names, is_reasoning):
-    both(text, FORMATS[name], tags, names, is_reasoning=is_reasoning)
+    both(text, FORMS[name], tags, names, is_reasoning=is_reasoning)
 
 
 def test_pieces_come_as_soon_as_they_are_certain():
@@ -246,20 +337,3 @@ def test_pieces_come_as_soon_as_they_are_certain():
     assert parser.push('<tool_call>{"name": "f", ')[0].name == "f"
     assert parser.push('"arguments": {"a"')[0].arguments == '{"a"'
     assert json.loads('{"a"' + parser.push(": 1}}")[0].arguments) == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
-        ("<|start_header_id|>{{ tools }}", "llama-3"),
-        ("[TOOL_CALLS]", "mistral"),
-        ("[TOOL_CALLS][ARGS]", "mistral-v11"),
-        ("<｜tool▁calls▁begin｜>```json", "deepseek"),
-        ("<｜tool▁calls▁begin｜>", "deepseek-v3.1"),
-        ("<|start|><|channel|>", "harmony"),
-        ("<|im_start|>", "generic"),
-    ],
-)
-def test_the_template_tells_the_format(template, name):
-    assert tool_format(template).name == name

@@ -1,23 +1,20 @@
 """What a request with tools adds to a prompt: its messages, and the grammar of an answer that must call one."""
 
 import json
+from pathlib import Path
 
 import pytest
-import vocabularies
+from grammar_matching import TOKENIZER, follows
 
-from augury.constraint import ConstraintSession
 from augury.errors import OptionError
-from augury.loader import Shared
-from augury.options import build
 from augury.plugins.server.tools import ChatFormat
 from augury.plugins.server.tools.format import FORMATS
 from augury.plugins.server.tools.grammar import AnswerGrammar
 from augury.plugins.server.tools.parser import AnswerParser, collect
-from augury.registry import Registry
 from augury.text.chat_template import ChatTemplate
-from augury.text.tokenizer import load_tokenizer
 from augury.types import Token
 
+TEMPLATES = Path(__file__).parents[3] / "data" / "templates"
 CITY = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -27,43 +24,14 @@ CITY = {
 WEATHER, NOW = {"name": "weather", "parameters": CITY}, {"name": "now"}
 TOOLS = [{"type": "function", "function": each} for each in (WEATHER, NOW)]
 ASKED = [{"role": "user", "content": "Hm?"}]
-SHARED = Shared()  # llguidance's view of the vocabulary
-
-
-def with_control_tokens():
-    """A vocabulary in which texts of formats are control tokens."""
-    found = vocabularies.metadata("smollm")
-    names = dict(zip(("<reponame>", "<file_sep>", "<gh_stars>"), ("[TOOL_CALLS]", "<|message|>", "[/THINK]"), strict=True))
-    return load_tokenizer(
-        vocabularies.changed(found, tokens=[names.get(token, token) for token in found["tokenizer.ggml.tokens"]])
-    )
-
-
-TOKENIZER = with_control_tokens()
-PIECES = {TOKENIZER.piece(token): token for token in range(TOKENIZER.n_vocab)}
-GRAMMAR = Registry.discover().constraints["grammar"]
-
-
-def follows(grammar, text):
-    """Whether an answer is one that a grammar allows, to its end."""
-    session = ConstraintSession(TOKENIZER.n_vocab, TOKENIZER, TOKENIZER.eog, SHARED.get)
-    constraint = GRAMMAR(build(GRAMMAR.options_class, {"text": grammar}, "grammar"), session)
-    rest = text.encode()
-    while rest and not constraint.is_complete:
-        allowed = constraint.allowed()
-        fits = (n for n in range(min(len(rest), 20), 0, -1) if rest[:n] in PIECES and allowed[PIECES[rest[:n]]])
-        if (n := next(fits, None)) is None:
-            return False
-        constraint.accept(PIECES[rest[:n]])
-        rest = rest[n:]
-    return not rest and (constraint.is_complete or bool(constraint.allowed()[list(TOKENIZER.eog)].all()))
+JSON = [form for form in FORMATS.values() if form.keys is None]
 
 
 def call_of(form, name="weather", arguments='{"city": "Oslo"}'):
     return f"{form.before_name}{name}{form.before_arguments}{arguments}{form.after_arguments}"
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", JSON, ids=lambda form: form.name)
 def test_the_grammar_of_a_required_call_holds_calls_that_fit_and_nothing_else(form):
     grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls([WEATHER, NOW], is_single=False)
     one, two = ([call_of(form)] * n for n in (1, 2))
@@ -79,7 +47,7 @@ def test_the_grammar_of_a_required_call_holds_calls_that_fit_and_nothing_else(fo
     assert not follows(single, form.begin + call_of(form, "now", "{}") + form.end)
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", JSON, ids=lambda form: form.name)
 def test_a_call_that_is_not_required_fits_too_or_there_is_text(form):
     grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False)
     free = grammar.calls([WEATHER, NOW], is_single=False, is_required=False)
@@ -91,7 +59,7 @@ def test_a_call_that_is_not_required_fits_too_or_there_is_text(form):
     if (form.begin + form.before_name).startswith(form.triggers or "no"):
         assert follows(free, f"Look: {one}")
     either = grammar.calls([WEATHER], is_single=True, is_required=False, schema=CITY)
-    assert follows(either, one) == (form.name not in ("llama-3", "generic"))
+    assert follows(either, one)
     assert follows(either, final + '{"city": "Oslo"}')
     assert not follows(either, final + '{"city": "Bonn"}')
 
@@ -115,7 +83,10 @@ def test_harmony_may_reason_in_its_channel():
     assert follows(grammar.json(CITY), before + '<|channel|>final<|message|>{"city": "Oslo"}')
 
 
-def planned(source="<tool_call>", **asked):
+TOLD = "{% if tools %}<tool_call>{% endif %}"
+
+
+def planned(source=TOLD, **asked):
     template = ChatTemplate(source)
     try:
         return ChatFormat(template, TOKENIZER).plan(asked.pop("messages", ASKED), **asked)
@@ -141,10 +112,13 @@ def test_what_a_request_adds():
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("<tool_call>", None),
+        (TOLD, None),
         ("<think></think>", {"opening": "<think>", "closing": "</think>", "is_open": False}),
         ("{# [/THINK] #}[THINK]", {"opening": "[THINK]", "closing": "[/THINK]", "is_open": True}),
-        ("<|start|><|channel|>", {"opening": "<|channel|>analysis<|message|>", "closing": "<|end|>", "is_open": False}),
+        (
+            (TEMPLATES / "gpt-oss.jinja").read_text(),
+            {"opening": "<|channel|>analysis<|message|>", "closing": "<|end|>", "is_open": False},
+        ),
     ],
 )
 def test_a_budget_is_kept_where_there_is_reasoning(source, expected):
@@ -172,6 +146,63 @@ def test_reasoning_begins_where_the_template_opens_it():
     assert whole.flush() == []
 
 
+SWITCHED = (
+    "{% for t in tools or [] %}<tool_call>{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if tools %}<think></think>"
+    "{% elif messages[-1].content.endswith('/fast') %}<think></think>{% elif add_generation_prompt %}<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_open"),
+    [
+        ({}, True),
+        ({"messages": [{"role": "user", "content": "Hi /fast"}]}, False),
+        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS, "tool_choice": "none"}, True),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "Well"}]}, False),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "<think>So"}]}, True),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "<think>So</think>Well"}]}, False),
+        ({"messages": [{"role": "user", "content": "What does <think> mean? <think>"}]}, True),
+    ],
+)
+def test_whether_an_answer_begins_in_reasoning_is_read_from_this_prompt(asked, is_open):
+    plan = planned(SWITCHED, **asked)
+    answer = collect((parser := plan.parser()).push("Hm.") + parser.flush())
+    assert (answer.reasoning, answer.content) == (("Hm.", "") if is_open else ("", "Hm."))
+    of_json = planned(SWITCHED, **asked | {"tools": None, "tool_choice": "auto", "json_schema": CITY}).params["grammar"]
+    is_open_without = is_open or asked.get("tools") is not None
+    assert follows(of_json, '{"city": "Oslo"}') != is_open_without
+    assert follows(of_json, 'Hm.</think>{"city": "Oslo"}') == is_open_without
+    limits = planned(SWITCHED, **asked | {"budget": 5}).params["constraint"]["reasoning-budget"]
+    assert limits["is_open"] == is_open
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("{# <|channel>thought <channel|> #}", "<|channel>thought\nHm.<channel|>Well."),
+        ("{# <|END_THINKING|> #}", "<|START_THINKING|>Hm.<|END_THINKING|>Well."),
+        ("{# [BEGIN FINAL RESPONSE] #}", "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell."),
+        ("{# </seed:think> #}", "<seed:think>Hm.</seed:think>Well."),
+    ],
+)
+def test_reasoning_is_read_in_the_marks_of_every_family(source, answer):
+    parser = planned(source).parser()
+    read = collect(parser.push(answer) + parser.flush())
+    assert (read.reasoning, read.content) == ("Hm.", "Well.")
+
+
+def test_a_template_without_a_system_role_is_told_of_tools_in_the_first_question():
+    refusal = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    source = f"{{% for m in messages %}}{refusal}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}"
+    template = ChatTemplate(source)
+    prompt = template.render(ChatFormat(template, TOKENIZER).plan(ASKED, tools=TOOLS).params["messages"])
+    template.close()
+    assert prompt.startswith("[user]You may call these functions:")
+    assert prompt.endswith("Hm?")
+
+
 def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
     talk = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "noon"}]
@@ -197,8 +228,9 @@ def test_arguments_reach_templates_as_mappings():
 
 
 def test_control_tokens_are_text_to_the_parser_where_the_format_is_written_with_them():
+    writing = (TEMPLATES / "devstral.jinja").read_text()
     (control,) = TOKENIZER.encode("[TOOL_CALLS]", add_special=False, parse_special=True)
-    texts = [planned(source).text(Token(control, "")) for source in ("[TOOL_CALLS]", "<tool_call>")]
+    texts = [planned(source).text(Token(control, "")) for source in (writing, TOLD)]
     assert texts == ["[TOOL_CALLS]", ""]
     assert [planned().text(Token(token, "")) for token in TOKENIZER.eog] == [""] * len(TOKENIZER.eog)
     assert planned().text(Token(5, "x")) == "x"
@@ -231,3 +263,13 @@ def test_what_is_malformed_is_an_error(asked, told):
         return
     with pytest.raises(OptionError, match=told):
         planned(**asked)
+
+
+def test_calls_have_the_ids_that_a_template_writes_in_place_of_names():
+    source = (Path(__file__).parents[3] / "data/templates/kimi-k2-ids.jinja").read_text("utf-8")
+    calls = [{"id": f"call_{i}", "type": "function", "function": {"name": "now", "arguments": "{}"}} for i in range(2)]
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": "noon"} for call in calls]
+    talk = [*ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, *answers]
+    called, *answered = planned(source, messages=talk, tools=TOOLS).params["messages"][1:]
+    assert [call["id"] for call in called["tool_calls"]] == ["functions.now:0", "functions.now:1"]
+    assert [answer["tool_call_id"] for answer in answered] == ["functions.now:0", "functions.now:1"]

@@ -1,0 +1,273 @@
+"""Learns a `ToolFormat` from a chat template: renders calls, takes the text apart, and keeps what reads it back equal.
+
+Names, keys and values that occur nowhere else show where a call's parts are. What is the same before a first call and before a
+second one belongs to each call, and what is not stands around them; in the same way arguments are taken apart that are written
+one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from attrs import evolve, frozen
+
+from augury.errors import AuguryError
+from augury.plugins.server.tools.format import GENERIC, HARMONY, ID, INDEX, Keys, ToolFormat, described, lexemes
+from augury.plugins.server.tools.parser import AnswerParser, collect
+
+Render = Callable[..., str]
+"""Writes `messages` with `tools`; raises `AuguryError` where the template refuses."""
+
+_USER, _TEXT = "Xquestion", "Xtext"
+_NAMES = ("xfirst", "xother")
+_IDS = ("callidxx1", "callidxx2")  # of nine characters, which Mistral's want
+_KEYS = ("xkey", "xnext", "xlast")
+_ENDS_OF_THOUGHT = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</mm:think>")
+
+_PROBES: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"xkey": "75001", "xnext": 'two\nlines, "quoted"', "xlast": 3}, {"xkey": "true"}),
+    ({"xkey": "<b> [x] {y} it's", "xnext": "", "xlast": [1, {"a": None, "b": ["x"]}]},),
+    ({"xlast": 0.5}, {"xlast": True}),
+)
+"""The arguments of calls that a format must read back as they are."""
+
+_WAYS = ((False, False, ""), (False, False, None), (True, False, ""), (True, False, None), (False, True, ""))
+_SCHEMA = {"type": "object", "properties": {"xkey": {"type": "string"}, "xnext": {"type": "string"}, "xlast": {}}}
+
+
+def learn(render: Render) -> ToolFormat:
+    """The format in which a template writes calls, or asks for them.
+
+    Args:
+        render: Writes `messages` with `tools`, and `add_generation_prompt`.
+    """
+    for is_text, is_named, empty in _WAYS:
+        with suppress(_Strange, AuguryError):
+            return _Learner(render, is_text, is_named, empty).format()
+    with suppress(AuguryError):
+        question = [{"role": "user", "content": _USER}]
+        without, told = (render(question, tools=tools, add_generation_prompt=True) for tools in (None, _tools()))
+        return described(told) if told != without else GENERIC
+    return GENERIC
+
+
+class _Strange(Exception):  # noqa: N818 -- no fault: the template writes calls in no form that is known
+    """A template whose calls cannot be read."""
+
+
+def _tools() -> list[dict[str, Any]]:
+    properties = {key: {"type": "string", "description": "Any."} for key in _KEYS}
+    parameters = {"type": "object", "properties": properties, "required": [_KEYS[0]]}
+    return [
+        {"type": "function", "function": {"name": name, "description": "Any.", "parameters": parameters}} for name in _NAMES
+    ]
+
+
+@frozen
+class _Learner:
+    """Learns from one way of asking the template, for they differ in what they take.
+
+    Attributes:
+        is_text: Whether arguments are sent as a text that holds JSON.
+        is_named: Whether the ids of calls hold the names of their tools.
+        empty: The content of a message that only calls.
+    """
+
+    render: Render
+    is_text: bool
+    is_named: bool
+    empty: str | None
+
+    def format(self) -> ToolFormat:
+        """The template's format. Raises `_Strange` or `AuguryError` if there is none."""
+        first, second = {_KEYS[0]: "Xone", _KEYS[1]: "Xtwo"}, {_KEYS[2]: "Xthree"}
+        said = self._said(first)
+        if f"to=functions.{_NAMES[0]}<|channel|>" in said:
+            form = HARMONY
+        else:
+            both = said
+            with suppress(AuguryError):
+                both = self._said(first, second)
+            is_single = _NAMES[1] not in both
+            form = self._taken_apart(said if is_single else both, first, is_single=is_single)
+            form = evolve(self._opened(form), has_ids=self.is_named)
+        self._verify(form, is_single=form.n_most == 1)
+        return form
+
+    def _said(self, *arguments: Mapping[str, Any], content: str | None = None) -> str:
+        """What the assistant says when it calls: from where it differs from plain text up to the end of its turn."""
+        (before, ending), text = self._plain.split(_TEXT), self._written(arguments, self.empty if content is None else content)
+        start = _n_common(lexemes(before), lexemes(text))
+        text = "".join(lexemes(text)[start:])
+        thought = max((text.find(end) + len(end) for end in _ENDS_OF_THOUGHT if end in text.split(_NAMES[0])[0]), default=0)
+        return _without(text[thought:], ending).lstrip()
+
+    def _opened(self, form: ToolFormat) -> ToolFormat:
+        """The format, if the prompt ends with what begins each call."""
+        if form.begin or form.before_name:
+            return form
+        question = [{"role": "user", "content": _USER}]
+        prompt = self.render(question, tools=_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        opened = _common_end(form.between, prompt)
+        content = self._plain.partition(_TEXT)[0]
+        if not opened or not content.startswith(prompt):
+            raise _Strange
+        between = form.between.removesuffix(opened)
+        return evolve(form, before_name=opened, between=between, opened=opened, before_content=content.removeprefix(prompt))
+
+    @cached_property
+    def _plain(self) -> str:
+        text = self._written((), _TEXT)
+        if text.count(_TEXT) != 1:
+            raise _Strange
+        return text
+
+    def _written(self, calls: Sequence[Mapping[str, Any]], content: str | None) -> str:
+        made = []
+        for i, (name, arguments) in enumerate(zip(_NAMES, calls, strict=False)):
+            function = {"name": name, "arguments": json.dumps(arguments) if self.is_text else arguments}
+            made.append({"id": f"functions.{name}:{i}" if self.is_named else _IDS[i], "type": "function", "function": function})
+        message = {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
+        asked = {"role": "user", "content": _USER}
+        return self.render([asked, message], tools=_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+
+    def _taken_apart(self, text: str, first: Mapping[str, Any], *, is_single: bool) -> ToolFormat:
+        key = _at(text, _KEYS[0])
+        name = text.rfind(_NAMES[0], 0, key)
+        start = max((at for at in _braces(text, name, key) if _decoded(text, at)[0] == first), default=None)
+        if name < 0:
+            raise _Strange
+        if start is None:
+            return self._keyed(text, name, is_single=is_single)
+        end = _decoded(text, start)[1]
+        before, between = text[:name], text[name + len(_NAMES[0]) : start]
+        if is_single:
+            return _format(before, between, None, text[end:])
+        other = _at(text, _NAMES[1], end)
+        brace = text.find("{", _at(text, _NAMES[1], other))
+        return _format(before, between, text[end:other], text[_decoded(text, brace)[1] :])
+
+    def _keyed(self, text: str, name: int, *, is_single: bool) -> ToolFormat:
+        places = [(name, name + len(_NAMES[0]))]
+        marks = (_KEYS[0], "Xone", _KEYS[1], "Xtwo", *(() if is_single else (_NAMES[1], _KEYS[2], "Xthree")))
+        for mark in marks:
+            at = _at(text, mark, places[-1][1])
+            places.append((at, at + len(mark)))
+        gaps = [text[one[1] : other[0]] for one, other in pairwise(places)]
+        to_key, to_text, to_next, ending = gaps[0], gaps[1], gaps[2], text[places[-1][1] :]
+        before_key = _common_end(to_key, to_next)
+        after_text = _common_start(to_next.removesuffix(before_key), ending)
+        between = to_next.removesuffix(before_key).removeprefix(after_text)
+        numbers = self._said({_KEYS[0]: 75011, _KEYS[1]: 75012})
+        at, n = _at(numbers, _KEYS[0]) + len(_KEYS[0]), _at(numbers, "75011")
+        before_value, after_value = numbers[at:n], numbers[n + 5 : _at(numbers, _KEYS[1])]
+        after_value = after_value.removesuffix(before_key).removesuffix(between)
+        quote = to_text.removeprefix(before_value)
+        if quote and quote == to_text[len(before_value) :] and after_text == quote + after_value:
+            keys = Keys(before_key, before_value, after_value, before_value, after_value, between, quote)
+        else:
+            keys = Keys(before_key, to_text, after_text, before_value, after_value, between)
+        to_name = None if is_single else gaps[4].removeprefix(after_text)
+        form = _format(text[:name], to_key.removesuffix(before_key), to_name, ending.removeprefix(after_text))
+        return evolve(form, keys=keys)
+
+    def _verify(self, form: ToolFormat, *, is_single: bool) -> None:
+        """Raises `_Strange` unless calls are read as they were written."""
+        for probe in _PROBES:
+            calls = probe[:1] if is_single else probe
+            expected = [(name, arguments) for name, arguments in zip(_NAMES, calls, strict=False)]
+            for content in ("", _TEXT):
+                text = self._said(*calls, content=content or None)
+                is_left_out = content and _NAMES[0] not in text
+                is_apart = content and self._plain.partition(_TEXT)[2].strip() in text  # in a message of its own
+                if not (is_left_out or is_apart) and _read(form, text) != expected:
+                    raise _Strange
+
+
+def _read(form: ToolFormat, text: str) -> list[tuple[str, Any]] | None:
+    """The calls of an answer; None if there is none that is JSON."""
+    parser = AnswerParser(form, None, dict.fromkeys(_NAMES, _SCHEMA))
+    answer = collect(parser.push(text) + parser.flush())
+    if parser.is_cut or answer.content.strip() not in ("", _TEXT):
+        return None
+    try:
+        return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+    except ValueError:
+        return None
+
+
+def _format(before: str, between_parts: str, to_next: str | None, ending: str) -> ToolFormat:
+    """The format of texts before a first name, from there to the arguments, from these to a second name, and at the end."""
+    before, between_parts, ending = map(_with_placeholders, (before, between_parts, ending))
+    form = ToolFormat("template", before, between_parts, ending)
+    if to_next is None:
+        form = evolve(form, n_most=1)
+    else:
+        to_next = _with_placeholders(to_next)
+        before_name = _common_end(before, to_next)
+        after = _common_start(to_next.removesuffix(before_name), ending)
+        form = evolve(
+            form,
+            begin=before.removesuffix(before_name),
+            before_name=before_name,
+            after_arguments=after,
+            between=to_next.removesuffix(before_name).removeprefix(after),
+            end=ending.removeprefix(after),
+        )
+    name_key = re.search(r'"(\w+)"\s*:\s*"$', form.before_name)
+    arguments_key = re.fullmatch(r'"\s*,\s*"(\w+)"\s*:\s*', form.before_arguments)
+    if name_key is None or arguments_key is None:
+        return form
+    return evolve(form, name_key=name_key[1], arguments_key=arguments_key[1])
+
+
+def _with_placeholders(text: str) -> str:
+    for each in _IDS:
+        text = text.replace(each, ID)
+    return re.sub(r"(?<!\w)[0-2](?!\w)", INDEX, text)
+
+
+def _n_common(one: Sequence[str], other: Sequence[str]) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _common_start(one: str, other: str) -> str:
+    parts = lexemes(one)
+    return "".join(parts[: _n_common(parts, lexemes(other))])
+
+
+def _common_end(one: str, other: str) -> str:
+    parts = lexemes(one)
+    n = _n_common(parts[::-1], lexemes(other)[::-1])
+    return "".join(parts[len(parts) - n :])
+
+
+def _without(text: str, ending: str) -> str:
+    """A text without the end of a turn; a turn that calls may end with another mark than one that does not."""
+    if common := _common_end(text, ending):
+        return text.removesuffix(common)
+    return "".join(lexemes(text)[: -len(lexemes(ending)) or None])
+
+
+def _at(text: str, part: str, start: int = 0) -> int:
+    """Where a part of a text is. Raises `_Strange` if nowhere."""
+    if (at := text.find(part, max(start, 0))) < 0:
+        raise _Strange
+    return at
+
+
+def _braces(text: str, start: int, end: int) -> Iterator[int]:
+    return (found.start() + max(start, 0) for found in re.finditer(r"\{", text[max(start, 0) : end]))
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except ValueError:
+        return None, at

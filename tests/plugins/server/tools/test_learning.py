@@ -1,0 +1,121 @@
+"""The form of calls that is found in each template, and that it reads, and forces, what the template writes."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import real_templates
+from grammar_matching import TOKENIZER, follows
+from hypothesis import given, settings, strategies as st
+
+from augury.plugins.server.tools import ChatFormat
+from augury.plugins.server.tools.format import FORMATS
+from augury.plugins.server.tools.grammar import AnswerGrammar
+from augury.plugins.server.tools.learning import learn
+from augury.plugins.server.tools.parser import AnswerParser, collect
+from augury.text.chat_template import ChatTemplate
+
+FOLDER = Path(__file__).parents[3] / "data" / "templates"
+PATHS = sorted(FOLDER.glob("*.jinja"))
+NAME, OTHER = real_templates.NAMES
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    """The templates and their formats, by name."""
+    found = {}
+    for path in PATHS:
+        template = ChatTemplate(path.read_text(encoding="utf-8"))
+        found[path.stem] = template, ChatFormat(template, None).tools
+        template.close()
+    yield found
+    for template, _ in found.values():
+        template.close()
+
+
+named = pytest.mark.parametrize("name", [path.stem for path in PATHS])
+writing = pytest.mark.parametrize("name", sorted({path.stem for path in PATHS} - {"toolless", "described", "granite"}))
+
+
+@named
+def test_calls_come_back_as_the_template_writes_them(learnt, name):
+    template, form = learnt[name]
+    assert list(real_templates.faults(template, form)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("toolless", "generic"), ("described", "qwen-xml"), ("granite", "granite"), ("gpt-oss", "harmony")]
+)
+def test_a_template_that_writes_no_calls_may_tell_their_form(learnt, name, known):
+    assert learnt[name][1] is FORMATS[known]
+
+
+@writing
+def test_the_form_of_a_template_that_writes_calls_is_its_own(learnt, name):
+    assert learnt[name][1].name == ("harmony" if name == "gpt-oss" else "template")
+
+
+def test_learning_renders_few_texts():
+    template = ChatTemplate((FOLDER / "qwen-xml.jinja").read_text(encoding="utf-8"))
+    seen = []
+
+    def render(messages, **more):
+        seen.append(messages)
+        return template.render(messages, **more)
+
+    learn(render)
+    template.close()
+    assert len(seen) <= 12
+
+
+TEXTS = st.text(st.sampled_from("ab 1\n\"'<>/{}[]\\=,:é"), max_size=12)
+VALUES = st.fixed_dictionaries({"city": TEXTS}, optional={"days": st.integers(-9, 99), "is_metric": st.booleans()})
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "glm", "seed-oss", "deepseek-dsml", "gemma-4", "kimi-k2", "command-r"])
+@settings(max_examples=15)
+@given(arguments=VALUES, cuts=st.lists(st.integers(1, 200), max_size=4))
+def test_any_argument_comes_back_however_it_streams(learnt, name, arguments, cuts):
+    template, form = learnt[name]
+    text = real_templates.written(template, form, (arguments,), "")
+    parser = AnswerParser(form, None, {NAME: real_templates.PARAMETERS})
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    deltas = [delta for one, other in pairwise(ends) for delta in parser.push(text[one:other])]
+    (call,) = collect(deltas + parser.flush()).calls
+    assert (call.name, json.loads(call.arguments)) == (NAME, arguments)
+
+
+@writing
+def test_a_required_call_has_the_template_s_own_form(learnt, name):
+    template, form = learnt[name]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+    tools = [{"name": each, "parameters": schema} for each in (NAME, OTHER)]
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls(tools, is_single=False)
+    calls = ({"city": "Rome <b>", "days": 3}, {"city": "75001"})[: form.n_most or 2]
+    text = _answer(template, form, calls)
+    assert follows(grammar, text)
+    assert not follows(grammar, text.replace(NAME, "other"))
+    assert not follows(grammar, text.replace("city", "town"))
+    assert not follows(grammar, _answer(template, form, ({"days": 3},)))
+    assert not follows(grammar, "No.")
+    assert AnswerParser(form, None).push(text)
+
+
+def _answer(template, form, calls):
+    """Calls in the template's own words, without the end of the turn and of thinking."""
+    if form.name == "harmony":
+        return form.before_name + NAME + form.before_arguments + json.dumps(calls[0])
+    text = real_templates.written(template, form, calls, "")
+    plain = template.render(
+        [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "@"}], add_generation_prompt=False
+    )
+    before = (form.begin or form.before_name).split("\x01")[0].split("\x02")[0]
+    start = 0 if form.opened else text.find(before or NAME)
+    end = plain.rpartition("@")[2]
+    text = text[start:]
+    return (
+        text.removesuffix(end)
+        if text.endswith(end)
+        else text[: text.rfind(form.end or form.after_arguments)] + (form.end or form.after_arguments)
+    )
