@@ -14,7 +14,7 @@ from augury.plugins.server.tools.format import GENERIC, HARMONY, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, ends_within, reasoning_tags
+from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, reasoning_at, reasoning_tags
 from augury.text.chat_template import arguments_of
 from augury.types import Token
 
@@ -127,8 +127,9 @@ class ChatFormat:
                 params["messages"] = _with_tools(described, params["messages"])
         elif names:
             params["tools"] = list(tools or ())
-        is_reasoning = self._ends_within_reasoning(params, kwargs)
-        tags = self.tags if self.may_reason else None
+        reasoned = self._reasoned(params, kwargs)
+        is_reasoning = reasoned == "open"
+        tags = self.tags if self.may_reason and reasoned != "over" else None
         grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
         if forced:
             params["grammar"] = grammar.calls(forced, is_single=not is_parallel or isinstance(tool_choice, Mapping))
@@ -153,12 +154,12 @@ class ChatFormat:
             return None
         return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}
 
-    def _ends_within_reasoning(self, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> bool:
-        """Whether this request's own prompt does: templates decide by its tools, roles, switches and words."""
+    def _reasoned(self, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> str:
+        """Where reasoning is in this request's own prompt: templates decide by its tools, roles, switches and words."""
         if self.template is None or not self.may_reason:
-            return False
+            return "to come"
         prompt = self.template.render(params["messages"], tools=params.get("tools"), kwargs=kwargs)
-        return ends_within(prompt, self.tags, is_continued=params["messages"][-1].get("role") == "assistant")
+        return reasoning_at(prompt, self.tags, is_continued=params["messages"][-1].get("role") == "assistant")
 
 
 def _described(tool: Any) -> Mapping[str, Any]:

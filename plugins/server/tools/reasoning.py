@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 _TAGS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -27,12 +29,15 @@ def reasoning_tags(template: str) -> tuple[str, str]:
     return next((tags for tags in _TAGS if tags[1] in template), _TAGS[0])
 
 
-def ends_within(prompt: str, tags: tuple[str, str], *, is_continued: bool = False) -> bool:
-    r"""Whether a prompt ends within reasoning: right after its opening, or anywhere in an answer that is continued.
+def reasoning_at(prompt: str, tags: tuple[str, str], *, is_continued: bool = False) -> Literal["to come", "open", "over"]:
+    r"""Where reasoning is at the end of a prompt, or of the beginning of an answer that is continued.
 
-    >>> ends_within("Hi<think>\n", ("<think>", "</think>")), ends_within("Hi<think></think>", ("<think>", "</think>"))
-    (True, False)
+    >>> reasoning_at("Hi<think>\n", ("<think>", "</think>")), reasoning_at("Hi<think></think>", ("<think>", "</think>"))
+    ('open', 'over')
     """
     opening, closing = tags
     _, found, begun = prompt.rpartition(opening.rstrip())
-    return bool(found) and closing not in begun and (is_continued or not begun.strip())
+    if found and closing not in begun and (is_continued or not begun.strip()):
+        return "open"
+    is_over = closing in begun if is_continued else prompt.rstrip().endswith(closing)
+    return "over" if found and is_over else "to come"

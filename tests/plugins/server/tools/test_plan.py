@@ -174,6 +174,8 @@ def test_whether_an_answer_begins_in_reasoning_is_read_from_this_prompt(asked, i
     is_open_without = is_open or asked.get("tools") is not None
     assert follows(of_json, '{"city": "Oslo"}') != is_open_without
     assert follows(of_json, 'Hm.</think>{"city": "Oslo"}') == is_open_without
+    is_over = "</think>" in str(asked) or "/fast" in str(asked)  # which is not begun again
+    assert follows(of_json, '<think>Hm.</think>{"city": "Oslo"}') != is_over
     limits = planned(SWITCHED, **asked | {"budget": 5}).params["constraint"]["reasoning-budget"]
     assert limits["is_open"] == is_open
 
