@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,18 +93,13 @@ def _run(args: argparse.Namespace) -> int:
     prompts, params = _checked_prompts(args), {**_DEFAULTS, **request_params(args)}
     with ProgressDisplay() as progress:
         path = resolve(args.model, args.registry, progress)
-    with ModelFile.open(path, overrides_of(args)) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(ModelFile.open(path, overrides_of(args)))
         plan = plan_of(file, args.registry)
         sizes = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary)
         _check_memory(sizes)
         folder = args.output.with_name(f"{args.output.name}.learn")
         n_kept = args.disk * 10**9
-        if not folder.exists():
-            n_answer = (params["max_tokens"] or -1) if args.prompts else 0
-            n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
-            n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
-            n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
-            check_disk(args.output.resolve().parent, n_bytes)
         setup = {
             "model": file.digest,
             "texts": digest(prompts),
@@ -114,13 +110,19 @@ def _run(args: argparse.Namespace) -> int:
             "disk": args.disk,
             "n_ctx": args.ctx_size,
         }
-        recorded = Recorded(folder, sizes, setup)
+        recorded = stack.enter_context(Recorded(folder, sizes, setup))
+        if recorded.is_fresh:
+            n_answer = (params["max_tokens"] or -1) if args.prompts else 0
+            n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
+            n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
+            n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
+            check_disk(args.output.resolve().parent, n_bytes)
         pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
         tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, sizes.n_drafted)
         _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
-    _report(args, params, pieces[:n_held_out])
-    recorded.remove()
+        _report(args, params, pieces[:n_held_out])
+        recorded.remove()
     return 0
 
 
@@ -176,7 +178,7 @@ def _record(
             texts = answered(engine, prompts, params, recorded, n_most, progress)
         pieces = pieces_of(texts, params["seed"], n_most, engine.config["n_ctx"])
         names = tuple(dict.fromkeys((*recorded.sizes.features, "output")))
-        left = [number for number in range(len(pieces)) if not recorded.has_features(number)]
+        left = [number for number in range(len(pieces)) if not recorded.has_features(number, len(pieces[number]))]
         for start in range(0, len(left), args.parallel):
             progress("hidden states", len(pieces) - len(left) + start, len(pieces))
             numbers = left[start : start + args.parallel]

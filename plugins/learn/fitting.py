@@ -121,7 +121,8 @@ def fit(
         The weights of the best epoch.
     """
     n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
-    if (saved := recorded.load("checkpoint")) is not None:
+    saved, best = recorded.load("checkpoint"), recorded.load("best")
+    if saved is not None and (best is not None or not len(saved["lengths"])):  # those of a damaged best are trained again
         lengths = saved.pop("lengths").tolist()
         trainer.restore(saved)
     saved_at = monotonic()

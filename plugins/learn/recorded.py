@@ -1,21 +1,24 @@
 """The data of a head's training, on disk: texts, the target's features of them, and how far the training has come.
 
 All of it lies in a folder beside the head to be, `HEAD.gguf.learn`. Each file appears whole or not at all, so that a run that
-ended, however it did, is taken up where it was.
+ended, however it did, is taken up where it was. One run at a time has the folder. What is damaged is made anew.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
 from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
+from augury.log import get_logger
 from augury.plugins.learn.head import HeadSizes
 
 _SETUP = "setup.json"
@@ -23,7 +26,7 @@ _MAX = float(np.finfo(np.float16).max)
 
 
 class Recorded:
-    """The folder of one training, which is made when something is to be kept.
+    """The folder of one training, which is made when something is to be kept, in a `with` statement: no other run may have it.
 
     Attributes:
         folder: Which.
@@ -31,41 +34,95 @@ class Recorded:
     """
 
     def __init__(self, folder: Path, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
-        """Take it up, where there is one.
+        """Do nothing yet.
 
         Args:
             folder: Beside the head.
             sizes: The sizes of the head.
             setup: All that the training depends on, as JSON.
-
-        Raises:
-            AuguryError: The folder holds another training.
         """
         self.folder, self.sizes, self._setup = folder, sizes, json.dumps(setup, sort_keys=True)
-        stated = folder / _SETUP
-        if folder.exists() and not (stated.exists() and stated.read_text(encoding="utf-8") == self._setup):
+        self._lock = AtomicFile(folder, waits=False)  # whose part is beside the folder; it is never published
+
+    def __enter__(self) -> Self:
+        """Take the folder up, where there is one.
+
+        Raises:
+            AuguryError: Another run has it, it holds another training, or it is no folder.
+        """
+        try:
+            self._lock.__enter__()
+        except BlockingIOError:
+            message = "another augury learn is writing this head; wait until it has ended, or name another file with -o"
+            raise AuguryError(f"{self.folder}: {message}") from None
+        try:
+            self._check()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.__exit__(kind, error, trace)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing is kept yet; a file that a killed run had begun is nothing."""
+        return not self.folder.exists() or all(path.name.startswith(".") for path in self.folder.iterdir())
+
+    def _check(self) -> None:
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise AuguryError(
-                f"{folder} holds the beginning of another training, with other texts or settings; "
+                f"{self.folder} is no folder, but stands where one is needed; remove it, or name another file with -o"
+            )
+        if self.is_fresh:
+            return
+        path = self.folder / _SETUP
+        try:
+            found = path.read_text(encoding="utf-8")
+            json.loads(found)
+        except (OSError, ValueError) as error:
+            raise AuguryError(f"{path} is damaged or missing ({error}); remove {self.folder} to begin again") from error
+        if found != self._setup:
+            raise AuguryError(
+                f"{self.folder} holds the beginning of another training, with other texts or settings; "
                 "go on with those, remove the folder, or name another file with -o"
             )
 
     def answers(self) -> list[np.ndarray]:
-        """The texts that the model has written so far, (T,) int32 each."""
+        """The texts that the model has written so far, (T,) int32 each; those from a damaged one on are left out."""
         path = self.folder / "answers.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # a last one without end was cut
-        return [np.array(json.loads(line), np.int32) for line in lines]
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a last one without end was cut
+        texts: list[np.ndarray] = []
+        for line in lines:
+            try:
+                texts.append(np.array(json.loads(line), np.int32).reshape(-1))
+            except (ValueError, TypeError, OverflowError) as error:
+                _warn(path, f"line {len(texts) + 1}: {error}")
+                break
+        return texts
 
     def add_answers(self, texts: Sequence[np.ndarray]) -> None:
         """Keep further ones."""
         written = "".join(f"{json.dumps(text.tolist())}\n" for text in [*self.answers(), *texts])
         write_atomically(self._place("answers.jsonl"), written)
 
-    def has_features(self, number: int) -> bool:
-        """Whether those of a text are there."""
-        return self._features(number).exists()
+    def has_features(self, number: int, n: int) -> bool:
+        """Whether those of a text of n tokens are there, whole."""
+        path, shape = self._features(number), (n, self.sizes.n_embd * (len(self.sizes.layers) + 1))
+        try:
+            found = np.load(path, mmap_mode="r")
+            if found.shape == shape and found.dtype == np.float16:
+                return True
+            _warn(path, f"it holds {found.shape} {found.dtype}, expected {shape} float16")
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, EOFError) as error:
+            _warn(path, str(error))
+        return False
 
     def add_features(self, number: int, features: Mapping[str, np.ndarray]) -> None:
-        """Keep the target's features of a text, of several residual streams the mean."""
+        """Keep the target's features of a text, of several residual streams the mean; the largest are those of float16."""
         n_embd = self.sizes.n_embd
         columns = [features[name] for name in (*self.sizes.features, "output")]
         means = [values.reshape(len(values), -1, n_embd).mean(axis=1) for values in columns]
@@ -79,12 +136,16 @@ class Recorded:
         return values
 
     def load(self, name: str) -> dict[str, np.ndarray] | None:
-        """The arrays that were saved last under a name."""
+        """The arrays that were saved last under a name; None where there are none, or damaged ones."""
         path = self.folder / f"{name}.npz"
-        if not path.exists():
+        try:
+            with path.open("rb") as file, np.load(file) as saved:
+                return {key: saved[key] for key in saved.files}
+        except FileNotFoundError:
             return None
-        with np.load(path) as saved:
-            return {key: saved[key] for key in saved.files}
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # the last two of damaged archives
+            _warn(path, str(error))
+            return None
 
     def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Save arrays, in place of earlier ones."""
@@ -93,18 +154,23 @@ class Recorded:
             out.publish(is_durable=True)
 
     def remove(self) -> None:
-        """The head is written: let go of all of it."""
-        shutil.rmtree(self.folder)
+        """The head is written: let go of all of it, at once, as whatever ends the process may leave no half of it."""
+        self.folder.rename(self._lock.scratch() / self.folder.name)
 
     def _features(self, number: int) -> Path:
         return self.folder / f"{number:06}.npy"
 
     def _place(self, name: str) -> Path:
         """Where to write a file; the first is the one that says which training this is."""
-        if not self.folder.exists():
-            self.folder.mkdir()
+        if self.is_fresh:
+            self.folder.mkdir(exist_ok=True)
             write_atomically(self.folder / _SETUP, self._setup)
-        return (self.folder / name).resolve()
+        return self.folder / name
+
+
+def _warn(path: Path, reason: str) -> None:
+    """Tell of a damaged file, which is made anew."""
+    get_logger("augury.learn").warning("damaged, and made anew", path=str(path), reason=reason)
 
 
 def recorded_bytes(sizes: HeadSizes) -> int:

@@ -1,0 +1,150 @@
+"""The folder of a training: one run has it, and what is damaged in it is told and made anew."""
+
+import logging
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from augury.errors import AuguryError
+from augury.plugins.learn.recorded import Recorded
+
+SIZES = SimpleNamespace(n_embd=2, layers=(0, 1), features=("layer.0", "layer.1"))
+SETUP = {"seed": 1}
+N = 3  # tokens of the text
+
+
+def opened(folder, **setup):
+    return Recorded(folder / "head.gguf.learn", SIZES, SETUP | setup)
+
+
+def states(value, n=N, n_streams=1):
+    return {name: np.full((n, 2 * n_streams), value, np.float32) for name in (*SIZES.features, "output")}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The folder of a run that ended early."""
+    with opened(tmp_path) as recorded:
+        recorded.add_answers([np.array([1, 2], np.int32), np.array([3], np.int32)])
+        recorded.add_features(0, states(1))
+        recorded.save("checkpoint", {"a": np.arange(100)})
+    return tmp_path
+
+
+def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(kept):
+    with opened(kept), pytest.raises(AuguryError, match=r"head\.gguf\.learn: another augury learn is writing this head; wait"):
+        opened(kept).__enter__()
+    code = (
+        "import sys, os, signal; from pathlib import Path; from augury.plugins.learn.recorded import Recorded\n"
+        "Recorded(Path(sys.argv[1]), None, {}).__enter__()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, kept / "other.learn"], check=False)
+    with Recorded(kept / "other.learn", SIZES, SETUP) as recorded:
+        assert recorded.is_fresh
+    with opened(kept) as recorded:
+        assert [text.tolist() for text in recorded.answers()] == [[1, 2], [3]]
+    assert sorted(path.name for path in kept.iterdir() if path.name.startswith(".head")) == []
+
+
+@pytest.mark.parametrize("rest", [(), (".setup.json.part",)])
+def test_an_empty_folder_is_a_fresh_one(tmp_path, rest):
+    folder = tmp_path / "head.gguf.learn"
+    folder.mkdir()
+    for name in rest:
+        (folder / name).write_bytes(b"half")
+    with opened(tmp_path) as recorded:
+        assert recorded.is_fresh
+        recorded.add_features(0, states(1))
+        assert recorded.has_features(0, N)
+    with pytest.raises(AuguryError, match="holds the beginning of another training"):
+        opened(tmp_path, seed=2).__enter__()
+    with opened(tmp_path) as recorded:
+        assert not recorded.is_fresh
+
+
+def test_what_stands_in_place_of_the_folder_is_refused_and_left(tmp_path):
+    path = tmp_path / "head.gguf.learn"
+    path.write_bytes(b"mine")
+    with pytest.raises(AuguryError, match=r"head\.gguf\.learn is no folder, but stands where one is needed; remove it, or"):
+        opened(tmp_path).__enter__()
+    assert path.read_bytes() == b"mine"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path)
+    with pytest.raises(AuguryError, match="is no folder"):
+        opened(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"{", None])
+def test_a_damaged_setup_is_one_line_with_the_way_out(kept, damage):
+    path = kept / "head.gguf.learn" / "setup.json"
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(AuguryError, match=r"setup\.json is damaged or missing .*; remove .*head\.gguf\.learn to begin again"):
+        opened(kept).__enter__()
+
+
+def damaged(path, way):
+    data = path.read_bytes()
+    path.write_bytes({"emptied": b"", "cut": data[:-7], "garbage": bytes(len(data)), "another's": b"x" * 40}[way])
+
+
+@pytest.mark.parametrize("way", ["emptied", "cut", "garbage", "another's"])
+def test_damaged_features_and_checkpoints_are_told_and_made_anew(kept, way, caplog):
+    folder = kept / "head.gguf.learn"
+    for name in ("000000.npy", "checkpoint.npz"):
+        damaged(folder / name, way)
+    with opened(kept) as recorded, caplog.at_level(logging.WARNING):
+        assert not recorded.has_features(0, N)
+        assert recorded.load("checkpoint") is None
+        assert [name in caplog.text for name in ("000000.npy", "checkpoint.npz")] == [True, True]
+        recorded.add_features(0, states(2))
+        recorded.save("checkpoint", {"a": np.arange(3)})
+        caplog.clear()
+        assert recorded.has_features(0, N)
+        assert recorded.load("checkpoint")["a"].tolist() == [0, 1, 2]
+        assert not recorded.has_features(1, N)
+        assert recorded.load("best") is None
+    assert caplog.text == ""
+
+
+def test_features_of_a_text_of_another_length_are_made_anew(kept, caplog):
+    with opened(kept) as recorded, caplog.at_level(logging.WARNING):
+        assert not recorded.has_features(0, N + 1)
+    assert "expected (4, 6) float16" in caplog.text
+
+
+@pytest.mark.parametrize(("line", "n"), [(b"[1, 2", 1), (b"\xff", 1), (b'["a"]', 1), (b"[99999999999]", 1), (b"[4]", 3)])
+def test_answers_are_taken_up_to_a_damaged_one(kept, line, n, caplog):
+    path = kept / "head.gguf.learn" / "answers.jsonl"
+    first, second, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([first, *([second] if n == 3 else []), line, b""]))
+    with opened(kept) as recorded, caplog.at_level(logging.WARNING):
+        assert [text.tolist() for text in recorded.answers()] == [[1, 2], [3], [4]][:n]
+    assert ("answers.jsonl" in caplog.text) == (n == 1)
+
+
+def test_states_beyond_float16_are_its_largest_and_not_infinite(tmp_path):
+    values = np.array([65504.0, 65520.0, 1e6, np.inf, -1e6, -np.inf], np.float32)
+    found = {name: np.stack([values, values], axis=1) for name in (*SIZES.features, "output")}
+    with opened(tmp_path) as recorded:
+        recorded.add_features(0, found)
+        written = np.load(recorded.folder / "000000.npy")
+    expected = np.array([65504, 65504, 65504, 65504, -65504, -65504], np.float16)
+    assert np.array_equal(written, np.repeat(expected[:, None], 6, axis=1))
+
+
+def test_of_several_residual_streams_the_mean_is_kept(tmp_path):
+    streams = np.array([[1, 2, 3, 6]], np.float32)  # of two values each
+    with opened(tmp_path) as recorded:
+        recorded.add_features(0, dict.fromkeys((*SIZES.features, "output"), streams))
+        assert np.array_equal(recorded.window(0, 0, 9), np.array([[2, 4] * 3], np.float16))
+
+
+def test_with_the_head_all_of_it_is_gone(kept):
+    with opened(kept) as recorded:
+        recorded.remove()
+        assert not recorded.folder.exists()
+    assert list(kept.iterdir()) == []
