@@ -13,7 +13,9 @@ from augury.constraint import Constraint
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.options import option
+from augury.plugins.constraints.gbnf import read_gbnf
 from augury.plugins.constraints.guided import Guided
+from augury.plugins.constraints.lark import to_lark
 
 _SPACES: Mapping[str, Mapping[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -25,7 +27,7 @@ _N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of
 
 # the library's message about a regular expression, perhaps within a grammar that is made of it
 _FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
-_ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
+_LARK = re.compile(r"(?m)^[ \t]*[?!]?start\b[^:\n]*:(?!:=)")  # its first rule, which GBNF cannot have
 
 
 @frozen
@@ -136,28 +138,39 @@ class Grammar(Guided):
 
     def grammar(self) -> str:
         """The grammar, translated if it is GBNF."""
-        if "::=" not in self.options.text:
-            return self.limited(self.options.text, _N_COMPILED)
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
+        text = self.limited(self.options.text, _N_COMPILED)
+        self._is_gbnf = "::=" in text and _LARK.search(text) is None
+        if not self._is_gbnf:
+            return text
         try:
-            return gbnf_to_lark(_ESCAPES.sub(_spelled, self.limited(self.options.text))).removeprefix("%llguidance {}")
-        except Exception as error:  # noqa: BLE001 - the library's own are of several types
-            raise OptionError(f"grammar: {self.explained(str(error))}") from None
+            return to_lark(read_gbnf(self.limited(text), self._token_id, {*self.session.end_tokens, self.session.n_vocab}))
+        except OptionError as error:
+            raise OptionError(f"grammar: {error}") from None
 
     def explained(self, error: str) -> str:
-        """Say what is expected if the library points at no place."""
+        """Say what is expected if the library points at no place; of GBNF it never saw the text."""
+        if self._is_gbnf:
+            return f"llguidance cannot follow it, because it is too large or too ambiguous ({_within(error)}); make it smaller"
         return (
             error if re.search(r"\d\(\d+\):", error) else f"{error}; expected GBNF with a rule root, or Lark with a rule start"
         )
 
+    def _token_id(self, text: str) -> int:
+        """The token that a number or a text stands for. Raises `OptionError` for none, or several."""
+        tokenizer, n_vocab = self.session.tokenizer, self.session.n_vocab
+        ids = [int(text[:12])] if text.isdecimal() else tokenizer.encode(text, add_special=False, parse_special=True)  # type: ignore[union-attr]
+        if len(ids) != 1:
+            raise OptionError(
+                f"{text} is {len(ids)} tokens of this model, expected the name of one; write it as a text in quotes"
+            )
+        if ids[0] >= n_vocab:
+            raise OptionError(f"there is no token {text}, expected one below {n_vocab}")
+        return ids[0]
 
-def _spelled(escape: re.Match[str]) -> str:
-    """The character of an escape of GBNF, which the translation does not know."""
-    if (digits := escape[1] or escape[2]) is None:
-        return escape[0]
-    code = int(digits, 16)
-    return f"\\x{code:02X}" if code < 0x80 else chr(code)
+
+def _within(error: str) -> str:
+    """What the library says, without the place in a text that the user has not written."""
+    return re.sub(r"^(?:at )?\d+\(\d+\): ", "", error.partition("\n")[0])
 
 
 @frozen

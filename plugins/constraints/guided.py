@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # That texts are made of, except for control characters and planes of Unicode that few vocabularies spell
 _BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
+NO_FORCING = '%llguidance {"no_forcing": true}'
+_N_ITEMS = 2_000_000  # that the library's parser may make for a mask: 0.1 s; ambiguous grammars need more than its 50,000
 _DEAD_END = "no token of the vocabulary begins what the grammar wants next"
 
 
@@ -47,7 +49,9 @@ class Guided(Constraint):
         tokens = session.shared(("llguidance", session.n_vocab), lambda: _Tokens(tokenizer, session.n_vocab))
         self._forces: bool = tokens.can_spell
         grammar = self.grammar() if self._forces else _unforced(self.grammar())
-        self._matcher = LLMatcher(tokens.known, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        self._matcher = LLMatcher(
+            tokens.known, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, step_max_items=_N_ITEMS)
+        )
         if self._matcher.is_error():
             raise OptionError(f"{self.name}: {self.explained(self._error())}")
         self._bits = np.zeros(session.n_vocab // 32 + 1, np.int32)  # of the vocabulary and the end of the text
@@ -134,7 +138,7 @@ def _unforced(grammar: str) -> str:
     if grammar.startswith("{"):
         (only,) = json.loads(grammar)["grammars"]
         grammar = only["lark_grammar"] or f"start: %json {json.dumps(only['json_schema'])}"
-    return '%llguidance {"no_forcing": true}\n' + grammar
+    return f"{grammar}\n{NO_FORCING}"  # at its end, so that errors count the user's lines
 
 
 class _Tokens:

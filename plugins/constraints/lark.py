@@ -1,0 +1,305 @@
+"""Rules of GBNF as a grammar of llguidance, whose notation is Lark's.
+
+The library cuts a text into the longest terminals that may stand there, so that `[a-z]* "b"` as two of them fits nothing. A
+terminal of one character is never too long, but a mask over a large vocabulary then takes 10 to 20 ms where many characters
+are allowed. So repeated characters become one terminal where nothing else that may follow there begins with one of them:
+then the longest is the only one, and a mask takes 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import define, evolve
+
+from augury.errors import OptionError
+from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence
+from augury.plugins.constraints.guided import NO_FORCING
+
+_N_UNROLLED = (
+    16  # times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition
+)
+_N_STEPS = 300_000  # pairs of positions that are looked at: a second at most; a more ambiguous grammar keeps its characters
+
+
+def to_lark(rules: Mapping[str, Node]) -> str:
+    """Write rules, with `root` among them, for llguidance.
+
+    Raises:
+        OptionError: A rule refers to itself before anything else, in all of its alternatives.
+    """
+    loops = _Loops(rules)
+    prepared = {name: loops.prepared(node) for name, node in rules.items()}
+    names = {name: f"r{i}" for i, name in enumerate(rules)}
+    positions = _Positions(prepared)
+    if (name := positions.without_beginning()) is not None:
+        raise OptionError(
+            f"rule {name!r} fits no text, because it needs itself first; give it an alternative that begins otherwise"
+        )
+    writer = _Writer(names, positions.lonely())
+    lines = [f"start: {names['root']}", *(f"{names[name]}: {writer.written(node)}" for name, node in prepared.items())]
+    return "\n".join(lines if _do_end(rules) else [NO_FORCING, *lines])  # the library would force endless text on and on
+
+
+def _do_end(rules: Mapping[str, Node]) -> bool:
+    """Whether every rule has a text with an end."""
+
+    def ends(node: Node) -> bool:
+        match node:
+            case Reference(name):
+                return name in known
+            case Sequence(parts):
+                return all(map(ends, parts))
+            case Alternatives(options):
+                return any(map(ends, options))
+            case Repetition(part, least):
+                return least == 0 or ends(part)
+        return True
+
+    known = set[str]()
+    while known != (known := {name for name, node in rules.items() if ends(node)}):
+        pass
+    return len(known) == len(rules)
+
+
+class _Loops:
+    """Joins the characters among the alternatives of each repetition without an end."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._simple = {name for name, node in rules.items() if self._is_simple(node)}
+
+    def prepared(self, node: Node) -> Node:
+        """A tree of the same meaning, of which no node is another's."""
+        match node:
+            case Sequence(parts):
+                return Sequence(tuple(map(self.prepared, parts)))
+            case Alternatives(options):
+                return Alternatives(tuple(map(self.prepared, options)))
+            case Repetition(part, least, None) if least <= 1:
+                return evolve(node, part=self._joined(part))
+            case Repetition(part, least, most) if 0 < least <= _N_UNROLLED and _is_text(self._resolved(part)):
+                rest = Repetition(part, 0, None if most is None else most - least)
+                return Sequence((*(self.prepared(part) for _ in range(least)), self.prepared(rest)))
+            case Repetition(part):
+                return evolve(node, part=self.prepared(part))
+        return evolve(self._resolved(node))
+
+    def _joined(self, part: Node) -> Node:
+        """What is repeated without an end, with its characters as one alternative."""
+        options = tuple(self._options(part))
+        ranges = [each for option in options if isinstance(option, Characters) and _is_text(option) for each in option.ranges]
+        if not ranges:
+            return self.prepared(part)
+        loop = Characters(tuple(sorted(ranges)), repeats=True)
+        others = [self.prepared(option) for option in options if not _is_text(option)]
+        return Alternatives((loop, *others)) if others else loop
+
+    def _resolved(self, node: Node) -> Node:
+        """What a node is: for a rule of one character that character."""
+        if isinstance(node, Reference) and isinstance(found := self._rules[node.name], Characters):
+            return found
+        return node
+
+    def _is_simple(self, node: Node) -> bool:
+        """Whether a node refers to no rules but those of one character."""
+        match self._resolved(node):
+            case Reference():
+                return False
+            case Sequence(parts) | Alternatives(parts):
+                return all(map(self._is_simple, parts))
+            case Repetition(part):
+                return self._is_simple(part)
+        return True
+
+    def _options(self, node: Node) -> Iterator[Node]:
+        """The alternatives that a node is, those of simple rules included."""
+        match self._resolved(node):
+            case Alternatives(options):
+                for option in options:
+                    yield from self._options(option)
+            case Reference(name) if name in self._simple:
+                yield from self._options(self._rules[name])
+            case found:
+                yield found
+
+
+def _is_text(node: Node) -> bool:
+    return isinstance(node, Characters) and node.token is None
+
+
+@define(eq=False)
+class _Ends:
+    """Which positions a node begins and ends with, as bits, and whether it may be empty."""
+
+    first: int = 0
+    last: int = 0
+    is_empty: bool = False
+
+
+class _Positions:
+    """Places of characters in rules, and which of them may stand at one place of a text.
+
+    Rules are taken for what may follow what, whoever refers to them: so a few more positions seem to meet than do.
+    """
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._found = list[Characters]()
+        self._numbers = dict[Characters, int]()
+        self._ends = {name: _Ends() for name in rules}
+        self._following = list[int]()
+        self._again = set[int]()  # positions that follow themselves, other than by their own repetition
+        while self._grew():
+            pass
+
+    def without_beginning(self) -> str | None:
+        """A rule that fits not even the empty text, if there is one."""
+        return next((name for name, ends in self._ends.items() if not ends.first and not ends.is_empty), None)
+
+    def lonely(self) -> set[Characters]:
+        """The repeated characters with which nothing else shares a character where they stand."""
+        overlaps = self._overlaps()
+        beside = [0] * len(self._found)
+        waiting = [(self._ends["root"].first, self._ends["root"].first)]
+        n_steps = 0
+        while waiting:
+            firsts, seconds = waiting.pop()
+            for p in _bits(firsts):
+                n_steps += 1
+                new = seconds & ~beside[p]
+                beside[p] |= new
+                for q in _bits(new & overlaps[p]):
+                    waiting.append((self._following[p], self._following[q]))
+                    waiting.append((self._following[q], self._following[p]))
+            if n_steps > _N_STEPS:
+                return set()
+        return {
+            each
+            for p, each in enumerate(self._found)
+            if each.repeats and p not in self._again and not beside[p] & overlaps[p] & ~(1 << p)
+        }
+
+    def _overlaps(self) -> list[int]:
+        """Which positions share a character with each."""
+        kinds = dict[Ranges, int]()
+        for p, each in enumerate(self._found):
+            kinds[each.ranges] = kinds.get(each.ranges, 0) | 1 << p
+        sharing = {
+            ranges: sum(positions for other, positions in kinds.items() if _do_overlap(ranges, other)) for ranges in kinds
+        }
+        return [sharing[each.ranges] for each in self._found]
+
+    def _grew(self) -> bool:
+        """Find what follows what, as far as the ends of the rules are known; whether they are known better then."""
+        grew = False
+        for name, node in self._rules.items():
+            ends, before = self._ends_of(node), self._ends[name]
+            if (ends.first, ends.last, ends.is_empty) != (before.first, before.last, before.is_empty):
+                self._ends[name], grew = ends, True
+        return grew
+
+    def _ends_of(self, node: Node) -> _Ends:
+        match node:
+            case Characters():
+                return self._ends_of_one(node)
+            case Reference(name):
+                return self._ends[name]
+            case Alternatives(options):
+                each = [self._ends_of(option) for option in options]
+                first, last = _union(ends.first for ends in each), _union(ends.last for ends in each)
+                return _Ends(first, last, any(ends.is_empty for ends in each))
+            case Sequence(parts):
+                return self._ends_of_all(parts)
+            case Repetition(part, least, most):
+                ends = self._ends_of(part)
+                if most == 0:
+                    return _Ends(is_empty=True)
+                if most != 1:
+                    own = part.options[0] if isinstance(part, Alternatives) else part
+                    is_own = isinstance(own, Characters) and own.repeats
+                    self._follow(ends.last, ends.first, self._numbers[own] if is_own else None)  # type: ignore[index]
+                return _Ends(ends.first, ends.last, ends.is_empty or least == 0)
+
+    def _ends_of_one(self, node: Characters) -> _Ends:
+        if node not in self._numbers:
+            self._numbers[node] = len(self._found)
+            self._found.append(node)
+            self._following.append(0)
+        bit = 1 << self._numbers[node]
+        return _Ends(bit, bit)
+
+    def _ends_of_all(self, parts: Iterable[Node]) -> _Ends:
+        found = _Ends(is_empty=True)
+        for part in parts:
+            ends = self._ends_of(part)
+            self._follow(found.last, ends.first)
+            found.first |= ends.first if found.is_empty else 0
+            found.last = ends.last | (found.last if ends.is_empty else 0)
+            found.is_empty &= ends.is_empty
+        return found
+
+    def _follow(self, last: int, first: int, own: int | None = None) -> None:
+        """Note that positions may follow others; `own` follows itself by its own repetition."""
+        for p in _bits(last):
+            self._following[p] |= first
+            if first >> p & 1 and p != own:
+                self._again.add(p)
+
+
+class _Writer:
+    """Writes nodes.
+
+    Attributes:
+        names: Rules' names in the grammar, by the user's.
+        lonely: Repeated characters of which a terminal may take many.
+    """
+
+    def __init__(self, names: Mapping[str, str], lonely: set[Characters]) -> None:
+        self.names, self.lonely = names, lonely
+
+    def written(self, node: Node) -> str:
+        match node:
+            case Characters():
+                return self._character(node)
+            case Reference(name):
+                return self.names[name]
+            case Alternatives(options):
+                return f"({' | '.join(map(self.written, options))})"
+            case Repetition(part, least, most) if most != 0:
+                return f"({self.written(part)}){{{least},{'' if most is None else most}}}"
+            case Sequence((_, *_) as parts):
+                return f"({' '.join(map(self.written, parts))})"
+        return '""'
+
+    def _character(self, node: Characters) -> str:
+        if node.token is not None:
+            return node.token
+        (low, high), *more = node.ranges
+        if not more and low == high and 0x20 <= low < 0x7F and not node.repeats:
+            return json.dumps(chr(low))
+        return f"/[{''.join(map(_range, node.ranges))}]{'+' if node in self.lonely else ''}/"
+
+
+def _range(ends: tuple[int, int]) -> str:
+    return f"\\x{{{ends[0]:X}}}-\\x{{{ends[1]:X}}}"
+
+
+def _do_overlap(one: Ranges, other: Ranges) -> bool:
+    return any(low <= last and first <= high for low, high in one for first, last in other)
+
+
+def _union(bits: Iterable[int]) -> int:
+    found = 0
+    for each in bits:
+        found |= each
+    return found
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The places of a number's ones."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest
