@@ -177,7 +177,7 @@ def _one_by_one(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _with_short_ids(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages whose calls have ids of nine characters, which Mistral's templates demand."""
     ids: dict[Any, str] = {}
-    found = []
+    found: list[Mapping[str, Any]] = []
     for message in messages:
         calls = [
             {**call, "id": ids.setdefault(call.get("id"), f"call{len(ids):05}")} for call in message.get("tool_calls") or ()
