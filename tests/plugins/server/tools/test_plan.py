@@ -275,3 +275,24 @@ def test_calls_have_the_ids_that_a_template_writes_in_place_of_names():
     called, *answered = planned(source, messages=talk, tools=TOOLS).params["messages"][1:]
     assert [call["id"] for call in called["tool_calls"]] == ["functions.now:0", "functions.now:1"]
     assert [answer["tool_call_id"] for answer in answered] == ["functions.now:0", "functions.now:1"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"properties": {"x": {"type": "string"}}}, {"$schema": "http://json-schema.org/draft-07/schema#"}, {"title": "X"}],
+)
+def test_arguments_are_an_object_where_the_schema_does_not_say_so(schema):
+    form = FORMATS["hermes"]
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls(
+        [{"name": "f", "parameters": schema}], is_single=True
+    )
+    assert follows(grammar, form.begin + call_of(form, "f", '{"x": "a"}') + form.end)
+    for wrong in ("[12, 5.3]", "[0]", "1", '"a"', "null"):
+        assert not follows(grammar, form.begin + call_of(form, "f", wrong) + form.end)
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "string"}, {"type": ["string", "null"]}])
+def test_a_schema_of_arguments_that_are_no_object_is_an_error(schema):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(OptionError, match="'f'"):
+        planned(tools=tools, tool_choice="required")
