@@ -121,9 +121,11 @@ def arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
     said = function.get("arguments") if isinstance(function, Mapping) else None
     if isinstance(said, str) and said.strip():
         try:
-            said = json.loads(said, strict=False, parse_constant=_refused)
+            read = json.loads(said, strict=False, parse_constant=_refused)
+            json.dumps(read, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except (ValueError, RecursionError):
             return {"arguments": said}
+        said = read
     if isinstance(said, Mapping):
         return said
     return {} if said in (None, "") or (isinstance(said, str) and not said.strip()) else {"arguments": said}

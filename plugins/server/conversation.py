@@ -76,7 +76,7 @@ async def plan_chat(
 
 def without_billing(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Messages without Claude Code's line of bills: its hash is new each time, so that no slot would hold what follows."""
-    first, *others = messages
+    first, others = messages[0] if messages else {}, messages[1:]
     text = first.get("content")
     if first.get("role") != "system" or not isinstance(text, str) or (found := _BILLING.match(text)) is None:
         return messages

@@ -70,7 +70,7 @@ def test_a_draft_model_is_given_to_the_drafter_that_takes_it(spec):
         ("recurrent-checkpoint(ngram-simpel)", PluginError, "did you mean 'ngram-simple'"),
         ("recurrent-checkpoint(ngram-simple:x=1)", OptionError, "there is no option 'x'"),
         ("ngram-simple(suffix)", OptionError, "ngram-simple: there is no option 'inner'"),
-        ("recurrent-checkpoint(suffix", OptionError, "is not the name of a plugin"),
+        ("recurrent-checkpoint(suffix", OptionError, "has a bracket that is not closed"),
     ],
 )
 def test_what_cannot_be_wrapped_is_told(spec, error, told):

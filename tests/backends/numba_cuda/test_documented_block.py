@@ -78,7 +78,7 @@ def test_an_operation_that_has_no_kernel_for_it_is_refused_by_name(tidal):
 def test_an_operation_is_computed_by_the_kernels_of_its_package(tidal, monkeypatch):
     (file, plan), module = tidal, module_of(SOFT)
     monkeypatch.setitem(sys.modules, "augury_soft_gpu", module_of(GPU, "augury_soft_gpu"))
-    module.Soften.kernels = {**module.Soften.kernels, "numba-cuda": "augury_soft_gpu:SoftenEmitter"}
+    monkeypatch.setattr(module.Soften, "kernels", {**module.Soften.kernels, "numba-cuda": "augury_soft_gpu:SoftenEmitter"})
     plan = soft_plan(plan, module)
     assert nmse(rows_of("numba-cuda", file, plan), rows_of("reference", file, plan)) < 1e-6
     assert re.fullmatch("soften_[0-9a-f]{24}", sys.modules["augury_soft_gpu"].soften.name)

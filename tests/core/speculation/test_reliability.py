@@ -135,5 +135,5 @@ def credulous(planner):
 
 @pytest.mark.parametrize("fault", [overconfident, credulous])
 def test_a_fault_in_the_chances_is_seen(fault):
-    for found, most in zip(play(1, fault), OFF, strict=True):
+    for found, most in zip(play(2, fault), OFF, strict=True):
         assert max(abs(by) for by, n in off(found) if n > 300) > most

@@ -72,6 +72,9 @@ def test_a_call_is_written_whatever_form_the_template_wants(content, arguments):
         ("{'a': 1}", {"arguments": "{'a': 1}"}),
         ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
         ('{"a": ', {"arguments": '{"a": '}),
+        (r'{"a": "\ud800"}', {"arguments": r'{"a": "\ud800"}'}),
+        (r'{"\ud800": 1}', {"arguments": r'{"\ud800": 1}'}),
+        ("[" * 9999, {"arguments": "[" * 9999}),
     ],
 )
 def test_arguments_that_are_no_object_of_json_are_one_all_the_same(said, expected):
