@@ -16,6 +16,7 @@ from augury.options import option
 from augury.plugins.constraints.gbnf import read_gbnf
 from augury.plugins.constraints.guided import Guided
 from augury.plugins.constraints.lark import to_lark
+from augury.plugins.constraints.schema import demands
 
 _SPACES: Mapping[str, Mapping[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -27,6 +28,7 @@ _N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of
 
 # the library's message about a regular expression, perhaps within a grammar that is made of it
 _FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
+_VALUES = ("const", "default", "enum", "examples")  # keywords of a schema whose values are none
 _LARK = re.compile(r"(?m)^[ \t]*[?!]?start\b[^:\n]*:(?!:=)")  # its first rule, which GBNF cannot have
 
 
@@ -67,7 +69,10 @@ class JsonSchema(Guided):
         if not isinstance(self._schema, dict):
             raise OptionError(f"json-schema: the schema is {self.options.schema:.80}, expected an object, or true for any JSON")
         try:
+            self._schema = demands(self._schema)
             text = json.dumps(self._schema, allow_nan=False)
+        except OptionError as error:
+            raise OptionError(f"json-schema: {error}") from None
         except ValueError as error:
             raise OptionError(f"json-schema: the schema holds a number that JSON does not have: {error}") from None
         return LLMatcher.grammar_from_json_schema(text, overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
@@ -93,7 +98,8 @@ def _in_words(fault: re.Match[str]) -> str:
 def _entries(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     """Every key of a JSON value with its value and its place, inner ones first."""
     for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
-        yield from _entries(value, f"{path}/{key}")
+        if key not in _VALUES:
+            yield from _entries(value, f"{path}/{key}")
         yield f"{path}/{key}", str(key), value
 
 

@@ -9,7 +9,7 @@ then the longest is the only one, and a mask takes 0.1 ms.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import define, evolve
 
@@ -20,6 +20,8 @@ from augury.plugins.constraints.guided import NO_FORCING
 _N_UNROLLED = (
     16  # times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition
 )
+_DEPTH = 1500  # the library follows references on the stack, which a chain of rules may overflow
+_N_NODES = 1500  # of a grammar whose repeated characters are looked at: C's has 700
 _N_STEPS = 300_000  # pairs of positions that are looked at: a second at most; a more ambiguous grammar keeps its characters
 
 
@@ -29,38 +31,103 @@ def to_lark(rules: Mapping[str, Node]) -> str:
     Raises:
         OptionError: A rule refers to itself before anything else, in all of its alternatives.
     """
-    loops = _Loops(rules)
-    prepared = {name: loops.prepared(node) for name, node in rules.items()}
-    names = {name: f"r{i}" for i, name in enumerate(rules)}
-    positions = _Positions(prepared)
-    if (name := positions.without_beginning()) is not None:
+    if (depth := sum(map(_depth, rules.values()))) > _DEPTH:
+        raise OptionError(
+            f"{len(rules)} rules nest {depth} levels together, expected {_DEPTH} at most; make the grammar smaller"
+        )
+    empty = _least(rules, _is_empty)
+    begun = _least(rules, lambda node, known: _begins(node, known, empty))
+    if (name := next((name for name in rules if name not in empty | begun), None)) is not None:
         raise OptionError(
             f"rule {name!r} fits no text, because it needs itself first; give it an alternative that begins otherwise"
         )
-    writer = _Writer(names, positions.lonely())
+    loops = _Loops(rules)
+    prepared = {name: loops.prepared(node) for name, node in rules.items()}
+    names = {name: f"r{i}" for i, name in enumerate(rules)}
+    writer = _Writer(names, _lonely(prepared))
     lines = [f"start: {names['root']}", *(f"{names[name]}: {writer.written(node)}" for name, node in prepared.items())]
-    return "\n".join(lines if _do_end(rules) else [NO_FORCING, *lines])  # the library would force endless text on and on
+    do_end = len(_least(rules, _ends)) == len(rules)
+    return "\n".join(lines if do_end else [NO_FORCING, *lines])  # the library would force endless text on and on
 
 
-def _do_end(rules: Mapping[str, Node]) -> bool:
-    """Whether every rule has a text with an end."""
+def _depth(node: Node) -> int:
+    match node:
+        case Sequence(parts) | Alternatives(parts):
+            return 1 + max(map(_depth, parts), default=0)
+        case Repetition(part):
+            return 1 + _depth(part)
+    return 1
 
-    def ends(node: Node) -> bool:
-        match node:
-            case Reference(name):
-                return name in known
-            case Sequence(parts):
-                return all(map(ends, parts))
-            case Alternatives(options):
-                return any(map(ends, options))
-            case Repetition(part, least):
-                return least == 0 or ends(part)
-        return True
 
-    known = set[str]()
-    while known != (known := {name for name, node in rules.items() if ends(node)}):
-        pass
-    return len(known) == len(rules)
+def _least(rules: Mapping[str, Node], holds: Callable[[Node, set[str]], bool]) -> set[str]:
+    """The rules of which something holds, given those of which it holds."""
+    known, order = set[str](), [*rules]
+    while found := [name for name in order if name not in known and holds(rules[name], known) and not known.add(name)]:  # type: ignore[func-returns-value]
+        order = [name for name in reversed(order) if name not in found]
+    return known
+
+
+def _is_empty(node: Node, known: set[str]) -> bool:
+    """Whether a node may be the empty text."""
+    match node:
+        case Reference(name):
+            return name in known
+        case Sequence(parts):
+            return all(_is_empty(part, known) for part in parts)
+        case Alternatives(options):
+            return any(_is_empty(option, known) for option in options)
+        case Repetition(part, least):
+            return least == 0 or _is_empty(part, known)
+    return False
+
+
+def _begins(node: Node, known: set[str], empty: set[str]) -> bool:
+    """Whether a node may begin with a character."""
+    match node:
+        case Reference(name):
+            return name in known
+        case Sequence(parts):
+            return any(_begins(part, known, empty) for part in _until_full(parts, empty))
+        case Alternatives(options):
+            return any(_begins(option, known, empty) for option in options)
+        case Repetition(part, _, most):
+            return most != 0 and _begins(part, known, empty)
+    return True
+
+
+def _until_full(parts: Iterable[Node], empty: set[str]) -> Iterator[Node]:
+    """The first parts, as far as all before them may be empty."""
+    for part in parts:
+        yield part
+        if not _is_empty(part, empty):
+            return
+
+
+def _ends(node: Node, known: set[str]) -> bool:
+    """Whether a node has a text with an end."""
+    match node:
+        case Reference(name):
+            return name in known
+        case Sequence(parts):
+            return all(_ends(part, known) for part in parts)
+        case Alternatives(options):
+            return any(_ends(option, known) for option in options)
+        case Repetition(part, least):
+            return least == 0 or _ends(part, known)
+    return True
+
+
+def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
+    """The repeated characters that one terminal may take; none of a large grammar, for which finding them takes too long."""
+    waiting, n_nodes = [*rules.values()], 0
+    while waiting and n_nodes <= _N_NODES:
+        n_nodes += 1
+        match waiting.pop():
+            case Sequence(parts) | Alternatives(parts):
+                waiting += parts
+            case Repetition(part):
+                waiting.append(part)
+    return set() if waiting else _Positions(rules).lonely()
 
 
 class _Loops:
@@ -153,10 +220,6 @@ class _Positions:
         self._again = set[int]()  # positions that follow themselves, other than by their own repetition
         while self._grew():
             pass
-
-    def without_beginning(self) -> str | None:
-        """A rule that fits not even the empty text, if there is one."""
-        return next((name for name, ends in self._ends.items() if not ends.first and not ends.is_empty), None)
 
     def lonely(self) -> set[Characters]:
         """The repeated characters with which nothing else shares a character where they stand."""

@@ -140,7 +140,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 def _run(args: argparse.Namespace) -> int:
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
         raise UnsupportedError(
-            f"the server needs {' and '.join(missing)}, which is not installed; the extra has it: pip install 'augury[server]'"
+            f"the server needs {' and '.join(missing)}, not installed here; install the extra: pip install 'augury[server]'"
         )
     from augury.plugins.server.server import Server
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import OptionError
+from augury.plugins.constraints.schema import demands
 from augury.plugins.server.tools.arguments import KeyedArguments
 from augury.plugins.server.tools.format import ID, INDEX, ToolFormat
 from augury.plugins.server.tools.notation import TYPES, types
@@ -185,7 +186,7 @@ def _all_of(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(schema: Mapping[str, Any], name: str = "its schema") -> str:
     """A schema in a grammar; checked alone, because the library's errors of a whole grammar name lines that nobody wrote."""
-    text = json.dumps({**schema, **_ONE_LINE})
+    text = json.dumps({**demands(schema), **_ONE_LINE})
     with suppress(ImportError):  # of which the constraint tells
         from llguidance import LLMatcher
 

@@ -93,6 +93,7 @@ def test_a_grammar_allows_what_it_describes_and_nothing_else(grammar, fit, other
         ("root ::= <|endoftext|>", "expected no token that ends the output"),
         ("root ::= <[1", "line 1, column 10: found '<[1', expected a token"),
         ("root ::= " + "(" * 50_000, "parentheses are nested too deeply"),
+        ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(5000)) + "\nr5000 ::= [a]", "5002 rules nest"),
         ("root ::= " + "(" * 200 + '"a"' + ")*" * 200, "grammar: llguidance cannot follow it, because it is too"),
     ],
 )  # fmt: skip

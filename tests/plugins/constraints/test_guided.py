@@ -126,7 +126,6 @@ def test_a_keyword_asks_for_output_of_a_form(asked, form):
             {"json_schema": {"properties": {"a": {"items": [{"contains": {}}]}}}},
             r'keywords that are not supported: \["contains"\], at #/properties/a/items/0/contains',
         ),
-        ({"json_schema": {"properties": {"a": {"format": "color"}}}}, "Unknown format: color, at #/properties/a/format"),
         ({"regex": "a(b"}, r"^regex: 'a\(b' is no regular expression that can be followed: unclosed group$"),
         ({"regex": "(?=a)b"}, "^regex: .* look-around, including look-ahead and look-behind, is not supported$"),
         (

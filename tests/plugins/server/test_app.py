@@ -335,7 +335,7 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else name)
     code, _, err = run(capsys, "serve", *here())
     assert (code, err.count("\n")) == (1, 1)
-    assert "the server needs uvicorn, which is not installed; the extra has it: pip install 'augury[server]'" in err
+    assert "the server needs uvicorn, not installed here; install the extra: pip install 'augury[server]'" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""Schemas, of which what asks for nothing is no demand."""
+
+import datetime as dt
+import json
+from decimal import Decimal
+from enum import Enum
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import vocabularies
+from pydantic import UUID4, AnyUrl, BaseModel, Field, SecretStr, TypeAdapter
+
+from augury.constraint import ConstraintSession
+from augury.errors import OptionError
+from augury.loader import Shared
+from augury.plugins.constraints.grammars import JsonSchema, JsonSchemaOptions
+from augury.plugins.constraints.schema import demands
+
+TOKENIZER = vocabularies.tokenizer("smollm")
+SESSION = ConstraintSession(TOKENIZER.n_vocab, TOKENIZER, TOKENIZER.eog, Shared().get)
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+class Tree(BaseModel):
+    children: list["Tree"] = []
+
+
+KINDS = [
+    Path, UUID4, SecretStr, bytes, dt.datetime, dt.timedelta, Decimal, IPv4Address, AnyUrl, int | None, Literal["a", 1],
+    Color, tuple[int, str], list[float], dict[str, int], Tree, Annotated[Cat | Dog, Field(discriminator="kind")],
+    Annotated[int, Field(examples=[{"uniqueItems": True}], json_schema_extra={"deprecated": True, "x-a": 1, "$comment": "c"})],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_schemas_that_pydantic_writes_are_kept(kind):
+    JsonSchema(JsonSchemaOptions(json.dumps(TypeAdapter(kind).json_schema())), SESSION)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        ({"format": "path"}, {}),
+        ({"format": "uuid4"}, {"format": "uuid"}),
+        ({"format": "date"}, {"format": "date"}),
+        ({"uniqueItems": False, "not": False, "propertyNames": True, "unevaluatedProperties": {}}, {}),
+        ({"uniqueItems": True, "propertyNames": {"pattern": "a"}}, {"uniqueItems": True, "propertyNames": {"pattern": "a"}}),
+        ({"minContains": 1, "then": {}, "else": {}}, {}),
+        ({"if": {"format": "x"}}, {}),
+        ({"if": {"format": "x"}, "then": {"type": "null"}}, {"if": {}, "then": {"type": "null"}}),
+        ({"anyOf": [{"type": "number"}, {"pattern": "(?!a)b"}]}, {"anyOf": [{"type": "number"}]}),
+        ({"anyOf": [{"pattern": "(?!a)b"}]}, {"anyOf": [{"pattern": "(?!a)b"}]}),
+        ({"allOf": [{}, {"pattern": "(?!a)b"}]}, {"allOf": [{}, {"pattern": "(?!a)b"}]}),
+        *(({keyword: {"format": "x"}}, {keyword: {}}) for keyword in ("items", "additionalProperties", "contains")),
+        *(
+            ({keyword: [{"format": "x"}, True]}, {keyword: [{}, True]})
+            for keyword in ("items", "prefixItems", "allOf", "oneOf")
+        ),
+        *(
+            ({keyword: {"format": {"format": "x"}}}, {keyword: {"format": {}}})
+            for keyword in ("properties", "$defs", "definitions")
+        ),
+        *(
+            ({keyword: value}, {keyword: value})
+            for keyword in ("const", "default")
+            for value in ({"format": "x"}, {"items": {"uniqueItems": False}})
+        ),
+        ({"enum": [{"format": "x"}]}, {"enum": [{"format": "x"}]}),
+        ({"examples": [{"format": "x"}]}, {"examples": [{"format": "x"}]}),
+    ],
+)
+def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(schema, kept):
+    assert demands(schema) == kept
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"a": TypeAdapter(set[int]).json_schema()}}, r'\["uniqueItems"\], at #/properties/a/uniqueItems$'),
+        (
+            {"$defs": {"b": {"uniqueItems": False}}, "items": {"default": {"uniqueItems": 1}, "uniqueItems": True}},
+            "at #/items/uniqueItems$",
+        ),
+        ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
+    ],
+)  # fmt: skip
+def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
+    with pytest.raises(OptionError, match=told):
+        JsonSchema(JsonSchemaOptions(json.dumps(schema)), SESSION)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused():
+    schema = {}
+    for _ in range(2000):
+        schema = {"items": schema}
+    with pytest.raises(OptionError, match="the schema is nested too deeply"):
+        demands(schema)
