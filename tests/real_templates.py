@@ -14,8 +14,9 @@ from typing import Any
 
 from augury.errors import AuguryError
 from augury.plugins.server.tools import ChatFormat
+from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import HARMONY
-from augury.plugins.server.tools.parser import AnswerParser, collect
+from augury.plugins.server.tools.parser import AnswerParser
 from augury.text.chat_template import ChatTemplate
 
 NAMES = ("get_weather", "files.find")

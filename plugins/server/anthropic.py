@@ -22,7 +22,7 @@ from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
 from augury.plugins.server.tools import ChatPlan, Delta
-from augury.plugins.server.tools.parser import collect
+from augury.plugins.server.tools.delta import collect
 from augury.types import Result
 
 router = api_router()

@@ -30,7 +30,7 @@ from augury.plugins.server.openai.answer import (
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import counted, timings
 from augury.plugins.server.tools import ChatPlan, Delta
-from augury.plugins.server.tools.parser import collect
+from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
 
 router = api_router()

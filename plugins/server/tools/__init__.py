@@ -12,7 +12,8 @@ One `ChatFormat` belongs to a model, one `ChatPlan` to a request, one `AnswerPar
     rest = parser.flush()
 """
 
-from augury.plugins.server.tools.parser import AnswerParser, Call, Delta, ParsedAnswer
+from augury.plugins.server.tools.delta import Call, Delta, ParsedAnswer
+from augury.plugins.server.tools.parser import AnswerParser
 from augury.plugins.server.tools.plan import ChatFormat, ChatPlan
 
 __all__ = ["AnswerParser", "Call", "ChatFormat", "ChatPlan", "Delta", "ParsedAnswer"]

@@ -18,8 +18,10 @@ from typing import Any
 from attrs import evolve, frozen
 
 from augury.errors import AuguryError
+from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import GENERIC, HARMONY, ID, INDEX, Keys, ToolFormat, described, lexemes
-from augury.plugins.server.tools.parser import AnswerParser, collect
+from augury.plugins.server.tools.parser import AnswerParser
+from augury.plugins.server.tools.reasoning import CLOSINGS
 
 Render = Callable[..., str]
 """Writes `messages` with `tools`; raises `AuguryError` where the template refuses."""
@@ -28,7 +30,6 @@ _USER, _TEXT = "Xquestion", "Xtext"
 _NAMES = ("xfirst", "xother")
 _IDS = ("callidxx1", "callidxx2")  # of nine characters, which Mistral's want
 _KEYS = ("xkey", "xnext", "xlast")
-_ENDS_OF_THOUGHT = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</mm:think>")
 
 _PROBES: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"xkey": "75001", "xnext": 'two\nlines, "quoted"', "xlast": 3}, {"xkey": "true"}),
@@ -105,7 +106,7 @@ class _Learner:
         (before, ending), text = self._plain.split(_TEXT), self._written(arguments, self.empty if content is None else content)
         start = _n_common(lexemes(before), lexemes(text))
         text = "".join(lexemes(text)[start:])
-        thought = max((text.find(end) + len(end) for end in _ENDS_OF_THOUGHT if end in text.split(_NAMES[0])[0]), default=0)
+        thought = max((text.find(end) + len(end) for end in CLOSINGS if end in text.split(_NAMES[0])[0]), default=0)
         return _without(text[thought:], ending).lstrip()
 
     def _opened(self, form: ToolFormat) -> ToolFormat:

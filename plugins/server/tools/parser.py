@@ -8,12 +8,13 @@ change is held back and read again: the possible beginning of a mark, and a call
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from json import JSONDecoder
 from typing import Any, TypeVar
 
-from attrs import Factory, define, evolve, frozen
+from attrs import evolve
 
+from augury.plugins.server.tools.delta import Delta
 from augury.plugins.server.tools.format import Keys, ToolFormat
 from augury.plugins.server.tools.keyed import arguments
 from augury.plugins.server.tools.notation import Pieces, Source, value, whole
@@ -28,52 +29,6 @@ _HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _DECODER = JSONDecoder(strict=False)
 
-
-@frozen
-class Delta:
-    """A piece of an answer: of its content, of its reasoning, or of one of its calls."""
-
-    content: str = ""
-    reasoning: str = ""
-    call: int | None = None  # which call it belongs to, from 0
-    name: str | None = None  # of the call's tool; with its first delta alone
-    arguments: str = ""  # a piece of a call's arguments, which together are a JSON object
-
-
-@define
-class Call:
-    """A call of a tool."""
-
-    name: str
-    arguments: str = ""  # JSON
-
-
-@define
-class ParsedAnswer:
-    """An answer, or its beginning."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Call] = Factory(list)
-
-
-def collect(deltas: Iterable[Delta]) -> ParsedAnswer:
-    """The whole answer that deltas come to.
-
-    >>> collect([Delta(content="a"), Delta(call=0, name="f"), Delta(call=0, arguments="{}")]).calls
-    [Call(name='f', arguments='{}')]
-    """
-    answer = ParsedAnswer()
-    for delta in deltas:
-        answer.content += delta.content
-        answer.reasoning += delta.reasoning
-        if delta.name is not None:
-            answer.calls.append(Call(delta.name))
-        if delta.call is not None:
-            answer.calls[delta.call].arguments += delta.arguments
-    return answer
-
-
 _T = TypeVar("_T")
 _Reading = Generator[Delta | None, None, _T]
 """Pieces of an answer; None where more of it must arrive before the next."""
@@ -85,6 +40,7 @@ class AnswerParser:
     Attributes:
         is_cut: Whether the answer ended within a call.
 
+    >>> from augury.plugins.server.tools.delta import collect
     >>> from augury.plugins.server.tools.format import FORMATS
     >>> parser = AnswerParser(FORMATS["hermes"], ("<think>", "</think>"))
     >>> text = '<think>Hm.</think>Look: <tool_call>{"name": "find", "arguments": {"x": 1}}</tool_call>'
@@ -103,6 +59,7 @@ class AnswerParser:
         *,
         is_reasoning: bool = False,
         begun: str = "",
+        frame: Sequence[str] = (),
     ) -> None:
         """Begin to read.
 
@@ -113,8 +70,9 @@ class AnswerParser:
                 these. None for any; without any no calls are looked for.
             is_reasoning: Whether the prompt ends within reasoning.
             begun: What of the prompt belongs to the content.
+            frame: Marks around the content, which are no part of it.
         """
-        self.is_cut = False
+        self.is_cut, self._frame = False, frame
         self._form, self._tags, self._tools, self._is_reasoning = form, tags, tools, is_reasoning
         self._has_tools = tools is None or bool(tools)
         self._source = Source(begun)  # with control tokens
@@ -145,10 +103,15 @@ class AnswerParser:
         elif (yield from self._leads()) and (yield from self._calls(is_marked=False)):
             return
         triggers = self._form.triggers if self._has_tools else ()
-        while (yield from self._until("content", triggers)):
-            if (yield from self._calls(is_marked=True)):
+        while (yield from self._until("content", (*triggers, *self._frame))):
+            text = self._source.text.lstrip()
+            if framing := next((mark for mark in self._frame if text.startswith(mark)), None):
+                self._source.text = text.removeprefix(framing)
+                yield from self._spaces()
+            elif (yield from self._calls(is_marked=True)):
                 return
-            yield from self._said("content", self._trigger())
+            else:
+                yield from self._said("content", self._trigger())
 
     def _said(self, kind: str, trigger: str) -> _Reading[None]:
         """A mark that begins no call; control tokens are never said."""

@@ -14,7 +14,7 @@ from augury.plugins.server.tools.format import GENERIC, HARMONY, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, reasoning_at, reasoning_tags
+from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, frame_of, reasoning_at, reasoning_tags
 from augury.text.chat_template import arguments_of
 from augury.types import Token
 
@@ -50,7 +50,10 @@ class ChatPlan:
     def parser(self) -> AnswerParser:
         """For one answer."""
         begun = self._format.tags[0] if self._tags is None and self._is_reasoning else ""
-        return AnswerParser(self._format.tools, self._tags, self._called, is_reasoning=self._is_reasoning, begun=begun)
+        frame = () if self._tags is None else self._format.frame
+        return AnswerParser(
+            self._format.tools, self._tags, self._called, is_reasoning=self._is_reasoning, begun=begun, frame=frame
+        )
 
     def text(self, token: Token) -> str:
         """A token's text for the parser; of a control token that the format is written with its name."""
@@ -65,6 +68,7 @@ class ChatFormat:
         tools: How it writes calls.
         tags: The text around its reasoning.
         may_reason: Whether its template knows of reasoning.
+        frame: The marks around its content.
         control: The names of the control tokens that it writes calls and reasoning with.
     """
 
@@ -73,12 +77,13 @@ class ChatFormat:
     tools: ToolFormat = field(init=False)
     tags: tuple[str, str] = field(init=False)
     may_reason: bool = field(init=False)
+    frame: tuple[str, ...] = field(init=False)
     control: dict[int, str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         source = "" if self.template is None else self.template.source + self.template.tool_source
         self.tools, self.tags = learn(self._rendered), reasoning_tags(source)
-        self.may_reason = self.tags[1] in source
+        self.may_reason, self.frame = self.tags[1] in source, frame_of(source)
         self.control = control_tokens(self.tokenizer, " ".join([*self.tools.texts, *self.tags]))
 
     def _rendered(self, messages: Sequence[Message], *, tools: Any, add_generation_prompt: bool) -> str:

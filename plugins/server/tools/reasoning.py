@@ -16,6 +16,11 @@ _TAGS = (
     ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
 )
 
+CLOSINGS = tuple(closing for _, closing in _TAGS)
+"""The marks that end reasoning, of all families."""
+
+_FRAMES = {"<response>": ("<response>", "</response>"), "[BEGIN FINAL RESPONSE]": ("[END FINAL RESPONSE]",)}
+
 CHANNEL_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
 """The marks around the reasoning of harmony, which has a channel for it."""
 
@@ -27,6 +32,11 @@ def reasoning_tags(template: str) -> tuple[str, str]:
     ('[THINK]', '[/THINK]')
     """
     return next((tags for tags in _TAGS if tags[1] in template), _TAGS[0])
+
+
+def frame_of(template: str) -> tuple[str, ...]:
+    """The marks that a model writes around what is not reasoning, as Granite and Apriel do."""
+    return next((marks for known, marks in _FRAMES.items() if known in template), ())
 
 
 def reasoning_at(prompt: str, tags: tuple[str, str], *, is_continued: bool = False) -> Literal["to come", "open", "over"]:

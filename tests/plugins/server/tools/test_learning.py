@@ -10,10 +10,11 @@ from grammar_matching import TOKENIZER, follows
 from hypothesis import given, settings, strategies as st
 
 from augury.plugins.server.tools import ChatFormat
+from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import FORMATS
 from augury.plugins.server.tools.grammar import AnswerGrammar
 from augury.plugins.server.tools.learning import learn
-from augury.plugins.server.tools.parser import AnswerParser, collect
+from augury.plugins.server.tools.parser import AnswerParser
 from augury.text.chat_template import ChatTemplate
 
 FOLDER = Path(__file__).parents[3] / "data" / "templates"

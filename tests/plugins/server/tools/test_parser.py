@@ -6,8 +6,9 @@ from time import perf_counter
 import pytest
 from hypothesis import given, strategies as st
 
+from augury.plugins.server.tools.delta import Call, collect
 from augury.plugins.server.tools.format import FORMATS, ToolFormat
-from augury.plugins.server.tools.parser import AnswerParser, Call, collect
+from augury.plugins.server.tools.parser import AnswerParser
 
 ARGUMENTS = '{"city": "S\\u00e3o {Paulo}", "days": [1, 2], "at": {"x": "}]\\""}}'
 THINK = ("<think>", "</think>")

@@ -8,9 +8,10 @@ from grammar_matching import TOKENIZER, follows
 
 from augury.errors import OptionError
 from augury.plugins.server.tools import ChatFormat
+from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import FORMATS
 from augury.plugins.server.tools.grammar import AnswerGrammar
-from augury.plugins.server.tools.parser import AnswerParser, collect
+from augury.plugins.server.tools.parser import AnswerParser
 from augury.text.chat_template import ChatTemplate
 from augury.types import Token
 
@@ -186,13 +187,20 @@ def test_whether_an_answer_begins_in_reasoning_is_read_from_this_prompt(asked, i
         ("{# <|channel>thought <channel|> #}", "<|channel>thought\nHm.<channel|>Well."),
         ("{# <|END_THINKING|> #}", "<|START_THINKING|>Hm.<|END_THINKING|>Well."),
         ("{# [BEGIN FINAL RESPONSE] #}", "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell."),
+        ("{# <think></think><response> #}", "<think>Hm.</think>\n<response>\nWell.</response>"),
+        (
+            "{# [BEGIN FINAL RESPONSE] #}",
+            "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell.\n[END FINAL RESPONSE]",
+        ),
         ("{# </seed:think> #}", "<seed:think>Hm.</seed:think>Well."),
     ],
 )
 def test_reasoning_is_read_in_the_marks_of_every_family(source, answer):
-    parser = planned(source).parser()
-    read = collect(parser.push(answer) + parser.flush())
-    assert (read.reasoning, read.content) == ("Hm.", "Well.")
+    plan = planned(source)
+    for n in range(len(answer)):
+        parser = plan.parser()
+        read = collect(parser.push(answer[:n]) + parser.push(answer[n:]) + parser.flush())
+        assert (read.reasoning, read.content) == ("Hm.", "Well.")
 
 
 def test_a_template_without_a_system_role_is_told_of_tools_in_the_first_question():

@@ -1,0 +1,52 @@
+"""`Delta`: a piece of an answer that was read, and what pieces come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import Factory, define, frozen
+
+
+@frozen
+class Delta:
+    """A piece of an answer: of its content, of its reasoning, or of one of its calls."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: int | None = None  # which call it belongs to, from 0
+    name: str | None = None  # of the call's tool; with its first delta alone
+    arguments: str = ""  # a piece of a call's arguments, which together are a JSON object
+
+
+@define
+class Call:
+    """A call of a tool."""
+
+    name: str
+    arguments: str = ""  # JSON
+
+
+@define
+class ParsedAnswer:
+    """An answer, or its beginning."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = Factory(list)
+
+
+def collect(deltas: Iterable[Delta]) -> ParsedAnswer:
+    """The whole answer that deltas come to.
+
+    >>> collect([Delta(content="a"), Delta(call=0, name="f"), Delta(call=0, arguments="{}")]).calls
+    [Call(name='f', arguments='{}')]
+    """
+    answer = ParsedAnswer()
+    for delta in deltas:
+        answer.content += delta.content
+        answer.reasoning += delta.reasoning
+        if delta.name is not None:
+            answer.calls.append(Call(delta.name))
+        if delta.call is not None:
+            answer.calls[delta.call].arguments += delta.arguments
+    return answer
