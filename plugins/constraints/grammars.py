@@ -16,7 +16,7 @@ from augury.options import option
 from augury.plugins.constraints.gbnf import read_gbnf
 from augury.plugins.constraints.guided import Guided
 from augury.plugins.constraints.lark import to_lark
-from augury.plugins.constraints.schema import demands
+from augury.plugins.constraints.schema import NAMED, demands
 
 _SPACES: Mapping[str, Mapping[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -95,11 +95,11 @@ def _in_words(fault: re.Match[str]) -> str:
     return f"{fault[1]!r} is no regular expression that can be followed: {fault[2]}"
 
 
-def _entries(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Every key of a JSON value with its value and its place, inner ones first."""
+def _entries(schema: Any, path: str, *, is_named: bool = False) -> Iterator[tuple[str, str, Any]]:
+    """Every key of a schema with its value and its place, inner ones first; `is_named` says that keys are names."""
     for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
-        if key not in _VALUES:
-            yield from _entries(value, f"{path}/{key}")
+        if is_named or key not in _VALUES:
+            yield from _entries(value, f"{path}/{key}", is_named=key in NAMED and not is_named)
         yield f"{path}/{key}", str(key), value
 
 

@@ -15,7 +15,8 @@ from augury.errors import OptionError
 _ONE = {"additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"}
 _ONE |= {"unevaluatedItems", "unevaluatedProperties"}
 _MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-_NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+"""The keywords whose fields are names, each of a schema."""
 
 _FORMATS = {
     "date",
@@ -64,7 +65,7 @@ def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(keyword: str, value: Any) -> Any:
-    if keyword in _NAMED and isinstance(value, Mapping):
+    if keyword in NAMED and isinstance(value, Mapping):
         return {name: _schema(each) for name, each in value.items()}
     if keyword in _MANY and isinstance(value, list):
         followed = [each for each in value if keyword != "anyOf" or not _looks_around(each)]

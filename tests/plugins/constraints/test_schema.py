@@ -95,6 +95,7 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
             "at #/items/uniqueItems$",
         ),
         ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
+        ({"properties": {"default": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/default/not$'),
     ],
 )  # fmt: skip
 def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
