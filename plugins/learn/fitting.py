@@ -122,7 +122,11 @@ def fit(
     """
     n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
     saved, best = recorded.load("checkpoint"), recorded.load("best")
-    if saved is not None and (best is not None or not len(saved["lengths"])):  # those of a damaged best are trained again
+    if (
+        saved is not None
+        and saved.keys() == trainer.saved().keys() | {"lengths"}
+        and (best is not None or not len(saved["lengths"]))
+    ):  # those of a damaged best are trained again
         lengths = saved.pop("lengths").tolist()
         trainer.restore(saved)
     saved_at = monotonic()

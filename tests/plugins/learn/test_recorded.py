@@ -110,6 +110,17 @@ def test_damaged_features_and_checkpoints_are_told_and_made_anew(kept, way, capl
     assert caplog.text == ""
 
 
+def test_damage_of_any_byte_of_a_header_is_no_failure(kept):
+    folder = kept / "head.gguf.learn"
+    for name in ("000000.npy", "checkpoint.npz"):
+        data = (folder / name).read_bytes()
+        for at in range(0, len(data), 3 if name.endswith("npy") else 11):
+            (folder / name).write_bytes(data[:at] + bytes([data[at] ^ 0x15]) + data[at + 1 :])
+            with opened(kept) as recorded:
+                recorded.has_features(0, N)
+                recorded.load("checkpoint")
+
+
 def test_features_of_a_text_of_another_length_are_made_anew(kept, caplog):
     with opened(kept) as recorded, caplog.at_level(logging.WARNING):
         assert not recorded.has_features(0, N + 1)
