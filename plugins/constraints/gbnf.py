@@ -24,6 +24,7 @@ _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([tnr\\\"\[\]-]))")
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r"}
+_N_MOST = 1_000_000
 _LAST, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 ANY: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 _ANY_TOKEN: Ranges = ((0, 2**32),)
@@ -92,12 +93,9 @@ def read_gbnf(text: str, token_id: Callable[[str], int], end_tokens: Iterable[in
 
     Raises:
         OptionError: It is no GBNF. The message says where and what was expected.
+        RecursionError: Parentheses are nested too deeply.
     """
-    reader = _Reader(text, token_id, frozenset(end_tokens))
-    try:
-        return reader.rules()
-    except RecursionError:
-        raise OptionError("parentheses are nested too deeply; name the inner parts as rules") from None
+    return _Reader(text, token_id, frozenset(end_tokens)).rules()
 
 
 class _Reader:
@@ -252,7 +250,7 @@ class _Reader:
         start, sign = self._at, self._next()
         self._at += 1
         if sign != "{":
-            return Repetition(part, int(sign == "+"), 1 if sign == "?" else None)
+            return self._times(part, int(sign == "+"), 1 if sign == "?" else None, start)
         least = self._number("a number: {2}, {2,} and {0,3} are repetitions")
         most: int | None = least
         if self._next() == ",":
@@ -262,17 +260,25 @@ class _Reader:
         self._expect("}", "a comma or }" if most == least else "}")
         if most is not None and most < least:
             self._fail("the lower number first", start)
+        return self._times(part, least, most, start)
+
+    def _times(self, part: Node, least: int, most: int | None, place: int) -> Node:
+        """A repetition; one of a repetition is joined with it, because `(x*){0,99}` can be read in too many ways."""
+        if isinstance(part, Repetition) and part.least <= 1 and most != 0:
+            is_endless = part.most != 0 and None in (part.most, most)
+            least, most = part.least * least, None if is_endless else (part.most or 0) * (most or 0)
+            part = part.part
+        if max(least, most or 0) >= _N_MOST:
+            self._fail(f"fewer than {_N_MOST} repetitions", place)
         return Repetition(part, least, most)
 
     def _number(self, expected: str) -> int:
         self._skip(_BLANK_LINES)
         if (number := _NUMBER.match(self._text, self._at)) is None:
             self._fail(expected)
-        if len(number[0]) > 6:
-            self._fail("a number below 1000000")
         self._at = number.end()
         self._skip(_BLANK_LINES)
-        return int(number[0])
+        return min(int(number[0][:9]), _N_MOST)
 
     def _next(self) -> str:
         return self._text[self._at : self._at + 1]

@@ -152,6 +152,8 @@ class Grammar(Guided):
             return to_lark(read_gbnf(self.limited(text), self._token_id, {*self.session.end_tokens, self.session.n_vocab}))
         except OptionError as error:
             raise OptionError(f"grammar: {error}") from None
+        except RecursionError:
+            raise OptionError("grammar: parentheses are nested too deeply; name the inner parts as rules") from None
 
     def explained(self, error: str) -> str:
         """Say what is expected if the library points at no place; of GBNF it never saw the text."""
@@ -176,7 +178,7 @@ class Grammar(Guided):
 
 def _within(error: str) -> str:
     """What the library says, without the place in a text that the user has not written."""
-    return re.sub(r"^(?:at )?\d+\(\d+\): ", "", error.partition("\n")[0])
+    return re.sub(r"^(?:at )?\d+\(\d+\): | \(at .*", "", error.partition("\n")[0])
 
 
 @frozen

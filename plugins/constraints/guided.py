@@ -10,6 +10,7 @@ With a vocabulary that cannot spell every text nothing is forced: the library wo
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 # That texts are made of, except for control characters and planes of Unicode that few vocabularies spell
 _BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
 NO_FORCING = '%llguidance {"no_forcing": true}'
-_N_ITEMS = 2_000_000  # that the library's parser may make for a mask: 0.1 s; ambiguous grammars need more than its 50,000
+_N_ITEMS = 200_000  # that the library's parser may make for a mask, within seconds at worst; its 50,000 are too few for some
+_AMBIGUOUS = "this text can be read in too many ways by the grammar; write it with fewer alternatives that begin alike"
 _DEAD_END = "no token of the vocabulary begins what the grammar wants next"
 
 
@@ -130,7 +132,11 @@ class Guided(Constraint):
 
     def _error(self) -> str:
         error = self._matcher.get_error().partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()
-        return _DEAD_END if error.startswith("NoExtension") else error
+        if "Too many items" in error or re.search(r"row has \d+ items", error):
+            return _AMBIGUOUS
+        if error.startswith("NoExtension"):
+            return _DEAD_END
+        return "\n".join(line for line in error.splitlines() if not line.endswith(NO_FORCING))
 
 
 def _unforced(grammar: str) -> str:

@@ -1,9 +1,9 @@
 """Rules of GBNF as a grammar of llguidance, whose notation is Lark's.
 
 The library cuts a text into the longest terminals that may stand there, so that `[a-z]* "b"` as two of them fits nothing. A
-terminal of one character is never too long, but a mask over a large vocabulary then takes 10 to 20 ms where many characters
-are allowed. So repeated characters become one terminal where nothing else that may follow there begins with one of them:
-then the longest is the only one, and a mask takes 0.1 ms.
+grammar without recursion is one terminal. In others a terminal is one character, which is never too long, but a mask over a
+large vocabulary then takes 10 to 20 ms where many characters are allowed. So repeated characters become one terminal where
+nothing else that may follow there begins with one of them: then the longest is the only one, and a mask takes 0.1 ms.
 """
 
 from __future__ import annotations
@@ -41,13 +41,20 @@ def to_lark(rules: Mapping[str, Node]) -> str:
         raise OptionError(
             f"rule {name!r} fits no text, because it needs itself first; give it an alternative that begins otherwise"
         )
+    if len(_least(rules, _is_regular)) == len(rules):
+        names = {name: f"R{i}" for i, name in enumerate(rules)}
+        return _lines(names, rules, set())
     loops = _Loops(rules)
     prepared = {name: loops.prepared(node) for name, node in rules.items()}
     names = {name: f"r{i}" for i, name in enumerate(rules)}
-    writer = _Writer(names, _lonely(prepared))
-    lines = [f"start: {names['root']}", *(f"{names[name]}: {writer.written(node)}" for name, node in prepared.items())]
+    lines = _lines(names, prepared, _lonely(prepared))
     do_end = len(_least(rules, _ends)) == len(rules)
-    return "\n".join(lines if do_end else [NO_FORCING, *lines])  # the library would force endless text on and on
+    return lines if do_end else f"{NO_FORCING}\n{lines}"  # the library would force endless text on and on
+
+
+def _lines(names: Mapping[str, str], rules: Mapping[str, Node], lonely: set[Characters]) -> str:
+    writer = _Writer(names, lonely)
+    return "\n".join([f"start: {names['root']}", *(f"{names[name]}: {writer.written(rules[name])}" for name in rules)])
 
 
 def _depth(node: Node) -> int:
@@ -65,6 +72,19 @@ def _least(rules: Mapping[str, Node], holds: Callable[[Node, set[str]], bool]) -
     while found := [name for name in order if name not in known and holds(rules[name], known) and not known.add(name)]:  # type: ignore[func-returns-value]
         order = [name for name in reversed(order) if name not in found]
     return known
+
+
+def _is_regular(node: Node, known: set[str]) -> bool:
+    """Whether a regular expression says the same as a node: it has no tokens, and no rule that needs itself."""
+    match node:
+        case Characters():
+            return node.token is None
+        case Reference(name):
+            return name in known
+        case Sequence(parts) | Alternatives(parts):
+            return all(_is_regular(part, known) for part in parts)
+        case Repetition(part):
+            return _is_regular(part, known)
 
 
 def _is_empty(node: Node, known: set[str]) -> bool:

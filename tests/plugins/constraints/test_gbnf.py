@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 from oracles import gbnf
 
 from augury.constraint import ConstraintSession
-from augury.errors import OptionError
+from augury.errors import OptionError, UnsupportedError
 from augury.loader import Shared
+from augury.plugins.constraints import guided
 from augury.plugins.constraints.grammars import Grammar, GrammarOptions
 
 TOKENIZER = vocabularies.tokenizer("smollm")
@@ -62,6 +63,11 @@ def fitting(grammar, texts):
         ('root ::= "a"\r\n  | "b"\r\n', ["a", "b"], ["\r"]),
         ("root ::= <[504]> !<[505]>", [[504, 3]], [[504, 505], [505, 3], [504]]),
         ("root ::= <|im_start|> (!<|im_start|>)*", [[1], [1, 504, 505]], [[1, 1], [504]]),
+        ("root ::= !<[504]>* <[504]> <filename>", [[300, 5, 504, 6]], [[300, 5, 504, 504, 6]]),
+        ('root ::= (.* "a")* | "(" root', ["", "xa", "xaya", "((a"], ["x", "(x"]),
+        ('root ::= "(" root ")" | ((([^x]*){0,99}){0,99}){0,99}', ["(a)", "abc"], ["x"]),
+        ("root ::= (([a]{2})? [^x]{0,1}){2}", ["", "aab", "aaaa"], ["aaaaaaa", "x"]),
+        ('start: "a" | "x ::= y"', ["a", "x ::= y"], ["x"]),
         ('root ::= "start:" [0-9]', ["start:1"], ["1"]),
     ],
 )  # fmt: skip
@@ -93,14 +99,62 @@ def test_a_grammar_allows_what_it_describes_and_nothing_else(grammar, fit, other
         ("root ::= <|endoftext|>", "expected no token that ends the output"),
         ("root ::= <[1", "line 1, column 10: found '<[1', expected a token"),
         ("root ::= " + "(" * 50_000, "parentheses are nested too deeply"),
+        ("root ::= " + "(root | " * 120 + "x" + ")" * 120 + "\nx ::= [a]", "too deeply nested); make it smaller"),
+        ('root ::= "(" root ")" | ' + " ".join(f"[{chr(0x400 + i)}-\\uFFFF]" for i in range(9000)),
+         "grammar: llguidance cannot follow it, because it is too large"),
+        ('root ::= ("a"{0,9999}){0,9999}', "line 1, column 23: found '{0,9999}', expected fewer than 1000000 repetitions"),
         ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(5000)) + "\nr5000 ::= [a]", "5002 rules nest"),
-        ("root ::= " + "(" * 200 + '"a"' + ")*" * 200, "grammar: llguidance cannot follow it, because it is too"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_of_the_lines_that_the_user_wrote(grammar, told):
     with pytest.raises(OptionError, match=re.escape(told)) as caught:
         fitting(grammar, [])
     assert "start" not in str(caught.value)
+
+
+def test_errors_of_lark_name_lines_of_the_user_with_vocabularies_that_cannot_spell_every_text():
+    bert = vocabularies.tokenizer("bert")
+    session = ConstraintSession(bert.n_vocab, bert, bert.eog, Shared().get)
+    with pytest.raises(OptionError, match=r'^grammar: at 2\(4\): unknown name: "c"') as caught:
+        Grammar(GrammarOptions('start: "a" b\nb: "x" c'), session)
+    assert "llguidance" not in str(caught.value)
+
+
+def test_a_text_that_can_be_read_in_very_many_ways_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setattr(guided, "_N_ITEMS", 100)
+    constraint = Grammar(GrammarOptions('root ::= (item | item item)* | "(" root ")"\nitem ::= [a-z]*'), SESSION)
+    with pytest.raises(UnsupportedError, match=r"^this text can be read in too many ways by the grammar; write it with"):
+        constraint.allowed()
+
+
+def test_the_end_follows_only_where_the_grammar_ends():
+    constraint = Grammar(GrammarOptions("root ::= (!<[6]>)* <[6]>"), SESSION)
+    assert not constraint.allowed()[[*TOKENIZER.eog]].any()
+
+
+def test_a_grammar_without_an_end_goes_on_as_long_as_it_is_asked():
+    constraint = Grammar(GrammarOptions('root ::= "ab" root'), SESSION)
+    for token in [BYTES[b"a"], BYTES[b"b"]] * 3:
+        assert constraint.allowed()[token]
+        constraint.accept(token)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "terminal"),
+    [
+        (
+            (
+                'root ::= value\nvalue ::= string | "[" (value ("," value)*)? "]"\n'
+                'string ::= "\\"" char* "\\""\nchar ::= [^"\\\\\\x00-\\x1F] | "\\\\" (["\\\\bfnrt] | "u" [0-9a-f]{4})'
+            ),
+            "]+/",
+        ),
+        ('root ::= word ("(" root ")")?\nword ::= letter+\nletter ::= lower | [A-Z]\nlower ::= [a-z]', "]+/"),
+        ('root ::= [a-z]* "b" word\nword ::= [a-z]+', "start: R0"),
+    ],
+)
+def test_repeated_characters_and_grammars_without_recursion_are_one_terminal(grammar, terminal):
+    assert terminal in Grammar(GrammarOptions(grammar), SESSION).grammar()  # otherwise masks take 10 ms and more
 
 
 NAMES = ("root", "start", "A-b")
