@@ -27,7 +27,7 @@ from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.packing import PackedLayout, aligned
 from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
-from augury.files.cache import cache_folder, label_of
+from augury.files.cache import cache_folder, packed_name
 from augury.files.gguf import ModelFile, Tensor
 from augury.interfaces import Progress
 from augury.log import get_logger
@@ -66,7 +66,7 @@ class PackedFile:
         sources = sources_key() + Path(packing.__file__).read_bytes()
         owners = dict.fromkeys(file.owner(name)[0].identity for name in tensors)
         key = hashlib.sha256(repr((sum(owners, ()), described, is_needed)).encode() + sources)
-        self.path = packed_folder() / f"{label_of(file.paths[0])}{key.hexdigest()[:32]}{_SUFFIX}"
+        self.path = packed_folder() / packed_name(file.paths[0], key.hexdigest())
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
         self._mapped: tuple[os.stat_result, np.ndarray] | None = None  # the file as it was then, and all its bytes

@@ -6,6 +6,7 @@ import glob
 from pathlib import Path
 
 _N_LABEL = 100  # letters of a model's name in that of a file that was made of it
+_N_DIGEST = 32
 
 
 def cache_folder(kind: str = "") -> Path:
@@ -15,11 +16,11 @@ def cache_folder(kind: str = "") -> Path:
     return Path(platformdirs.user_cache_dir("augury")) / kind
 
 
-def label_of(model: Path) -> str:
-    """The beginning of the names of files that are made of a model's, so that a user can tell whose they are."""
-    return f"{model.stem[:_N_LABEL]}-"
+def packed_name(model: Path, digest: str) -> str:
+    """The name of a file of packed weights: it begins as the model's, so that a user can tell whose it is."""
+    return f"{model.stem[:_N_LABEL]}-{digest[:_N_DIGEST]}.packed"
 
 
 def packed_copies(model: Path) -> list[Path]:
     """The files of packed weights that were made of a model; those of another file of the same name count, too."""
-    return sorted(cache_folder("packed").glob(f"{glob.escape(label_of(model))}[0-9a-f]*.packed"))
+    return sorted(cache_folder("packed").glob(f"{glob.escape(model.stem[:_N_LABEL])}-{'[0-9a-f]' * _N_DIGEST}.packed"))

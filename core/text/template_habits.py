@@ -6,6 +6,7 @@ Templates are asked: a conversation with words that occur nowhere else is render
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -80,11 +81,11 @@ class TemplateHabits:
         if any(message["role"] == "system" for message in found[1:]):
             found = [{**each, "role": "user"} if i and each["role"] == "system" else each for i, each in enumerate(found)]
             yield found, tools
-        if tools and (whole := [_described(tool) for tool in tools]) != list(tools):
+        if tools and (whole := [_completed(tool) for tool in tools]) != list(tools):
             tools = whole
             yield found, tools
         if any(message.get("tool_calls") for message in found):
-            found = _with_short_ids(found)
+            found = with_ids(found, lambda _, n: f"call{n:05}")  # nine characters, which Mistral's templates demand
             yield found, tools
         if len(joined := _joined(found)) < len(found):
             yield joined, tools
@@ -162,31 +163,41 @@ def _into_first(text: str, messages: list[Mapping[str, Any]]) -> list[Mapping[st
 def _one_by_one(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages that call one tool each, with its answer after it; what else they say is said once."""
     found: list[Mapping[str, Any]] = []
-    answers = {message.get("tool_call_id"): message for message in messages if message["role"] == "tool"}
-    for message in messages:
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
-            found += [] if message["role"] == "tool" and message.get("tool_call_id") not in answers else [message]
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        if len(calls := message.get("tool_calls") or ()) < 2:
+            found.append(message)
             continue
-        for call in calls:
-            found.append({**message, "tool_calls": [call]})
-            message = {"role": message["role"], "content": ""}  # noqa: PLW2901 - the others only call
-            if (answer := answers.pop(call.get("id"), None)) is not None:
+        answers = []  # those of this message: ids may be the same in each turn, or missing
+        while rest and rest[0]["role"] == "tool":
+            answers.append(rest.popleft())
+        for i, call in enumerate(calls):
+            said = {"role": message["role"], "content": ""} if i else message
+            found.append({**said, "tool_calls": [call]})
+            if (answer := next((each for each in answers if each.get("tool_call_id") == call.get("id")), None)) is not None:
+                answers.remove(answer)
                 found.append(answer)
+        found += answers
     return found
 
 
-def _with_short_ids(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages whose calls have ids of nine characters, which Mistral's templates demand."""
-    ids: dict[Any, str] = {}
+def with_ids(messages: Messages, named: Callable[[Mapping[str, Any], int], str]) -> list[Mapping[str, Any]]:
+    """Messages whose calls have ids of their own, each by the call and its number; their answers have the same ones."""
     found: list[Mapping[str, Any]] = []
+    waiting: dict[Any, deque[str]] = {}  # ids of the last calls that have no answer yet, by those that they had
+    n = 0
     for message in messages:
-        calls = [
-            {**call, "id": ids.setdefault(call.get("id"), f"call{len(ids):05}")} for call in message.get("tool_calls") or ()
-        ]
-        answered = message.get("tool_call_id")
-        answers = {"tool_call_id": ids[answered]} if answered in ids else {}
-        found.append({**message, **({"tool_calls": calls} if calls else {}), **answers})
+        if calls := [{**call, "id": named(call, n + i)} for i, call in enumerate(message.get("tool_calls") or ())]:
+            n += len(calls)
+            waiting = {}
+            for before, call in zip(message["tool_calls"], calls, strict=True):
+                waiting.setdefault(before.get("id"), deque()).append(call["id"])
+            found.append({**message, "tool_calls": calls})
+        elif message["role"] == "tool" and (ids := waiting.get(message.get("tool_call_id"))):
+            found.append({**message, "tool_call_id": ids.popleft()})
+        else:
+            found.append(message)
     return found
 
 
@@ -201,7 +212,7 @@ def _joined(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _completed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool with all that templates ask for."""
     function = tool.get("function")
     if not isinstance(function, Mapping):

@@ -15,7 +15,7 @@ from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, frame_of, reasoning_at, reasoning_tags
-from augury.text.chat_template import arguments_of
+from augury.text.chat_template import arguments_of, with_ids
 from augury.types import Token
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ChatFormat:
         names = {} if tool_choice == "none" else {each["name"]: each.get("parameters") or {} for each in described}
         params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
         if self.tools.has_ids:
-            params["messages"] = _with_named_ids(params["messages"])
+            params["messages"] = with_ids(params["messages"], lambda call, n: f"functions.{call['function']['name']}:{n}")
         if self.tools is GENERIC:
             params["messages"] = [_as_text(message) for message in params["messages"]]
             if names:
@@ -212,22 +212,6 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON")
     return {**call, "function": {**function, "arguments": arguments_of(call)}}
-
-
-def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose calls have the ids that Kimi's templates write in place of names: `functions.NAME:INDEX`."""
-    ids: dict[Any, str] = {}
-    found = []
-    for message in messages:
-        calls = []
-        for call in message.get("tool_calls") or ():
-            ids[call.get("id")] = named = f"functions.{call['function']['name']}:{len(ids)}"
-            calls.append({**call, "id": named})
-        answered = message.get("tool_call_id")
-        found.append(
-            message | ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": ids[answered]} if answered in ids else {})
-        )
-    return found
 
 
 def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

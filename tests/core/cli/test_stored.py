@@ -41,7 +41,9 @@ def test_a_model_is_pulled_listed_removed_and_gone(home, capsys):
     packed = home / "cache/augury/packed"
     packed.mkdir(parents=True)
     (packed / f"tiny-Q8_0-{'0' * 32}.packed").write_bytes(bytes(1000))
-    (packed / f"tiny-Q8_0-other-{'0' * 32}.packed").write_bytes(bytes(1000))  # of another model
+    others = sorted(f"tiny-Q8_0-{name}-{'0' * 32}.packed" for name in ("other", "coder", "f16"))  # of other models
+    for name in others:
+        (packed / name).write_bytes(bytes(1000))
     ((listed,),) = json.loads(run(capsys, "list", "--json")[1]).values()
     assert (listed["name"], listed["source"], listed["architecture"]) == ("hf:owner/tiny:Q8_0", "huggingface", "llama")
     assert (listed["n_bytes"], listed["n_packed_bytes"]) == (path.stat().st_size, 1000)
@@ -51,7 +53,7 @@ def test_a_model_is_pulled_listed_removed_and_gone(home, capsys):
         f"removed hf:owner/tiny: {listed['n_bytes'] / 1024 + 1000 / 1024:.1f} KiB\n",
     )
     assert not path.exists()
-    assert [file.name for file in packed.iterdir()] == [f"tiny-Q8_0-other-{'0' * 32}.packed"]
+    assert sorted(file.name for file in packed.iterdir()) == others
     assert run(capsys, "list")[1].startswith("no models yet; `augury pull smollm2`")
 
 

@@ -136,6 +136,56 @@ def test_ids_are_short_where_a_template_demands_it():
     assert rendered(source, talk) == "[user]Q[assistant]fabcdefghi[tool]abcdefghi42"
 
 
+ONE_CALL = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{{ m.content or '' }}{% endfor %}"
+)
+
+
+def turn(ids, names, answers, text=None):
+    """A message that calls tools, and their answers."""
+    calls = [
+        ({} if name is None else {"id": name}) | {"type": "function", "function": {"name": called, "arguments": "{}"}}
+        for name, called in zip(ids, names, strict=True)
+    ]
+    results = [
+        {"role": "tool", "content": answer} | ({} if name is None else {"tool_call_id": name})
+        for name, answer in zip(ids, answers, strict=True)
+    ]
+    return [{"role": "assistant", "content": text, "tool_calls": calls}, *results]
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), (None, None)], ids=["repeated", "missing"])
+def test_calls_that_are_written_one_by_one_keep_the_answers_of_their_own_turn(ids):
+    talk = [ASKED, *turn(ids, "fg", ["one", "two"], "Look."), *turn(ids, "hk", ["three", "four"]), ASKED]
+    assert rendered(ONE_CALL, talk) == (
+        "[user]Q[assistant]fLook.[tool]one[assistant]g[tool]two[assistant]h[tool]three[assistant]k[tool]four[user]Q"
+    )
+
+
+def test_answers_in_another_order_or_of_no_call_are_kept():
+    called, one, two = turn(("a", "b"), "fg", ["one", "two"])
+    stray = {"role": "tool", "tool_call_id": "z", "content": "stray"}
+    assert rendered(ONE_CALL, [ASKED, called, two, stray, one]) == (
+        "[user]Q[assistant]f[tool]one[assistant]g[tool]two[tool]stray"
+    )
+
+
+@pytest.mark.parametrize("ids", [("call_1", "call_2"), (None, None)], ids=["repeated", "missing"])
+def test_short_ids_tell_calls_apart_and_answers_have_those_of_their_own(ids):
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}"
+        "{% if (c.id or '') | length != 9 %}{{ raise_exception('nine, please') }}{% endif %}{{ c.function.name }}={{ c.id }};"
+        "{% endfor %}{% if m.role == 'tool' %}{{ m.tool_call_id }}:{% endif %}{{ m.content or '' }}{% endfor %}"
+    )
+    talk = [ASKED, *turn(ids, "fg", ["one", "two"]), *turn(ids, "hk", ["three", "four"])]
+    assert rendered(source, talk) == (
+        "[user]Q[assistant]f=call00000;g=call00001;[tool]call00000:one[tool]call00001:two"
+        "[assistant]h=call00002;k=call00003;[tool]call00002:three[tool]call00003:four"
+    )
+
+
 def test_a_template_for_tools_is_taken_where_there_are_some():
     metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with {{ tools | length }}"}
     template = ChatTemplate.from_metadata(metadata, None)

@@ -30,10 +30,15 @@ THOUGHTS = st.sampled_from(["", "Hm.\nWell."])
 TEXTS = st.sampled_from(["", "Let me look."])
 
 
+def told(number, i):
+    """The answer of a turn's tool; ids are the same in each turn, as some models write them."""
+    return f"answer {number} {i}"
+
+
 def chat(turns):
     """The messages of /v1/chat/completions, each answer as the openai package's object writes it."""
     messages = [ASKED]
-    for calls, thought, text in turns:
+    for number, (calls, thought, text) in enumerate(turns):
         made = [
             {"id": f"callidxx{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
             for i, (name, arguments) in enumerate(calls)
@@ -42,14 +47,14 @@ def chat(turns):
             {"reasoning_content": thought} if thought else {}
         )
         messages.append(ChatCompletionMessage.model_validate(answer).model_dump())
-        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "42"} for call in made]
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": told(number, i)} for i, call in enumerate(made)]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
     return [message.for_template() for message in body.messages]
 
 
 def responses(turns):
     items = [{"role": "user", "content": "Hi"}]
-    for calls, thought, text in turns:
+    for number, (calls, thought, text) in enumerate(turns):
         output = [
             {"id": "rs_1", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]},
             {
@@ -73,13 +78,15 @@ def responses(turns):
         ]
         whole = {"id": "r", "object": "response", "created_at": 1, "model": "m", "output": output, "parallel_tool_calls": True}
         items += Response.model_validate(whole | {"tool_choice": "auto", "tools": []}).model_dump()["output"]
-        items += [{"type": "function_call_output", "call_id": f"callidxx{i}", "output": "42"} for i in range(len(calls))]
+        items += [
+            {"type": "function_call_output", "call_id": f"callidxx{i}", "output": told(number, i)} for i in range(len(calls))
+        ]
     return ResponsesRequest.model_validate({"input": items}).messages()
 
 
 def anthropic(turns):
     messages = [ASKED]
-    for calls, thought, text in turns:
+    for number, (calls, thought, text) in enumerate(turns):
         content = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
         content += [{"type": "text", "text": text}] if text else []
         content += [
@@ -89,7 +96,9 @@ def anthropic(turns):
         whole = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": content}
         whole |= {"stop_reason": "tool_use", "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
         messages.append({"role": "assistant", "content": AnthropicMessage.model_validate(whole).model_dump()["content"]})
-        results = [{"type": "tool_result", "tool_use_id": f"callidxx{i}", "content": "42"} for i in range(len(calls))]
+        results = [
+            {"type": "tool_result", "tool_use_id": f"callidxx{i}", "content": told(number, i)} for i in range(len(calls))
+        ]
         messages.append({"role": "user", "content": results})
     return CountRequest.model_validate({"messages": messages}).conversation()
 
@@ -117,6 +126,9 @@ def written(form, messages):
 @given(st.lists(st.tuples(CALLS, THOUGHTS, TEXTS), min_size=1, max_size=2))
 def test_an_answer_is_taken_back_and_its_calls_reach_the_prompt(form, interface, turns):
     prompt = written(form, interface(turns))
+    answers = [prompt.find(told(number, i)) for number, (calls, _, _) in enumerate(turns) for i in range(len(calls))]
+    assert -1 not in answers
+    assert answers == sorted(answers)
     for calls, thought, text in turns:
         probe = written(form, chat([([("look_up", {"x": "a"})], thought, "Hear!")])).partition("Hi")[2]
         assert text in prompt or "Hear!" not in probe  # Mistral's and, after thinking, gpt-oss's tell no text beside a call
@@ -140,7 +152,7 @@ def test_reasoning_reaches_the_template_with_the_calls_that_it_came_before(inter
         prompt = written(ChatFormat(template, None), interface([turn]))
     finally:
         template.close()
-    assert prompt.endswith("<assistant>Hm.\nWell.|Let me look.|now<tool>|42")
+    assert prompt.endswith("<assistant>Hm.\nWell.|Let me look.|now<tool>|answer 0 0")
 
 
 @pytest.mark.parametrize("arguments", [None, "", "null", '{"x": "two\nlines"}', "{'x': 1}", '{"x": ', "[1]", "{}"])

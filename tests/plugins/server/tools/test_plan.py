@@ -279,10 +279,11 @@ def test_calls_have_the_ids_that_a_template_writes_in_place_of_names():
     source = (Path(__file__).parents[3] / "data/templates/kimi-k2-ids.jinja").read_text("utf-8")
     calls = [{"id": f"call_{i}", "type": "function", "function": {"name": "now", "arguments": "{}"}} for i in range(2)]
     answers = [{"role": "tool", "tool_call_id": call["id"], "content": "noon"} for call in calls]
-    talk = [*ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, *answers]
-    called, *answered = planned(source, messages=talk, tools=TOOLS).params["messages"][1:]
-    assert [call["id"] for call in called["tool_calls"]] == ["functions.now:0", "functions.now:1"]
-    assert [answer["tool_call_id"] for answer in answered] == ["functions.now:0", "functions.now:1"]
+    turn = [{"role": "assistant", "content": None, "tool_calls": calls}, *answers]
+    messages = planned(source, messages=[*ASKED, *turn, *turn], tools=TOOLS).params["messages"]
+    made = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert made == [f"functions.now:{i}" for i in range(4)]
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == made
 
 
 @pytest.mark.parametrize(
