@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from attrs import define, evolve
 
@@ -17,9 +18,8 @@ from augury.errors import OptionError
 from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence
 from augury.plugins.constraints.guided import NO_FORCING
 
-_N_UNROLLED = (
-    16  # times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition
-)
+# Times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition.
+_N_UNROLLED = 16
 _DEPTH = 1500  # the library follows references on the stack, which a chain of rules may overflow
 _N_NODES = 1500  # of a grammar whose repeated characters are looked at: C's has 700
 _N_STEPS = 300_000  # pairs of positions that are looked at: a second at most; a more ambiguous grammar keeps its characters
@@ -87,18 +87,22 @@ def _is_regular(node: Node, known: set[str]) -> bool:
             return _is_regular(part, known)
 
 
-def _is_empty(node: Node, known: set[str]) -> bool:
-    """Whether a node may be the empty text."""
+def _has_text(node: Node, known: set[str], *, is_character: bool) -> bool:
+    """Whether a node has a text of given parts: rules, and characters or none."""
     match node:
         case Reference(name):
             return name in known
         case Sequence(parts):
-            return all(_is_empty(part, known) for part in parts)
+            return all(_has_text(part, known, is_character=is_character) for part in parts)
         case Alternatives(options):
-            return any(_is_empty(option, known) for option in options)
+            return any(_has_text(option, known, is_character=is_character) for option in options)
         case Repetition(part, least):
-            return least == 0 or _is_empty(part, known)
-    return False
+            return least == 0 or _has_text(part, known, is_character=is_character)
+    return is_character
+
+
+_is_empty = partial(_has_text, is_character=False)  # whether a node may be the empty text
+_ends = partial(_has_text, is_character=True)  # whether a node has a text with an end
 
 
 def _begins(node: Node, known: set[str], empty: set[str]) -> bool:
@@ -121,20 +125,6 @@ def _until_full(parts: Iterable[Node], empty: set[str]) -> Iterator[Node]:
         yield part
         if not _is_empty(part, empty):
             return
-
-
-def _ends(node: Node, known: set[str]) -> bool:
-    """Whether a node has a text with an end."""
-    match node:
-        case Reference(name):
-            return name in known
-        case Sequence(parts):
-            return all(_ends(part, known) for part in parts)
-        case Alternatives(options):
-            return any(_ends(option, known) for option in options)
-        case Repetition(part, least):
-            return least == 0 or _ends(part, known)
-    return True
 
 
 def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
