@@ -81,7 +81,8 @@ class Recorded:
             found = path.read_text(encoding="utf-8")
             json.loads(found)
         except (OSError, ValueError) as error:
-            raise AuguryError(f"{path} is damaged or missing ({error}); remove {self.folder} to begin again") from error
+            message = f"{path} is damaged or missing ({error}); remove the folder, or name another file with -o"
+            raise AuguryError(message) from error
         if found != self._setup:
             raise AuguryError(
                 f"{self.folder} holds the beginning of another training, with other texts or settings; "
