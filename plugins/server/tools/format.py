@@ -7,14 +7,14 @@ from functools import cached_property
 
 from attrs import frozen
 
-INDEX, ID = "\x01", "\x02"
-"""Placeholders in a format's texts: the number of a call, and a call's id."""
+INDEX, ID, KEY, TYPE, NAMED = "\x01", "\x02", "\x03", "\x04", "\x05"
+"""Placeholders: a call's number, its id, an argument's key, its JSON type, and a call's name where that is written twice."""
 
 NAME = r"[\w.:/@-]"
 _LEXEME = re.compile(r"</?[^\s<>]*>?|\[/?[A-Z_]+\]|```\w*|\w+|\s+|.", re.DOTALL)
 _MARK = re.compile(r"</?[^\s<>]+>|\[/?[A-Z_]+\]|```\w*|[\[\],;}]")
 _AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
-_PLACEHOLDERS = {INDEX: r"\d+", ID: r"[\w.:-]+"}
+_PLACEHOLDERS = {INDEX: r"\d+", ID: r"[\w.:-]+", TYPE: r"\w+", NAMED: rf"{NAME}+"}
 
 
 def lexemes(text: str) -> list[str]:
@@ -28,7 +28,8 @@ def lexemes(text: str) -> list[str]:
 
 def flexible(text: str) -> str:
     """A regular expression of a text whose white space may differ."""
-    return "".join(r"\s*" if part.isspace() else _PLACEHOLDERS.get(part, re.escape(part)) for part in lexemes(text))
+    found = "".join(r"\s*" if part.isspace() else re.escape(part) for part in lexemes(text))
+    return re.sub(f"[{''.join(_PLACEHOLDERS)}]", lambda each: _PLACEHOLDERS[each[0]], found)
 
 
 @frozen
@@ -41,6 +42,10 @@ class Keys:
         before_value, after_value: The same of other values.
         between: The text between arguments.
         quote: The mark around strings, if values are written as a programming language does, so that they tell their own end.
+        is_raw: Whether strings between quotes know no escapes.
+        wrap: The marks around a string that could be taken for something else, as XML's `<![CDATA[` and `]]>`.
+        item: The key of the items of arrays, if arrays and objects are written as arguments are.
+        integer: The word for the type of integers, if types are written.
     """
 
     before_key: str
@@ -50,6 +55,10 @@ class Keys:
     after_value: str
     between: str = ""
     quote: str = ""
+    is_raw: bool = False
+    wrap: tuple[str, str] = ("", "")
+    item: str = ""
+    integer: str = "integer"
 
 
 @frozen
@@ -68,6 +77,8 @@ class ToolFormat:
         before_content: What an answer that is no call begins with then.
         has_ids: Whether a call is named by its id alone, `functions.NAME:INDEX`.
         n_most: Calls in one answer; None for any number.
+        final, analysis: The headers of content and of reasoning, where each message has one that tells what it is.
+        message_end, message_start: The text after a message that another follows, and before that one's header.
     """
 
     name: str
@@ -84,6 +95,10 @@ class ToolFormat:
     before_content: str = ""
     has_ids: bool = False
     n_most: int | None = None
+    final: str = ""
+    analysis: str = ""
+    message_end: str = ""
+    message_start: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -91,7 +106,8 @@ class ToolFormat:
         keys = self.keys
         more = () if keys is None else (keys.before_key, keys.before_text, keys.after_text, keys.before_value, keys.after_value)
         around = (self.begin, self.before_name, self.before_arguments, self.after_arguments, self.between, self.end)
-        return (*around, *more, *self.triggers)
+        headers = (self.final, self.analysis, self.message_end, self.message_start)
+        return (*around, *more, *headers, *self.triggers)
 
     @property
     def is_object(self) -> bool:
@@ -114,10 +130,10 @@ class ToolFormat:
     @cached_property
     def triggers(self) -> tuple[str, ...]:
         """Texts or control tokens that begin calls, anywhere in an answer: the first mark and the last before a name."""
-        if self.name == "harmony":  # each message has a header, which tells what it is
+        if self.final:
             return ()
         whole = (self.begin + self.before_name[: self._object_at]).strip()
-        marks = [mark for mark in re.findall(r"<[^<>\s]+>|\[[A-Z_]+\]|<\S+|^>>>", whole) if ID not in mark]
+        marks = [mark for mark in re.findall(r"(?:^[^\w\s<]*)?<[^<>\s]+>|\[[A-Z_]+\]|<\S+|^>>>", whole) if ID not in mark]
         if not marks and self.is_object:
             text = re.split(r"[\[{]", whole, maxsplit=1)[0].strip()
             return (text or "<|python_tag|>",)
@@ -201,6 +217,10 @@ HARMONY = ToolFormat(
     " <|constrain|>json<|message|>",
     "",
     n_most=1,  # the token <|call|> ends an answer
+    final="<|channel|>final<|message|>",
+    analysis="<|channel|>analysis<|message|>",
+    message_end="<|end|>",
+    message_start="<|start|>assistant",
 )
 GENERIC = ToolFormat(
     "generic",

@@ -13,7 +13,7 @@ from attrs import frozen
 from augury.errors import OptionError
 from augury.plugins.constraints.schema import demands
 from augury.plugins.server.tools.arguments import KeyedArguments
-from augury.plugins.server.tools.format import ID, INDEX, ToolFormat
+from augury.plugins.server.tools.format import ID, INDEX, KEY, NAMED, ToolFormat
 from augury.plugins.server.tools.notation import TYPES, types
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANYTHING = r"/(?s:.*)/"
-_PLACEHOLDERS = {INDEX: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/"}
+_PLACEHOLDERS = {INDEX: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/", KEY: "/[A-Za-z_][A-Za-z0-9_]*/"}
 
 
 @frozen
@@ -32,6 +32,7 @@ class AnswerGrammar:
     tokenizer: Tokenizer | None
     tags: tuple[str, str] | None  # around the reasoning that may come first; None for none
     is_reasoning: bool  # whether the prompt ends within it
+    frame: Sequence[str] = ()  # marks that may stand around content
 
     def calls(
         self,
@@ -56,7 +57,7 @@ class AnswerGrammar:
         lead = (form.begin + form.before_name).strip()
         trigger = next((each for each in form.triggers if lead.startswith(each)), "")
         begin = (form.begin or trigger).removeprefix(form.opened)
-        before_name = form.before_name if form.begin else form.before_name.strip().removeprefix(trigger)
+        before_name = form.before_name if form.begin or form.final else form.before_name.strip().removeprefix(trigger)
         between = form.between if form.begin else form.between + trigger
         rules: list[str] = []
         kinds = {f"call_{i}": self._call(f"call_{i}", before_name, each, rules) for i, each in enumerate(described)}
@@ -68,7 +69,7 @@ class AnswerGrammar:
         if schema is not None and not trigger and form.is_object:  # one language for both: they begin alike
             either = f"({_json(schema)} | {_json(self._calls_as_json(described, is_single=is_single))})"
             return "\n".join([f"start: {self._before()}{either}", *self._reasoning()])
-        if schema is not None or form.name == "harmony":
+        if schema is not None or form.final:
             final = f"{self._final()} {'TEXT' if schema is None else _json(schema)}"
             return "\n".join([f"start: {self._before()}({final} | {called})", f"TEXT: {_ANYTHING}", *rules])
         if form.opened:
@@ -103,11 +104,11 @@ class AnswerGrammar:
         return "\n".join([f"start: {self._before()}{self._final()} {_json(schema)}", *self._reasoning()])
 
     def _final(self) -> str:
-        return self._literal("<|channel|>final<|message|>") if self.tools.name == "harmony" else ""
+        return self._literal(self.tools.final)
 
     def _call(self, rule: str, before_name: str, described: Mapping[str, Any], rules: list[str]) -> str:
         form, schema, name = self.tools, _arguments(described), _named(described)
-        before = self._literal(before_name + described["name"] + form.before_arguments)
+        before = self._literal((before_name + NAMED + form.before_arguments).replace(NAMED, described["name"]))
         body = _json(schema, name)  # which checks it, however it is written
         if form.keys is not None:
             written = KeyedArguments(form.keys, schema, rule, self._literal, self._up_to, lambda part: _json(part, name))
@@ -116,16 +117,23 @@ class AnswerGrammar:
         return f"{before} {body} {self._literal(form.after_arguments)}"
 
     def _before(self) -> str:
-        if self.tools.name == "harmony":
-            return "analysis? "
+        if self.tools.final:
+            return "analysis? " if self.tools.analysis else ""
+        frame = ""
+        if len(self.frame) > 1:
+            opening, closing = map(self._literal, self.frame[:2])
+            frame = f"({opening} {closing}?)? "
         if self.tags is None:
-            return ""
-        return "thought space? " if self.is_reasoning else f"({self._literal(self.tags[0])} thought space?)? "
+            return frame
+        return ("thought space? " if self.is_reasoning else f"({self._literal(self.tags[0])} thought space?)? ") + frame
 
     def _reasoning(self) -> list[str]:
-        if self.tools.name == "harmony":
-            analysis = f"{self._literal('<|channel|>analysis<|message|>')} thought {self._literal('<|start|>assistant')}"
-            return [f"analysis: {analysis}", self._until("thought", "<|end|>")]
+        form = self.tools
+        if form.final and not form.analysis:
+            return []
+        if form.final:
+            analysis = f"{self._literal(form.analysis)} thought {self._literal(form.message_start)}"
+            return [f"analysis: {analysis}", self._until("thought", form.message_end)]
         return [] if self.tags is None else [r"space: /[ \n]{1,4}/", self._until("thought", self.tags[1])]
 
     def _until(self, name: str, end: str) -> str:
@@ -134,6 +142,9 @@ class AnswerGrammar:
 
     def _up_to(self, name: str, expression: str, end: str) -> str:
         """The same of a text that fits a regular expression."""
+        if KEY in end:
+            mark, _, rest = end.partition(KEY)
+            return f"{self._up_to(f'{name}_part', expression, mark)}\n{name}: {name}_part {self._literal(KEY + rest)}"
         expression = expression.replace("/", r"\/")
         control = [self.tokenizer.text(token) for token in control_tokens(self.tokenizer, end)] if self.tokenizer else []
         if not control:
@@ -142,8 +153,8 @@ class AnswerGrammar:
         return f"{name}: /{expression}{_escaped(end[:at])}/ {self._literal(end[at:])}"
 
     def _literal(self, text: str) -> str:
-        """A text in a grammar; control tokens in it are named by their ids, and a call's number and id may be any."""
-        parts = re.split(f"([{INDEX}{ID}])", text)
+        """A text in a grammar; control tokens in it are named by their ids, and placeholders may be anything of their kind."""
+        parts = re.split(f"([{''.join(_PLACEHOLDERS)}])", text)
         if len(parts) > 1:
             return " ".join(_PLACEHOLDERS.get(part) or self._literal(part) for part in parts if part)
         control = {name: token for token, name in control_tokens(self.tokenizer, text).items()}

@@ -7,46 +7,59 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from augury.plugins.server.tools.format import Keys
+from augury.plugins.server.tools.format import KEY, Keys, flexible
 from augury.plugins.server.tools.notation import Pieces, Source, escaped, resolved, typed, types, value
 
 
-def arguments(source: Source, keys: Keys, schema: Mapping[str, Any], end: str) -> Pieces[bool]:
-    """Read arguments. Returns whether they are complete.
+def arguments(
+    source: Source,
+    keys: Keys,
+    schema: Any,
+    end: str,
+    root: Mapping[str, Any] | None = None,
+    *,
+    is_array: bool = False,
+) -> Pieces[bool]:
+    """Read arguments, or what is written as they are. Returns whether they are complete.
 
     Args:
         source: The text from the first key on, from which they are taken.
         keys: How they are written.
         schema: Of all of them, which tells the types of values without quotes.
         end: The mark after them.
+        root: The schema that holds this one, if it is another.
+        is_array: Whether they are items of an array.
     """
-    yield "{"
+    root = root or schema
+    yield "[" if is_array else "{"
     n, mark, between = 0, keys.before_key.strip(), keys.between.strip()
     while True:
         yield from _spaces(source)
         if n and between and source.text.startswith(between):
             source.take(len(between))
             continue
-        yield from _mark(source, mark)
-        if not source.text.startswith(mark) or (not mark and source.text[:1] in end[:1]):
+        yield from _mark(source, end)
+        if end and source.text.startswith(end if mark else end[0]):
             break
-        if (found := (yield from _key(source, keys, len(mark)))) is None:
+        yield from _mark(source, mark)
+        if not source.text.startswith(mark) or (found := (yield from _key(source, keys, len(mark)))) is None:
             break
         key, is_text = found
-        yield ("," if n else "") + json.dumps(key, ensure_ascii=False) + ":"
+        yield ("," if n else "") + ("" if is_array else json.dumps(key, ensure_ascii=False) + ":")
         if keys.quote:
-            is_complete = yield from value(source, keys.quote)
+            is_complete = yield from _quoted(source, keys, end)
         else:
-            is_complete = yield from _raw(source, keys, _property(schema, key), schema, is_text=is_text)
+            is_complete = yield from _raw(
+                source, keys, key, _inner(schema, root, key, is_array=is_array), root, is_text=is_text
+            )
         if not is_complete:
             return False
         n += 1
-    yield from _mark(source, end)
     if source.text.startswith(end):
         source.take(len(end))
     elif source.is_whole:
         return False
-    yield "}"
+    yield "]" if is_array else "}"
     return True
 
 
@@ -64,8 +77,8 @@ def _mark(source: Source, mark: str) -> Pieces[None]:
 
 def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | None] | None]:
     """A key, and whether its value is marked as a string; None for that where nothing tells."""
-    as_text, as_value = (re.escape(text.rstrip("\n")) for text in (keys.before_text, keys.before_value))
-    is_told = not keys.quote and as_text != as_value
+    as_text, as_value = re.escape(keys.before_text.rstrip("\n")), flexible(keys.before_value.rstrip("\n"))
+    is_told = not keys.quote and keys.before_text != keys.before_value
     marks = rf"(?P<text>{as_text})|(?P<value>{as_value})" if is_told else as_value
     pattern = re.compile(rf"(?P<key>[^\n]*?)(?:{marks})")
     while (found := pattern.match(source.text, start)) is None or found.end() == len(source.text):
@@ -79,10 +92,47 @@ def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | Non
     return found["key"].strip(), is_text
 
 
-def _raw(source: Source, keys: Keys, schema: Any, root: Mapping[str, Any], *, is_text: bool | None) -> Pieces[bool]:
+def _quoted(source: Source, keys: Keys, end: str) -> Pieces[bool]:
+    """A value that tells its own end; a string without escapes ends where another argument or the end may follow its quote."""
+    yield from _spaces(source)
+    if not (keys.is_raw and source.text.startswith(keys.quote)):
+        return (yield from value(source, keys.quote))
+    source.take(len(keys.quote))
+    yield '"'
+    after, between = re.escape(end), re.escape(keys.between.strip())
+    ending = re.compile(
+        rf"{keys.quote}(?=\s*(?:{between}\s*[\w.-]+\s*{re.escape(keys.before_value.strip())}|{after}\s*(?:[^\w\s]|$)))"
+    )
+    unclear = re.compile(rf"{keys.quote}\s*(?:{between}\s*[\w.-]*\s*|{after}\s*)?$")
+    while True:
+        ended, halved = ending.search(source.text), None if source.is_whole else unclear.search(source.text)
+        stop = len(source.text) if halved is None else halved.start()
+        if ended is not None and (halved is None or ended.start() < stop):
+            yield escaped(source.take(ended.start()))
+            source.take(len(keys.quote))
+            yield '"'
+            return True
+        yield escaped(source.take(stop))
+        if source.is_whole:
+            return False
+        yield None
+
+
+def _raw(source: Source, keys: Keys, key: str, schema: Any, root: Mapping[str, Any], *, is_text: bool | None) -> Pieces[bool]:
     """A value without quotes, up to the mark after it. Returns whether it ends."""
-    is_text = types(schema, root) == {"string"} if is_text is None else is_text
-    end = keys.after_text if is_text else keys.after_value
+    allowed = types(schema, root)
+    is_text = allowed == {"string"} if is_text is None else is_text
+    end = (keys.after_text if is_text else keys.after_value).replace(KEY, key)
+    if keys.item and not is_text:
+        yield from _mark(source, end.strip())
+        yield from _mark(source, first := keys.before_key + keys.item + keys.before_text)
+        if source.text.startswith(keys.before_key) and not source.text.startswith(end.strip()):
+            is_array = source.text.startswith(first) and allowed != {"object"}
+            return (yield from arguments(source, keys, schema, end.strip(), root, is_array=is_array))
+    yield from _mark(source, keys.wrap[0])
+    if keys.wrap[0] and source.text.startswith(keys.wrap[0]):
+        source.take(len(keys.wrap[0]))
+        is_text, end = True, keys.wrap[1] + end
     mark, held = end.strip(), ""
     if is_text:
         yield '"'
@@ -99,16 +149,20 @@ def _raw(source: Source, keys: Keys, schema: Any, root: Mapping[str, Any], *, is
             held += piece
         if at >= 0:
             source.take(stop - n + len(mark))
-            yield '"' if is_text else typed(held, schema, root)
+            is_empty = bool(keys.item) and not held.strip() and not is_text
+            empty = "[]" if "array" in allowed else "{}" if "object" in allowed else '""'
+            yield '"' if is_text else empty if is_empty else typed(held, schema, root)
             return True
         if source.is_whole:
             return False
         yield None
 
 
-def _property(root: Mapping[str, Any], key: str) -> Any:
-    """The schema of an argument."""
-    found = resolved(root, root)
+def _inner(schema: Any, root: Mapping[str, Any], key: str, *, is_array: bool) -> Any:
+    """The schema of an argument, or of an item."""
+    found = resolved(schema, root) if isinstance(schema, Mapping) else {}
+    if is_array:
+        return found.get("items")
     properties = found.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]

@@ -19,27 +19,42 @@ from attrs import evolve, frozen
 
 from augury.errors import AuguryError
 from augury.plugins.server.tools.delta import collect
-from augury.plugins.server.tools.format import GENERIC, HARMONY, ID, INDEX, Keys, ToolFormat, described, lexemes
+from augury.plugins.server.tools.format import (
+    GENERIC,
+    HARMONY,
+    ID,
+    INDEX,
+    KEY,
+    NAMED,
+    TYPE,
+    Keys,
+    ToolFormat,
+    described,
+    lexemes,
+)
+from augury.plugins.server.tools.notation import TYPES
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.plugins.server.tools.reasoning import CLOSINGS
 
 Render = Callable[..., str]
 """Writes `messages` with `tools`; raises `AuguryError` where the template refuses."""
 
-_USER, _TEXT = "Xquestion", "Xtext"
+_USER, _TEXT, _THOUGHT = "Xquestion", "Xtext", "Xthought"
 _NAMES = ("xfirst", "xother")
+_HEADER = rf" to=(?:{'|'.join(_NAMES)})<\|message\|>"  # of a message for a tool
 _IDS = ("callidxx1", "callidxx2")  # of nine characters, which Mistral's want
-_KEYS = ("xkey", "xnext", "xlast")
+_KEYS = ("xkey", "xmore", "xrest")  # in the order of the alphabet, in which some write them
+_SPECIAL = "Xa <b>\n&\\d"
 
 _PROBES: tuple[tuple[dict[str, Any], ...], ...] = (
-    ({"xkey": "75001", "xnext": 'two\nlines, "quoted"', "xlast": 3}, {"xkey": "true"}),
-    ({"xkey": "<b> [x] {y} it's", "xnext": "", "xlast": [1, {"a": None, "b": ["x"]}]},),
-    ({"xlast": 0.5}, {"xlast": True}),
+    ({"xkey": "75001", "xmore": 'two\nlines, "quoted"', "xrest": 3}, {"xkey": "true"}),
+    ({"xkey": "<b> [x] {y} it's", "xmore": "", "xrest": [1, {"a": 2.5, "b": ["x"]}]},),
+    ({"xrest": 0.5}, {"xrest": True}),
 )
 """The arguments of calls that a format must read back as they are."""
 
 _WAYS = ((False, False, ""), (False, False, None), (True, False, ""), (True, False, None), (False, True, ""))
-_SCHEMA = {"type": "object", "properties": {"xkey": {"type": "string"}, "xnext": {"type": "string"}, "xlast": {}}}
+_SCHEMA = {"type": "object", "properties": {"xkey": {"type": "string"}, "xmore": {"type": "string"}, "xrest": {}}}
 
 
 def learn(render: Render) -> ToolFormat:
@@ -56,6 +71,9 @@ def learn(render: Render) -> ToolFormat:
         without, told = (render(question, tools=tools, add_generation_prompt=True) for tools in (None, _tools()))
         return described(told) if told != without else GENERIC
     return GENERIC
+
+
+_TYPES = re.compile(rf"\b(?:{'|'.join(TYPES)})\b")
 
 
 class _Strange(Exception):  # noqa: N818 -- no fault: the template writes calls in no form that is known
@@ -96,18 +114,41 @@ class _Learner:
             with suppress(AuguryError):
                 both = self._said(first, second)
             is_single = _NAMES[1] not in both
-            form = self._taken_apart(said if is_single else both, first, is_single=is_single)
-            form = evolve(self._opened(form), has_ids=self.is_named)
+            whole = re.sub(_HEADER, f" to={NAMED}<|message|>", said if is_single else both)
+            form = self._taken_apart(whole, first, is_single=is_single)
+            form = self._with_headers(form) if NAMED in whole else self._opened(form)
+            form = evolve(form, has_ids=self.is_named)
         self._verify(form, is_single=form.n_most == 1)
         return form
 
     def _said(self, *arguments: Mapping[str, Any], content: str | None = None) -> str:
         """What the assistant says when it calls: from where it differs from plain text up to the end of its turn."""
         (before, ending), text = self._plain.split(_TEXT), self._written(arguments, self.empty if content is None else content)
+        if (header := re.search(_HEADER, text)) is not None:
+            return _without(text[header.start() :], ending)
         start = _n_common(lexemes(before), lexemes(text))
         text = "".join(lexemes(text)[start:])
         thought = max((text.find(end) + len(end) for end in CLOSINGS if end in text.split(_NAMES[0])[0]), default=0)
-        return _without(text[thought:], ending).lstrip()
+        text = text[thought:]
+        plain = _TEXT if text.startswith(_TEXT) else ""
+        closing = _common_start(ending, text.removeprefix(plain))
+        if closing.strip() and closing != ending:  # the content's, which calls come after
+            text, ending = plain + text.removeprefix(plain + closing), ending.removeprefix(closing)
+        return _without(text, ending).lstrip()
+
+    def _with_headers(self, form: ToolFormat) -> ToolFormat:
+        """The format, with the headers of messages that call nothing."""
+        question = [{"role": "user", "content": _USER}]
+        prompt = self.render(question, tools=_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        final = self._plain.partition(_TEXT)[0].removeprefix(prompt)
+        answer = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
+        text = self.render([*question, answer], tools=_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+        analysis, is_written, rest = text.removeprefix(prompt).partition(_THOUGHT)
+        between, is_followed, _ = rest.partition(final + _TEXT)
+        if not (is_written and is_followed):
+            return evolve(form, final=final)
+        start = _common_end(between, prompt)
+        return evolve(form, final=final, analysis=analysis, message_end=between.removesuffix(start), message_start=start)
 
     def _opened(self, form: ToolFormat) -> ToolFormat:
         """The format, if the prompt ends with what begins each call."""
@@ -161,22 +202,49 @@ class _Learner:
             at = _at(text, mark, places[-1][1])
             places.append((at, at + len(mark)))
         gaps = [text[one[1] : other[0]] for one, other in pairwise(places)]
-        to_key, to_text, to_next, ending = gaps[0], gaps[1], gaps[2], text[places[-1][1] :]
+        to_key, to_text, to_next = gaps[0], gaps[1], gaps[2].replace(_KEYS[0], KEY)
+        ending = text[places[-1][1] :].replace(_KEYS[1] if is_single else _KEYS[2], KEY)
         before_key = _common_end(to_key, to_next)
         after_text = _common_start(to_next.removesuffix(before_key), ending)
         between = to_next.removesuffix(before_key).removeprefix(after_text)
-        numbers = self._said({_KEYS[0]: 75011, _KEYS[1]: 75012})
-        at, n = _at(numbers, _KEYS[0]) + len(_KEYS[0]), _at(numbers, "75011")
-        before_value, after_value = numbers[at:n], numbers[n + 5 : _at(numbers, _KEYS[1])]
-        after_value = after_value.removesuffix(before_key).removesuffix(between)
-        quote = to_text.removeprefix(before_value)
-        if quote and quote == to_text[len(before_value) :] and after_text == quote + after_value:
-            keys = Keys(before_key, before_value, after_value, before_value, after_value, between, quote)
-        else:
-            keys = Keys(before_key, to_text, after_text, before_value, after_value, between)
-        to_name = None if is_single else gaps[4].removeprefix(after_text)
+        keys = self._of_values(Keys(before_key, to_text, after_text, to_text, after_text, between))
+        to_name = None if is_single else gaps[4].replace(_KEYS[1], KEY).removeprefix(after_text)
         form = _format(text[:name], to_key.removesuffix(before_key), to_name, ending.removeprefix(after_text))
         return evolve(form, keys=keys)
+
+    def _of_values(self, keys: Keys) -> Keys:
+        """The keys, with what is written around values that are no plain strings."""
+        text = self._said({_KEYS[0]: 75011, _KEYS[1]: True, _KEYS[2]: _SPECIAL})
+        at = [_at(text, key) + len(key) for key in _KEYS]
+        n, n_true = _at(text, "75011", at[0]), _at(text.lower(), "true", at[1])
+        before_value, before_true = text[at[0] : n], text[at[1] : n_true]
+        after_value = text[n + 5 : at[1] - len(_KEYS[1])].replace(_KEYS[0], KEY)
+        after_value = after_value.removesuffix(keys.before_key).removesuffix(keys.between)
+        if before_value != before_true:
+            if (told := _TYPES.search(before_value)) is None or before_true != _TYPES.sub("boolean", before_value):
+                raise _Strange
+            keys = evolve(keys, integer=told[0])
+            before_value = _TYPES.sub(TYPE, before_value)
+        quote = keys.before_text.removeprefix(before_value)
+        is_quoted = quote and before_value + quote == keys.before_text and keys.after_text == quote + after_value
+        start = text.find(_SPECIAL, at[2])
+        if is_quoted:
+            is_raw = start >= 0 and len(quote) == 1
+            keys = evolve(keys, before_text=before_value, after_text=after_value, quote=quote, is_raw=is_raw)
+            return evolve(keys, before_value=before_value, after_value=after_value)
+        wrap, rest = text[at[2] + len(keys.before_text) : start], text[start + len(_SPECIAL) :]
+        if start >= 0 and wrap:
+            keys = evolve(keys, wrap=(wrap, rest[: _at(rest, keys.after_text.replace(KEY, _KEYS[2]))]))
+        keys = evolve(keys, before_value=before_value, after_value=after_value)
+        return evolve(keys, item=self._item(keys)) if KEY in keys.after_text else keys
+
+    def _item(self, keys: Keys) -> str:
+        """The key of an array's items, where they are written as arguments are; nothing where they are not."""
+        text = self._said({_KEYS[0]: {_KEYS[1]: [_TEXT]}})
+        found = re.search(
+            rf"{_KEYS[1]}{re.escape(keys.before_text + keys.before_key)}(\w+){re.escape(keys.before_text)}{_TEXT}", text
+        )
+        return "" if found is None else found[1]
 
     def _verify(self, form: ToolFormat, *, is_single: bool) -> None:
         """Raises `_Strange` unless calls are read as they were written."""

@@ -223,11 +223,21 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], *, n_refs: int 
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", dict: "object", list: "array"}
 
 
+def _choices(schema: Any, root: Mapping[str, Any], n_refs: int = 8) -> list[Any]:
+    """The values that a schema and its alternatives name."""
+    found = resolved(schema, root) if isinstance(schema, Mapping) and n_refs else {}
+    lists = {key: each for key in ("enum", "anyOf", "oneOf") if isinstance(each := found.get(key), list)}
+    named = lists.pop("enum", []) + ([found["const"]] if "const" in found else [])
+    return named + [value for each in lists.values() for one in each for value in _choices(one, root, n_refs - 1)]
+
+
 def typed(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The JSON of a value that is written without quotes: what its schema says it is; without one JSON if it can be read so.
 
     >>> typed("75001", {"type": "string"}, {}), typed("75001", {}, {}), typed("True", {"type": "boolean"}, {})
     ('"75001"', '75001', 'true')
+    >>> typed("1", {"enum": ["1", 2]}, {}), typed("2", {"enum": ["1", 2]}, {})
+    ('"1"', '2')
     """
     allowed = types(schema, root)
     as_text = json.dumps(text, ensure_ascii=False)
@@ -238,6 +248,8 @@ def typed(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     try:
         found = json.loads(written) if not source.text.strip() else None
     except (ValueError, RecursionError):
+        return as_text
+    if text in (choices := _choices(schema, root)) and found not in choices:
         return as_text
     kind = _NAMES[type(found)]
     is_exact = not source.text.strip() and (kind != "string" or text.strip()[:1] in "\"'")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from attrs import evolve
 
 from augury.plugins.server.tools.delta import Delta
-from augury.plugins.server.tools.format import Keys, ToolFormat
+from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, flexible
 from augury.plugins.server.tools.keyed import arguments
 from augury.plugins.server.tools.notation import Pieces, Source, value, whole
 
@@ -24,9 +24,9 @@ _NAMES = {"name", "function"}
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _CLOSING = re.compile(r"[\s,]*\}")
 _N_HEAD = 400  # characters within which a mark is followed by a call's name, or is none
-_MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")  # of harmony
+_MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|eom|>", "<|eot|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
 _DECODER = JSONDecoder(strict=False)
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ class AnswerParser:
         self._has_tools = tools is None or bool(tools)
         self._source = Source(begun)  # with control tokens
         self._n_calls = 0
-        self._reading = self._messages() if form.name == "harmony" else self._parts()
+        self._reading = self._messages() if form.final else self._parts()
 
     def push(self, text: str) -> list[Delta]:
         """Read on; returns the events that are certain."""
@@ -317,7 +317,9 @@ class AnswerParser:
         self.is_cut |= not is_complete
 
     def _messages(self) -> _Reading[None]:
-        """Harmony's; the end of one is read with the next one's header."""
+        """Messages with headers, as of harmony; the end of one is read with the next one's header."""
+        told = [_recipient(text) for text in (self._form.final, self._form.analysis)]
+        reasoning = re.findall(r"[\w=]+", self._form.analysis.split(_MESSAGE)[0])[-1:]
         while True:
             while (at := self._source.text.find(_MESSAGE)) < 0:
                 if not self._source.is_whole:
@@ -327,17 +329,38 @@ class AnswerParser:
                     yield Delta(content=rest)
                 return
             header = self._source.take(at + len(_MESSAGE))
-            recipient = _RECIPIENT.search(header) if self._has_tools else None
-            if recipient is not None:
-                yield Delta(call=self._n_calls, name=recipient[1])
-                yield from self._arguments()
+            recipient = _recipient(header) if self._has_tools else ""
+            if recipient and recipient not in told:
+                name = recipient.removeprefix(self._form.before_name.partition(_MESSAGE)[0].partition("to=")[2].strip(NAMED))
+                yield Delta(call=self._n_calls, name=name)
+                if self._form.keys is None:
+                    yield from self._arguments()
+                else:
+                    yield from self._opening()
+                    yield from self._by_key(self._form.keys, name)
                 self._n_calls += 1
                 for piece in self._until("content", _MESSAGE_ENDS):
                     if piece is None:
                         yield None
             else:
-                kind = "reasoning" if self._tags is not None and "analysis" in header else "content"
+                kind = "reasoning" if self._tags is not None and any(word in header for word in reasoning) else "content"
                 yield from self._until(kind, _MESSAGE_ENDS, keeps_spaces=True)
+
+    def _opening(self) -> _Reading[None]:
+        """What stands between a header and arguments."""
+        form = self._form
+        opening = re.compile(r"\s*" + flexible(form.before_name.rpartition(_MESSAGE)[2] + NAMED + form.before_arguments))
+        while (found := opening.match(self._source.text)) is None or found.end() == len(self._source.text):
+            if self._source.is_whole or len(self._source.text) > _N_HEAD:
+                break
+            yield None
+        self._source.take(0 if found is None else found.end())
+
+
+def _recipient(header: str) -> str:
+    """Whom a message is for; nothing where its header does not tell."""
+    found = _RECIPIENT.search(header)
+    return "" if found is None else found[1]
 
 
 def _piece(kind: str, text: str) -> Delta:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field, frozen
 
-from augury.errors import OptionError, UnsupportedError
-from augury.plugins.server.tools.format import GENERIC, HARMONY, ToolFormat
+from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.plugins.server.tools.format import GENERIC, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.plugins.server.tools.reasoning import CHANNEL_TAGS, frame_of, reasoning_at, reasoning_tags
+from augury.plugins.server.tools.reasoning import frame_of, reasoning_at, reasoning_tags
 from augury.text.chat_template import arguments_of, with_ids
 from augury.types import Token
 
@@ -81,10 +82,17 @@ class ChatFormat:
     control: dict[int, str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        source = "" if self.template is None else self.template.source + self.template.tool_source
+        source = "" if self.template is None else self.template.source + self.template.tool_source + self._thought()
         self.tools, self.tags = learn(self._rendered), reasoning_tags(source)
         self.may_reason, self.frame = self.tags[1] in source, frame_of(source)
-        self.control = control_tokens(self.tokenizer, " ".join([*self.tools.texts, *self.tags]))
+        self.control = control_tokens(self.tokenizer, " ".join([*self.tools.texts, *self.tags, *self.frame]))
+
+    def _thought(self) -> str:
+        """What the template writes for an answer with reasoning, whose marks it may put together; nothing where it refuses."""
+        answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.", "reasoning": "Hm.", "thinking": "Hm."}
+        with suppress(AuguryError):
+            return self._rendered([{"role": "user", "content": "?"}, answer], tools=None, add_generation_prompt=False)
+        return ""
 
     def _rendered(self, messages: Sequence[Message], *, tools: Any, add_generation_prompt: bool) -> str:
         if self.template is None:
@@ -135,13 +143,13 @@ class ChatFormat:
         reasoned = self._reasoned(params, kwargs)
         is_reasoning = reasoned == "open"
         tags = self.tags if self.may_reason and reasoned != "over" else None
-        grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
+        grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning, self.frame)
         if forced:
             params["grammar"] = grammar.calls(forced, is_single=not is_parallel or isinstance(tool_choice, Mapping))
         elif names and (json_schema is not None or any(each.get("strict") for each in described)):
             loose = [each if each.get("strict") else {"name": each["name"]} for each in described]
             params["grammar"] = grammar.calls(loose, is_single=not is_parallel, is_required=False, schema=json_schema)
-        elif json_schema is not None and (self.may_reason or self.tools.name == "harmony"):
+        elif json_schema is not None and (self.may_reason or self.tools.final):
             params["grammar"] = grammar.json(json_schema)
         elif json_schema is not None:
             params["json_schema"] = json_schema
@@ -153,8 +161,8 @@ class ChatFormat:
     def _limits(self, budget: int, *, is_reasoning: bool) -> dict[str, Any] | None:
         """Options of the constraint that keeps reasoning to a budget; None where there is no reasoning."""
         tags: tuple[str, str] | None = self.tags if self.may_reason else None
-        if self.tools is HARMONY:
-            tags = CHANNEL_TAGS
+        if self.tools.analysis:
+            tags = (self.tools.analysis, self.tools.message_end)
         if tags is None:
             return None
         return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}

@@ -11,6 +11,7 @@ _TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought\n", "<channel|>"),
     ("<mm:think>", "</mm:think>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<thinking>", "</thinking>"),
     ("<reasoning>", "</reasoning>"),
     ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
@@ -19,10 +20,11 @@ _TAGS = (
 CLOSINGS = tuple(closing for _, closing in _TAGS)
 """The marks that end reasoning, of all families."""
 
-_FRAMES = {"<response>": ("<response>", "</response>"), "[BEGIN FINAL RESPONSE]": ("[END FINAL RESPONSE]",)}
-
-CHANNEL_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
-"""The marks around the reasoning of harmony, which has a channel for it."""
+_FRAMES = {
+    "<response>": ("<response>", "</response>"),
+    "[BEGIN FINAL RESPONSE]": ("[END FINAL RESPONSE]",),
+    "<|open|>response<|sep|>": ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+}
 
 
 def reasoning_tags(template: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """The form of calls that is found in each template, and that it reads, and forces, what the template writes."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,7 +75,10 @@ TEXTS = st.text(st.sampled_from("ab 1\n\"'<>/{}[]\\=,:é"), max_size=12)
 VALUES = st.fixed_dictionaries({"city": TEXTS}, optional={"days": st.integers(-9, 99), "is_metric": st.booleans()})
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "glm", "seed-oss", "deepseek-dsml", "gemma-4", "kimi-k2", "command-r"])
+LIKELY = ["hermes", "qwen-xml", "glm", "seed-oss", "deepseek-dsml", "gemma-4", "kimi-k2", "command-r"]
+
+
+@pytest.mark.parametrize("name", [*LIKELY, "kimi-k3", "minimax-m3", "cdata", "addressed"])
 @settings(max_examples=15)
 @given(arguments=VALUES, cuts=st.lists(st.integers(1, 200), max_size=4))
 def test_any_argument_comes_back_however_it_streams(learnt, name, arguments, cuts):
@@ -103,6 +107,71 @@ def test_a_required_call_has_the_template_s_own_form(learnt, name):
     assert AnswerParser(form, None).push(text)
 
 
+def _forced(form, properties, **more):
+    """The grammar of a required call whose arguments have these schemas."""
+    schema = {"type": "object", "properties": properties, "required": list(properties), **more}
+    tools = [{"name": NAME, "parameters": schema}]
+    return AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls(tools, is_single=True)
+
+
+NESTED = {
+    "path": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    "where": {"type": "object", "properties": {"x": {"type": "number"}, "on": {"$ref": "#/$defs/on"}}, "required": ["x"]},
+}
+ON = {"$defs": {"on": {"type": "object", "properties": {"days": {"type": "array", "items": {"enum": [1, "now"]}}}}}}
+
+
+@pytest.mark.parametrize("name", ["gemma-4", "minimax-m3", "kimi-k3", "qwen-xml"])
+def test_required_objects_and_arrays_have_the_template_s_own_form(learnt, name):
+    template, form = learnt[name]
+    grammar = _forced(form, NESTED, **ON)
+    for where in ({"x": 1.5}, {"x": 0, "on": {"days": [1, "now", 1]}}):
+        assert follows(grammar, _answer(template, form, ({"path": ["a", "b, c"], "where": where},)))
+    for where in ({"x": "far"}, {"on": {}}, {"x": 1, "on": {"days": [2]}}):
+        assert not follows(grammar, _answer(template, form, ({"path": ["a"], "where": where},)))
+    assert not follows(grammar, _answer(template, form, ({"path": [], "where": {"x": 1}},)))
+
+
+@pytest.mark.parametrize("name", ["gemma-4", "minimax-m3"])
+def test_required_arguments_of_any_name_have_the_template_s_own_form(learnt, name):
+    template, form = learnt[name]
+    grammar = _forced(form, {"where": {"type": "object", "additionalProperties": {"type": "integer"}}})
+    assert follows(grammar, _answer(template, form, ({"where": {"x": 1, "y": 23}},)))
+    assert not follows(grammar, _answer(template, form, ({"where": {"x": "far"}},)))
+
+
+@pytest.mark.parametrize("name", ["gemma-4", "minimax-m3"])
+def test_a_recursive_schema_is_forced_in_the_template_s_own_form(learnt, name):
+    template, form = learnt[name]
+    more = {"$defs": {"tree": {"type": "object", "properties": {"n": {"type": "integer"}, "then": {"$ref": "#/$defs/tree"}}}}}
+    grammar = _forced(form, {"where": {"$ref": "#/$defs/tree"}}, **more)
+    assert follows(grammar, _answer(template, form, ({"where": {"n": 1, "then": {"n": 2, "then": {"then": {}}}}},)))
+    assert not follows(grammar, _answer(template, form, ({"where": {"then": {"n": "x"}}},)))
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "kimi-k3", "cdata", "minimax-m3", "gemma-4", "lfm25"])
+def test_each_alternative_of_a_required_argument_is_kept(learnt, name):
+    template, form = learnt[name]
+    grammar = _forced(form, {"city": {"anyOf": [{"enum": ["Rome", "<Oslo>"]}, {"type": "integer", "minimum": 3}]}})
+    for fitting in ("Rome", 3):
+        assert follows(grammar, _answer(template, form, ({"city": fitting},)))
+    for other in ("Bonn", 2, 3.5):
+        assert not follows(grammar, _answer(template, form, ({"city": other},)))
+    grammar = _forced(form, {"city": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
+    assert follows(grammar, _answer(template, form, ({"city": "2 or\n3"},)))
+
+
+def test_messages_with_headers_are_told_apart(learnt):
+    template, form = learnt["addressed"]
+    asked = {"role": "user", "content": "Where?"}
+    told = {"role": "assistant", "content": "Rome.", "reasoning_content": "Hm."}
+    text = template.render([asked, told], add_generation_prompt=False).partition("<|start|>assistant")[2]
+    answer = collect((parser := AnswerParser(form, ("<think>", "</think>"))).push(text) + parser.flush())
+    assert (answer.reasoning, answer.content, answer.calls) == ("Hm.", "Rome.", [])
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).json({"type": "string"})
+    assert follows(grammar, text.removesuffix("<|eot|>").replace("Rome.", '"Rome."'))
+
+
 def _answer(template, form, calls):
     """Calls in the template's own words, without the end of the turn and of thinking."""
     if form.name == "harmony":
@@ -111,7 +180,7 @@ def _answer(template, form, calls):
     plain = template.render(
         [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "@"}], add_generation_prompt=False
     )
-    before = (form.begin or form.before_name).split("\x01")[0].split("\x02")[0]
+    before = re.split("[\x01-\x05]", form.begin or form.before_name)[0]
     start = 0 if form.opened else text.find(before or NAME)
     end = plain.rpartition("@")[2]
     text = text[start:]

@@ -305,3 +305,21 @@ def test_a_schema_of_arguments_that_are_no_object_is_an_error(schema):
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(OptionError, match="'f'"):
         planned(tools=tools, tool_choice="required")
+
+
+def test_marks_that_a_template_puts_together_are_those_of_reasoning_and_content():
+    plan = planned((TEMPLATES / "kimi-k3.jinja").read_text(), tools=TOOLS)
+    parser = plan.parser()
+    text = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello.<|close|>response<|sep|><|close|>message<|sep|>"
+    answer = collect(parser.push(text) + parser.flush())
+    assert (answer.reasoning, answer.content, answer.calls) == ("Hm.", "Hello.", [])
+
+
+def test_the_marks_around_content_may_come_before_a_required_call():
+    template = (TEMPLATES / "kimi-k3.jinja").read_text()
+    grammar = planned(template, tools=TOOLS, tool_choice="required").params["grammar"]
+    frame, call = "<|open|>response<|sep|><|close|>response<|sep|>", '<|open|>tools<|sep|><|open|>call tool="now" index="1"'
+    end = "<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
+    for before in ("", frame):
+        assert follows(grammar, f"Hm.<|close|>think<|sep|>{before}{call}{end}")
+    assert not follows(grammar, f"Hm.<|close|>think<|sep|>{frame}")
